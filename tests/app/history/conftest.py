@@ -1,4 +1,4 @@
-"""Histories that are created once, and copied for each test."""
+"""Fixtures of chat histories, which are created once per run and copied for each test."""
 
 import shutil
 from pathlib import Path
@@ -25,20 +25,20 @@ def _logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def filled(_filled: Path, tmp_path: Path) -> Path:
-    """The file of a history in `tmp_path`."""
+    """The path of a history in `tmp_path` whose chats are all in the database file."""
     shutil.copytree(_filled, tmp_path, dirs_exist_ok=True)
     return tmp_path / FILE_NAME
 
 
 @pytest.fixture
 def logged(_logged: Path, tmp_path: Path) -> Path:
-    """The file of a history in `tmp_path`. Half of it is in the log, whose index is missing."""
+    """The path of a history in `tmp_path`. Half of its chats are only in the log, whose index is missing."""
     shutil.copytree(_logged, tmp_path, dirs_exist_ok=True, ignore=lambda folder, names: [damage.INDEX])
     return tmp_path / FILE_NAME
 
 
 @pytest.fixture
 def logged_and_indexed(_logged: Path, tmp_path: Path) -> Path:
-    """The file of a history in `tmp_path`. Half of it is in the log, whose index exists."""
+    """The path of a history in `tmp_path`. Half of its chats are only in the log, whose index exists."""
     shutil.copytree(_logged, tmp_path, dirs_exist_ok=True)
     return tmp_path / FILE_NAME

@@ -1,4 +1,4 @@
-"""Histories for tests of damage, and functions that read them."""
+"""Create histories for tests of damage, damage their files, and read them."""
 
 import shutil
 import sqlite3
@@ -30,7 +30,7 @@ def filled(folder: Path) -> None:
 
 
 def logged(folder: Path) -> None:
-    """Create a history as a killed process leaves it: half of the chats are only in the log."""
+    """Create a history in the state that a killed process leaves: half of the chats are only in the log."""
     work = folder / "of the process"
     with History(work) as history:
         for number in range(CHATS // 2):
@@ -45,14 +45,14 @@ def logged(folder: Path) -> None:
 
 
 def execute(file: Path, *statements: str) -> None:
-    """Change the file as another program would."""
+    """Execute SQL statements on the file, as another program would."""
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         for statement in statements:
             connection.execute(statement)
 
 
 def flip(file: Path, found: bytes, offset: int, bit: int) -> None:
-    """Flip a bit of the byte `offset` bytes after the start of `found`."""
+    """Flip a bit of the byte that is `offset` bytes after the start of `found`."""
     content = bytearray(file.read_bytes())
     content[content.index(found) + offset] ^= 1 << bit
     file.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Tests for export and import of chats."""
+"""Export and import of chats."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Run some cases of tests/torture/damaged_histories.py."""
+"""A few cases of tests/torture/damaged_histories.py, as regular tests."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tests that every method that writes rows updates their digests."""
+"""Every method that writes rows also updates their digests."""
 
 import inspect
 import sqlite3
@@ -25,7 +25,7 @@ READERS = {"listed", "get", "deleted_before", "in_chat", "draft", "windows", "re
 
 
 def adopt(history: History, folder: Path) -> None:
-    """Let the draft of a closed window become a chat."""
+    """Save a draft in a window, close the window, and turn its draft into a chat."""
     with History(folder) as other:
         other.save_new_draft("typed in a second window")
     history.new_draft()
@@ -63,7 +63,7 @@ def finish(history: History, folder: Path) -> None:
     history.messages.write_reply(ANSWERED, "y", "z", reasoning_seconds=1.5, state=State.WHOLE, usage=usage)
 
 
-# A call of each method that writes to the three tables, by the name of the method.
+# Method name -> a call of it, for every method that writes to the three tables.
 WRITERS: Mapping[str, Callable[[History, Path], object]] = {
     "create": lambda history, folder: history.chats.create(OTHER, "mine", created=5.0),
     "rename": lambda history, folder: history.chats.rename(CHAT, "named\0\ud800"),

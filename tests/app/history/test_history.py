@@ -1,4 +1,4 @@
-"""Tests for the history: storing, searching, deleting, and restoring, in one process and in several."""
+"""Storing, searching, deleting, and restoring chats, from one process and from several."""
 
 import os
 import sqlite3

@@ -1,4 +1,4 @@
-"""Tests for opening a history under obstacles, and for the messages to the user."""
+"""Opening a history that is blocked, too new, or unwritable, and the notices that the user gets."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ from tests.app.history.damage import ALL_TEXTS, ALL_TITLES, INDEX, LOG, execute,
 
 def make_socket(path: Path) -> None:
     with closing(socket.socket(socket.AF_UNIX)) as listening:
-        os.chdir(path.parent)  # because the path of a socket must be short
+        os.chdir(path.parent)  # the path of a socket has a short length limit
         listening.bind(path.name)
 
 
@@ -167,7 +167,7 @@ def test_unwritable_history_is_read_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seam: str, failure: Callable[..., None], reason: str
 ) -> None:
     with monkeypatch.context() as patched:
-        if failure is full:  # the history in memory needs no disk
+        if failure is full:  # opening in memory must still succeed, because it needs no disk
             real = write_ahead
             patched.setattr(seam, lambda connection, how: full() if _has_file(connection) else real(connection, how))
         else:

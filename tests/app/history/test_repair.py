@@ -1,4 +1,4 @@
-"""Tests for repairing damaged histories, and for the report of what is lost."""
+"""Repair of damaged histories, and the report of what was lost."""
 
 import os
 from collections.abc import Callable
@@ -30,12 +30,12 @@ def set_schema(sql: str) -> Harm:
     return statement("PRAGMA writable_schema = ON", sql)
 
 
-# Kind of damage -> how to cause it, and a part of the reported reason. Every chat stays readable.
+# Kind of damage -> a function that causes it, and a part of the reported reason. Every chat stays readable.
 READABLE: dict[str, tuple[Harm, str]] = {
     "the name of a column": (flips((b"text TEXT NOT NULL, att", 1, 0)), "the definition of messages"),
     "a statement that is no UTF-8": (
         flips((b"CREATE TABLE chats (", 39, 6), (b"NOT NULL, is_title", 1, 7)),
-        "SQLite cannot use it. ",  # because its message is not UTF-8
+        "SQLite cannot use it. ",  # SQLite's own message is left out, because it is not UTF-8
     ),
     "the version of the format for writers": (flips((b"SQLite format 3", 18, 0)), "the header"),
     "the size of pages": (flips((b"SQLite format 3", 16, 3)), "the header"),
@@ -114,7 +114,7 @@ def test_changed_texts_and_titles_are_reported(filled: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("bit", [1, 2], ids=["another chat", "no chat"])
 def test_damaged_message_stays_in_its_chat(filled: Path, tmp_path: Path, bit: int) -> None:
-    flip(filled, b"userquestion 2 lorem", -1, bit)  # the chat's id, 3
+    flip(filled, b"userquestion 2 lorem", -1, bit)  # flips a bit of the chat id, which is 3
     with History(tmp_path) as history:
         assert [message.text.split()[0] for message in history.messages.in_chat(3)] == ["question", "answer"]
         assert (titles(history), texts(history)) == (ALL_TITLES, ALL_TEXTS)
@@ -161,7 +161,7 @@ def test_lost_messages_are_counted(filled: Path, tmp_path: Path) -> None:
 def test_row_missing_from_its_page_header_is_found(filled: Path, tmp_path: Path) -> None:
     content = bytearray(filled.read_bytes())
     page = content.index(b"userquestion 3 lorem") // 4096 * 4096
-    content[page + 3 : page + 5] = (0).to_bytes(2, "big")  # the number of rows
+    content[page + 3 : page + 5] = (0).to_bytes(2, "big")  # overwrites the number of rows in the page header
     filled.write_bytes(content)
     with History(tmp_path) as history:
         assert history.rescue is not None
@@ -177,7 +177,7 @@ def test_killed_repair_is_finished_by_the_next_start(tmp_path: Path, monkeypatch
     real = os.replace
 
     class Killed(BaseException):
-        """Simulates a kill of the process."""
+        """Raised in place of a SIGKILL."""
 
     for survived in range(3):
         calls: list[str] = []
@@ -188,7 +188,8 @@ def test_killed_repair_is_finished_by_the_next_start(tmp_path: Path, monkeypatch
             calls.append(target)
             real(source, target)
 
-        monkeypatch.setattr("app.history.rescue._remove", lambda path: None)  # a killed process cleans up no files
+        # a killed process does not remove its files
+        monkeypatch.setattr("app.history.rescue._remove", lambda path: None)
         monkeypatch.setattr(os, "replace", replace)
         if survived < 2:
             with pytest.raises(Killed):

@@ -1,4 +1,4 @@
-"""Tests with random damage: the program starts, and shows what is readable."""
+"""Random damage to a history: the program starts and shows all readable chats."""
 
 import random
 import shutil
@@ -24,7 +24,7 @@ def text_of(chat: int, turn: int) -> str:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a history of several hundred pages, with some rows across several pages."""
+    """A folder with an intact history of several hundred pages. Some of its rows span several pages."""
     folder = tmp_path_factory.mktemp("sound")
     with History(folder) as history:
         for number in range(CHATS):

@@ -1,4 +1,4 @@
-"""Tests for parsing a write-ahead log: the same result as SQLite for sound logs, and a report for damaged ones."""
+"""Parsing a write-ahead log gives the same result as SQLite for intact logs, and reports damaged ones."""
 
 import random
 import shutil
@@ -15,7 +15,7 @@ CHANGES = 12
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, bytes]:
-    """Return a database whose changes are all in its write-ahead log, the log's bytes, and its index's bytes."""
+    """A database whose changes are all in its write-ahead log, the bytes of the log, and the bytes of its index."""
     folder = tmp_path_factory.mktemp("sound")
     connection = sqlite3.connect(folder / "a", isolation_level=None)
     connection.execute("PRAGMA page_size = 4096")
@@ -30,7 +30,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, bytes]
 
 
 def applied_by_sqlite(database: Path, log: bytes, folder: Path) -> int:
-    """Return how many frames SQLite applies."""
+    """Return the number of frames that SQLite applies from this log."""
     shutil.copy(database, folder / "b")
     (folder / "b-wal").write_bytes(log)
     connection = sqlite3.connect(folder / "b", isolation_level=None)
@@ -97,7 +97,7 @@ def test_uncommitted_change_of_a_killed_process_is_not_damage(sound: tuple[Path,
     for size in (HEADER + begun * FRAME, HEADER + begun * FRAME + 24, HEADER + begun * FRAME + 1000):
         part = log[:size]
         of_then = bytearray(index)
-        for copy in (0, 48):  # the index counts only the frames of earlier changes
+        for copy in (0, 48):  # at this time, the index counted only the frames of earlier changes
             of_then[copy + 16 : copy + 20] = (begun - 1).to_bytes(4, "little")
         assert not read_wal(part, bytes(of_then)).is_damaged
         assert read_wal(part, index).is_damaged
@@ -111,7 +111,8 @@ def test_change_with_a_missing_frame_was_not_committed(sound: tuple[Path, bytes,
     hole = bytearray(log)
     hole[HEADER + (begun - 1) * FRAME : HEADER + begun * FRAME] = bytes(FRAME)
     assert (read_wal(bytes(hole)).applied, read_wal(bytes(hole)).is_damaged) == (begun - 1, False)
-    before = whole.frames[commits(whole)[-3]].index  # the change before that one was committed
+    # the change before that one was committed, so a missing frame in it is damage
+    before = whole.frames[commits(whole)[-3]].index
     hole[HEADER + (before - 1) * FRAME : HEADER + before * FRAME] = bytes(FRAME)
     assert read_wal(bytes(hole)).is_damaged
 

@@ -1,4 +1,4 @@
-"""Tests for changes that are only in the log after a process was killed."""
+"""Recovery of changes that are only in the log after a process was killed."""
 
 import os
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_flipped_bit_in_the_log_loses_no_message(tmp_path: Path, index: float, w
 def test_damaged_last_change_loses_only_itself(logged: Path, tmp_path: Path) -> None:
     log = bytearray((tmp_path / LOG).read_bytes())
     before, asked, _, _ = [frame.index for frame in read_wal(bytes(log)).frames if frame.is_commit][-4:]
-    for index in range(before + 1, asked + 1):  # as if the machine stopped while the last question was written
+    for index in range(before + 1, asked + 1):  # simulate a power loss while the last question was written
         log[32 + index * 4120 - 3500 : 32 + index * 4120] = bytes(3500)
     (tmp_path / LOG).write_bytes(log[: 32 + asked * 4120])
     with History(tmp_path) as history:

@@ -1,4 +1,4 @@
-"""Tests for drafts of new chats when several windows use one history."""
+"""Drafts of new chats when several windows use one history."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""An MCP server for tests. Its argument names what it does wrong; without one it is well behaved."""
+"""An MCP server for tests. Without an argument it behaves well; an argument names its fault."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ import sys
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-PROTOCOL = os.dup(1)  # the package moves descriptor 1 to standard error while it serves
+PROTOCOL = os.dup(1)  # the MCP package redirects descriptor 1 to standard error while it serves
 
 server = MCPServer("test")
 

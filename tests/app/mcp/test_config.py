@@ -1,4 +1,4 @@
-"""Reading mcp.json in the formats of other clients, and damaged files."""
+"""Reading mcp.json in the formats of other clients, and errors for damaged files."""
 
 import json
 from pathlib import Path

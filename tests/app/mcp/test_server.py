@@ -1,4 +1,4 @@
-"""Calls to real MCP servers in child processes, well behaved and hostile."""
+"""Calls to real MCP servers in child processes, both well-behaved and hostile ones."""
 
 import asyncio
 import sys
@@ -178,7 +178,7 @@ def test_children_of_a_server_end_with_it(tmp_path: Path) -> None:
 
 
 def _is_running(process: int) -> bool:
-    """Whether the process exists and is no zombie."""
+    """Whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The transport of tool servers. Servers that run are in test_server.py."""
+"""The stdio transport of MCP servers. test_server.py has the tests with running servers."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Several tool servers at once."""
+"""The tools of several MCP servers that run at the same time."""
 
 import asyncio
 import sys

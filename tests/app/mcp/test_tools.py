@@ -1,4 +1,4 @@
-"""Names and results of tools."""
+"""Qualified names of MCP tools, and their results as text."""
 
 import re
 

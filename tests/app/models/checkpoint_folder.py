@@ -1,4 +1,4 @@
-"""Files of a safetensors checkpoint, in one file or two shards, small enough to write by hand."""
+"""The files of a safetensors checkpoint, in one file or two shards, small enough to write by hand."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ SMALL: dict[str, bytes] = {
     "chat_template.jinja": b"{{ messages }}",
     "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
 }
-# Files that are never downloaded: code, pickles, and files of other programs.
+# Files that are never downloaded: code, pickles, and weights in the formats of other programs.
 OTHERS: dict[str, bytes] = {
     "README.md": b"# A model",
     "modeling_evil.py": b"import os",

@@ -1,4 +1,4 @@
-"""Fixtures of download tests: retries do not wait."""
+"""Fixtures of download tests, in which retries do not wait."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A Hugging Face Hub on loopback: serves files as /{repo}/resolve/{revision}/{file}, and fails on request."""
+"""A fake Hugging Face Hub on loopback that serves files as /{repo}/resolve/{revision}/{file} and fails on request."""
 
 import hashlib
 import json
@@ -20,15 +20,15 @@ _PIECE = 1 << 14
 
 @dataclass(frozen=True)
 class Mishap:
-    """A failure of one download."""
+    """The failures to simulate in one download."""
 
     status: int = 0  # status to return instead of the file
     headers: dict[str, str] = field(default_factory=dict)  # headers to replace or add; an empty value removes one
     cut_at: int | None = None  # bytes after which the connection is closed
-    stall_at: int | None = None  # bytes after which nothing more is sent, on an open connection
+    stall_at: int | None = None  # bytes after which the hub sends nothing more but keeps the connection open
     flip_at: int | None = None  # position of a byte to change
     ignores_range: bool = False
-    chunked: bool = False  # send the body as one chunk, without the final chunk
+    chunked: bool = False  # send the body as one chunk, and omit the final empty chunk
 
 
 @dataclass
@@ -36,26 +36,26 @@ class FakeHub:
     """The state of the hub, which tests set. `requests` collects (method, path, headers)."""
 
     address: str = ""
-    content: bytes = b""  # content of every file of other repositories
+    content: bytes = b""  # content of every file while `repositories` is empty
     # repository -> file name -> content, at commit REVISION
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)  # search tag of a repository; default: gguf
-    large: int = 100  # bytes from which on a file is listed with its sha256
-    listing: bytes | None = None  # list of files to send for every repository instead
-    refusal: tuple[int, str] | None = None  # status and X-Error-Code
-    ranges: bool = True  # support range requests
-    sent_range: str | None = None  # value of Content-Range to send instead
-    cut_at: int | None = None  # bytes after which connections are closed
-    redirect: str | None = None  # address to which downloads are redirected
-    mishaps: deque[Mishap] = field(default_factory=deque)  # one for each of the next downloads
-    meeting: Barrier | None = None  # holds responses until all its parties have requested a download
+    large: int = 100  # minimum size in bytes of files that are listed with their sha256
+    listing: bytes | None = None  # body to send as the file list of every repository
+    refusal: tuple[int, str] | None = None  # (status, X-Error-Code) to return for every request
+    ranges: bool = True  # whether range requests are supported
+    sent_range: str | None = None  # value of Content-Range to send instead of the correct one
+    cut_at: int | None = None  # number of bytes after which every download is cut off
+    redirect: str | None = None  # URL to which downloads are redirected
+    mishaps: deque[Mishap] = field(default_factory=deque)  # failures of the next downloads, one per download
+    meeting: Barrier | None = None  # barrier that holds each download until all of its parties have requested one
     pace: float = 0.0  # seconds between two pieces of a file
     sent: int = 0  # bytes of files sent
     requests: list[tuple[str, str, Message]] = field(default_factory=list)
     closing: Event = field(default_factory=Event)
 
     def answer(self, path: str) -> bytes | None:
-        """Return the body for a path; None if there is none."""
+        """Return the body to send for a path, or None for a 404."""
         if path.startswith("/api/models?"):
             return self._search(parse_qs(urlsplit(path).query)) if self.listing is None else self.listing
         for repo, files in self.repositories.items():
@@ -77,8 +77,8 @@ class FakeHub:
         return json.dumps({"sha": REVISION, "siblings": siblings, "cardData": {"license": "mit"}}).encode()
 
     def _search(self, query: dict[str, list[str]]) -> bytes:
-        """Return the Hub's response to /api/models?search=WORDS&filter=TAG. The first repository is the least
-        downloaded.
+        """Return the Hub's response to /api/models?search=WORDS&filter=TAG. The number of downloads increases from the
+        first repository to the last.
         """
         ((words,), (tag,), (limit,)) = query["search"], query["filter"], query["limit"]
         found = [
@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(body, hub.mishaps.popleft() if is_file and hub.mishaps else Mishap())
 
     def _send(self, body: bytes, mishap: Mishap) -> None:
-        """Send the whole file, or the rest from the start of the requested range if the file is unchanged."""
+        """Send the whole file. If a range is requested and the file is unchanged, send only the bytes of the range."""
         hub, asked = self.hub, self.headers["Range"]
         etag = f'"{hashlib.md5(body).hexdigest()}"'  # noqa: S324
         knows = hub.ranges and not mishap.ignores_range and self.headers["If-Range"] in (None, etag)

@@ -1,4 +1,4 @@
-"""Calibration of quantized copies, and copies without it."""
+"""Quantized copies, with and without calibration."""
 
 from pathlib import Path
 

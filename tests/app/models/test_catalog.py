@@ -1,4 +1,4 @@
-"""The catalog: the shipped data, and invalid data."""
+"""The model catalog: the shipped data, and errors for invalid data."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Digests of files: computed once, and again after the file has changed."""
+"""File digests are computed once, and again after the file has changed."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Recorder(SilentProgress):
-    """Records the progress. Calls `meanwhile` after a part of a file has been read."""
+    """Records the progress. Calls `meanwhile` each time a part of a file has been read."""
 
     def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.tasks: list[tuple[str, int | None]] = []
@@ -73,7 +73,7 @@ def write_in_place(file: Path) -> None:
 
 
 def replace_it(file: Path) -> None:
-    """Replace the file by one of the same length and time."""
+    """Replace the file with another one that has the same size and modification time."""
     times = file.stat().st_atime_ns, file.stat().st_mtime_ns
     other = file.with_suffix(".new")
     other.write_bytes(b"Weights")
@@ -133,7 +133,7 @@ def test_record_that_cannot_be_saved_is_reported_in_one_line(file: Path, tmp_pat
 
 
 def test_interrupt_leaves_no_record(tmp_path: Path, records: Path) -> None:
-    """The file is sparse, takes minutes to read, and needs no disk space."""
+    """The file is sparse: reading it would take minutes, but it needs no disk space."""
     large = tmp_path / "large.gguf"
     with large.open("wb") as file:
         file.truncate(1 << 38)

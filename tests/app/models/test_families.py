@@ -1,4 +1,4 @@
-"""Short names of Hub models: the shipped data, the meaning of names, and invalid data."""
+"""Short names of Hub models: the shipped data, how names are resolved, and errors for invalid data."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whether a model fits: from stored files, and from headers of a fake hub."""
+"""Whether a model fits in memory, computed from stored files and from the headers of files on a fake hub."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +32,9 @@ PLENTY = 1 << 30
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
-    """A repository with two GGUF files, one four times as large, and one with a sharded checkpoint."""
+    """The files of two repositories: one has two GGUF files, one four times as large; the other has a sharded
+    checkpoint.
+    """
     place, folder = tmp_path_factory.mktemp("gguf"), tmp_path_factory.mktemp("folder")
     tiny_chat.save(folder, shard_size="40KB")
     large = make(place, head_dim=32, mlp=768, vocab=2000).path.read_bytes()
@@ -58,7 +60,7 @@ def settings(hub: FakeHub, tmp_path: Path) -> Settings:
 def test_fit_by_headers_equals_fit_by_files(
     hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch, name: str, ranges: bool
 ) -> None:
-    monkeypatch.setattr(remote_headers, "_FIRST_BYTES", 300)  # shorter than any header
+    monkeypatch.setattr(remote_headers, "_FIRST_BYTES", 300)  # fewer bytes than any header has
     hub.ranges = ranges
     found = fit_model(name, settings, memory=PLENTY)
     assert not found.is_stored
@@ -78,7 +80,7 @@ def test_fit_by_headers_handles_every_quantization(
     hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
 ) -> None:
     monkeypatch.setattr(remote_headers, "_FIRST_BYTES", 300)
-    monkeypatch.setattr(remote_headers, "_SMALL_BYTES", 500)  # less than the size of such a tiny model
+    monkeypatch.setattr(remote_headers, "_SMALL_BYTES", 500)  # fewer bytes than such a tiny model has
     folder = quantized_folder(tmp_path, kind).path
     hub.repositories["org/Few-bits"] = {path.name: path.read_bytes() for path in folder.iterdir()}
     found = fit_model("org/Few-bits", settings, memory=PLENTY)

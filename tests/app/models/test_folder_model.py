@@ -1,4 +1,4 @@
-"""A checkpoint folder, from its files to an answer, compared with transformers."""
+"""A checkpoint folder gives the same answer as in transformers."""
 
 import json
 import os
@@ -24,7 +24,7 @@ QUESTION, TOKENS = "what does the lazy fox say?", 16
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of several shards. Its recommended sampling is almost greedy, unlike the program's default."""
+    """A folder with a checkpoint of several shards. Its recommended sampling is almost greedy, unlike the default."""
     path = tmp_path_factory.mktemp("tiny-chat")
     save(path, shard_size="40KB", do_sample=True, temperature=0.0001)
     assert (path / INDEX).exists()

@@ -1,4 +1,4 @@
-"""Models by repository name: downloaded from a fake hub, found in the shared cache, and removed."""
+"""Models by repository name: download from a fake hub, lookup in the shared cache, and removal."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ GGUF = "tiny-Q4_0.gguf"
 
 @pytest.fixture
 def fake_hub() -> Iterator[FakeHub]:
-    """A hub with a checkpoint of two shards, among other files."""
+    """A hub with a checkpoint of two shards, among files that are not downloaded."""
     with serve() as served:
         served.repositories[REPO] = {**OTHERS, **sharded_files()}
         yield served
@@ -239,9 +239,10 @@ HOSTILE = (
 
 
 def test_unsafe_file_names_are_ignored(fake_hub: FakeHub, settings: Settings, tmp_path: Path) -> None:
-    """Names that are unsafe on POSIX or Windows are ignored. The remaining files are written inside the stores only."""
+    """The file names are unsafe on POSIX or Windows. The remaining files are written only inside the model stores."""
     hostile = {name + suffix: b"x" * 200 for name in HOSTILE for suffix in ("", "/m-Q8_0.gguf")}
-    console = {"console/com10.gguf": b"y" * 200}  # not a device name
+    # a safe name, because "console" and "com10" are not device names of Windows
+    console = {"console/com10.gguf": b"y" * 200}
     fake_hub.repositories[REPO] = {**hostile, **console}
     assert set(hub_listing.list_repository(REPO, settings, SilentProgress()).files) == {*console}
     pull(REPO, settings)
@@ -251,7 +252,7 @@ def test_unsafe_file_names_are_ignored(fake_hub: FakeHub, settings: Settings, tm
 
 
 def fill_cache(cache: Path, files: dict[str, bytes], *, with_ref: bool = True) -> Path:
-    """Create a repository in the cache as another tool does."""
+    """Create a repository in the Hugging Face cache, as another tool would."""
     folder = cache / f"models--{REPO.replace('/', '--')}"
     snapshot = folder / "snapshots" / REVISION
     for name, content in files.items():
@@ -276,7 +277,8 @@ def test_models_of_other_tools_in_the_cache_are_used(tmp_path: Path, with_ref: b
     assert len(digest_of(stored.weights(), tmp_path / "records", SilentProgress())) == 64
 
 
-@pytest.mark.parametrize("name", [SHARDS[1], "config.json"])  # one is verified by its sha256, the other by git's sha1
+# the shard is verified by its sha256, config.json by its git id
+@pytest.mark.parametrize("name", [SHARDS[1], "config.json"])
 def test_damaged_file_is_downloaded_again_or_refused(
     fake_hub: FakeHub, settings: Settings, tmp_path: Path, name: str
 ) -> None:
@@ -359,7 +361,8 @@ def test_removal_deletes_an_unfinished_download(fake_hub: FakeHub, settings: Set
         pull(REPO, settings)
     blob = hub_cache.blob_path(settings.hub_cache, HubSource(REPO, REVISION, SHARDS[1]), "0" * 64)
     blob.with_name(f"{blob.name}.partial").write_bytes(shard[:50])
-    there = sum(path.stat().st_size for path in blob.parent.iterdir())  # other files may have arrived as well
+    # parallel downloads may have written other files as well
+    there = sum(path.stat().st_size for path in blob.parent.iterdir())
     assert there >= 50
     assert ModelStore(settings).entries() == []
     [begun] = ModelStore(settings).hub_models.unfinished()

@@ -1,4 +1,4 @@
-"""A real embedding model, from text to vector, compared with transformers and the pooling of sentence-transformers."""
+"""The vectors of a real embedding model equal those of transformers with the pooling of sentence-transformers."""
 
 from contextlib import closing
 from pathlib import Path

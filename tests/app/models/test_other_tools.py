@@ -1,4 +1,4 @@
-"""Models of Ollama and LM Studio: found by name, verified, used without a copy, never written."""
+"""Models of Ollama and LM Studio are found by name, verified, used without a copy, and never written."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ def blob(settings: Settings, content: bytes) -> str:
 
 
 def put(settings: Settings, place: str, **more: object) -> None:
-    """Create a model as Ollama stores it, with its manifest at `place`."""
+    """Create a model as Ollama stores it, with its manifest at the path `place`."""
     blob(settings, CONTENT)
     config = blob(settings, json.dumps({"model_format": "gguf", "file_type": "Q4_K_M"}).encode())
     manifest = {"schemaVersion": 2, "config": {"digest": config}, "layers": [LICENSE, WEIGHTS], **more}
@@ -78,7 +78,7 @@ def test_damaged_blob_is_refused(settings: Settings) -> None:
         [],
         [WEIGHTS, WEIGHTS],
         [{**WEIGHTS, "digest": "sha256:../../../etc/passwd"}],
-        [{**WEIGHTS, "digest": f"sha256:{'0' * 64}"}],  # missing blob
+        [{**WEIGHTS, "digest": f"sha256:{'0' * 64}"}],  # no blob has this digest
         [{**WEIGHTS, "mediaType": 7}],
         [7],
     ],

@@ -1,4 +1,4 @@
-"""Pulls with several followers: order, leaving, stopping, and deletion."""
+"""Pulls with several followers: their order, followers that leave, stopping, and deletion."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ async def follow(pulls: Pulls, name: str) -> list[PullProgress]:
 
 
 async def some_bytes(events: AsyncGenerator[PullProgress]) -> PullProgress:
-    """Wait for the first event with received bytes."""
+    """Wait for the first event of a pull that has received bytes, and return it."""
     async for progress in events:
         if progress.done:
             return progress
@@ -91,7 +91,7 @@ def test_pull_stops_with_its_last_follower_and_resumes(hub: FakeHub, settings: S
 
 
 def test_pulls_run_in_the_order_of_requests(hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order does not depend on how long it takes to look up the first model."""
+    """Pulls run in this order however long the lookup of the first model takes."""
     hub.pace = 0.002
     is_there = Pulls._is_there
 
@@ -113,7 +113,7 @@ def test_pulls_run_in_the_order_of_requests(hub: FakeHub, settings: Settings, mo
         assert (await first)[-1].state is PullState.DONE
         assert not is_stored(settings, TWO)
         async with asyncio.timeout(60):
-            await follow(pulls, ONE)  # a stored model does not wait
+            await follow(pulls, ONE)  # a pull of a stored model does not wait
         await second
         assert pulls.now() == []
 
@@ -130,7 +130,7 @@ def test_waiting_and_running_pulls_can_be_deleted(hub: FakeHub, settings: Settin
         async with aclosing(pulls.pull(ONE)) as running, aclosing(waiting):
             await some_bytes(running)
             await anext(waiting)
-            with pytest.raises(ModelNotFound):  # no part of it is stored
+            with pytest.raises(ModelNotFound):  # no part of this model is stored
                 await pulls.delete(TWO)
             with pytest.raises(DownloadStopped):
                 await anext(waiting)

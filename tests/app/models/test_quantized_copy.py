@@ -1,4 +1,4 @@
-"""A model that transformers wrote, quantized, and read by transformers and by our readers."""
+"""Quantized copies of a model from transformers, read by transformers and by Inglenook's readers."""
 
 import json
 import shutil
@@ -29,12 +29,12 @@ QUANTIZED: dict[str, Quantizer] = {
     "fp8": fp8,
     "int4": lambda plain: int4(plain, 64),
     "nf4": nf4,
-}  # the smaller matrices have 64 columns
+}  # group size 64, because the smaller matrices have 64 columns
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama in bfloat16 with a tied embedding, in several files."""
+    """A folder with a tiny Llama in bfloat16, whose embedding is tied, in several files."""
     folder = tmp_path_factory.mktemp("original") / "tiny"
     torch.manual_seed(7)
     config = LlamaConfig(
@@ -57,7 +57,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source(original: Path, tmp_path: Path) -> Path:
-    """A copy that tests can change."""
+    """A copy of the original folder, which a test can change."""
     return Path(shutil.copytree(original, tmp_path / "source"))
 
 
@@ -67,7 +67,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def expected(folder: Path, method: str) -> dict[str, Tensor]:
-    """Return the dequantized weights of a copy, float32."""
+    """Return the float32 weights that a quantized copy of the folder must have."""
     with SafetensorsShards(folder) as checkpoint:
         plain = {name: decode_plain(tensor, checkpoint.data(name)) for name, tensor in checkpoint.tensors.items()}
     return {
@@ -84,7 +84,7 @@ def save(source: Path, target: Path, method: Method = INT4, shard_bytes: int = 4
 def test_transformers_reads_the_same_weights(original: Path, tmp_path: Path, method: Method) -> None:
     save(original, tmp_path / "copy", method)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # transformers warns about this way to request 16-bit weights
+        warnings.simplefilter("ignore")  # transformers warns about the argument that requests 16-bit weights
         theirs = AutoModelForCausalLM.from_pretrained(
             tmp_path / "copy", dtype=torch.bfloat16, quantization_config=CompressedTensorsConfig(dequantize=True)
         )
@@ -183,7 +183,7 @@ def test_space_is_checked_before_writing(original: Path, tmp_path: Path, monkeyp
 
 
 class Interrupted(SilentProgress):
-    """Raises KeyboardInterrupt after some tensors."""
+    """Raises KeyboardInterrupt after several tensors."""
 
     def __init__(self) -> None:
         self.reports = 0

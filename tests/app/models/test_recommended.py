@@ -1,4 +1,4 @@
-"""The recommended model of a new machine: the best of a list that fits and is fast enough for a CPU."""
+"""The model that is recommended on a new machine: the best in a list that fits and is fast enough on a CPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ LARGE, SMALL = "qwen3:8b", "qwen3-instruct:4b"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Return two GGUF files by name, one four times as large as the other."""
+    """The contents of two GGUF files by model name, one four times as large as the other."""
     place = tmp_path_factory.mktemp("gguf")
     sizes = {LARGE: {"mlp": 768}, SMALL: {"mlp": 192, "types": {"token_embd": "Q4_0"}}}
     return {name: make(place, head_dim=32, vocab=2000, **more).path.read_bytes() for name, more in sizes.items()}  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Valid repository names, and the choice of a model's files by their names."""
+"""Valid repository names, and which files belong to a model."""
 
 import pytest
 

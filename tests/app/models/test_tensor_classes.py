@@ -1,4 +1,4 @@
-"""Classes of tensors, and their sizes."""
+"""Classes of tensors: which one a tensor belongs to, and the size of each class."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_size_of_a_class_is_summed() -> None:
 def test_parameters_of_packed_weights_are_counted(
     tensors: list[tuple[str, str, tuple[int, ...], int]], bits: int | None
 ) -> None:
-    """The model has one matrix of 64 rows and 128 columns, in the layout of each format."""
+    """Each case has one matrix of 64 rows and 128 columns in the layout of a format."""
     prefix = "model.layers.0.mlp.up_proj."
     [part] = classes_of((HeaderTensor(prefix + name, *others) for name, *others in tensors), bits)  # type: ignore[arg-type]
     assert part.parameters == 64 * 128

@@ -1,4 +1,4 @@
-"""The time at which a model was last loaded."""
+"""The time of the last use of a model is recorded when it is loaded."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,5 +22,6 @@ def test_last_use_is_recorded_per_model(tmp_path: Path) -> None:
 def test_read_only_folder_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "one.gguf"
     path.touch()
-    record_use(stored_model("one", path, "local file"), path / "models")  # a path below a file
+    # fails, because the parent of this path is a file
+    record_use(stored_model("one", path, "local file"), path / "models")
     assert last_use(stored_model("one", path, "local file"), path / "models") is None

@@ -1,4 +1,4 @@
-"""GGUF files from web addresses with a digest, on loopback."""
+"""GGUF files from web addresses that include a digest, served on loopback."""
 
 import hashlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A tiny random chat model as transformers saves it: weights, vocabulary, template, and sampling in one folder."""
+"""Create a folder with a tiny random chat model as transformers saves it: weights, vocabulary, template, sampling."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}<
 
 
 def save(folder: Path, *, shard_size: str = "5GB", **generation: object) -> None:
-    """Write the folder. Greedy replies do not end by themselves within the first tokens."""
+    """Write the model to a folder. Its greedy replies do not end by themselves within the first tokens."""
     torch.manual_seed(11)
     config = LlamaConfig(
         vocab_size=VOCABULARY,

@@ -1,4 +1,4 @@
-"""A model of a few thousand bytes, with a catalog entry, for tests of the store and the sources."""
+"""A model file of a few thousand bytes and its catalog entry, for tests of the store and the sources."""
 
 import hashlib
 from pathlib import Path
@@ -12,7 +12,7 @@ PACKAGE = PackageSource("tiny-weights==1.0", "tiny_weights/tiny.Q4_0.gguf", 1 <<
 
 
 def entry(*sources: Source, content: bytes = CONTENT) -> CatalogEntry:
-    """Return an entry whose file is `content`."""
+    """Return a catalog entry whose file has this content."""
     return CatalogEntry(
         name="tiny:1k",
         aliases=("tiny",),
@@ -45,5 +45,5 @@ def settings_in(folder: Path, **more: object) -> Settings:
 
 
 def files_below(folder: Path) -> set[str]:
-    """Return the names of all files below a folder, without locks."""
+    """Return the names of all files below a folder, except for locks."""
     return {path.name for path in folder.rglob("*") if not path.is_dir() and path.suffix != ".lock"}

@@ -1,4 +1,4 @@
-"""Leases on an engine: chats that hold a lock, and requests of other programs."""
+"""Leases on an engine, held by chats through a lock and by other programs through their requests."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Records of running servers: they exist while the process lives, and are removed after it ends or crashes."""
+"""Records of running servers exist while the server lives, and are removed after it exits or crashes."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def held(settings: Settings) -> Iterator["Holders"]:
 
 
 class Holders:
-    """Starts processes that hold a record, and ends them."""
+    """Starts processes that hold a server record, and kills them after the test."""
 
     def __init__(self, settings: Settings, stack: ExitStack) -> None:
         self._settings = settings

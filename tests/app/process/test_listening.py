@@ -1,4 +1,4 @@
-"""Listening sockets: both loopback addresses or neither, and errors that name the program on the port."""
+"""Listening sockets are bound on both loopback addresses or on neither. Errors name the program that uses the port."""
 
 import errno
 import os
@@ -51,7 +51,7 @@ def test_ollama_port_belongs_to_the_same_server() -> None:
         with pytest.raises(PortTaken, match=f"port {port} is in use by") as refused:
             _listen(settings)
         assert refused.value.remedy == "Stop it, or choose another port with --ollama-port."
-    assert load_settings().ollama_port == 0  # off by default
+    assert load_settings().ollama_port == 0  # Ollama's port is off by default
 
 
 def test_error_names_the_user_of_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_error_names_the_user_of_the_port(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_free_port_is_free_on_both_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The port that the system chose first is in use on the second address."""
+    """On the IPv6 address, the first two ports that the system chose are in use."""
     chosen: list[int] = []
     listen = listening._listen
 
@@ -94,7 +94,7 @@ def test_without_ipv6_only_ipv4_is_bound(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_port_is_reusable_at_once() -> None:
-    """This includes a port in TIME_WAIT after the server closed a connection."""
+    """The port is in TIME_WAIT, because the server has closed a connection."""
     with closing(ListeningSockets(0)) as sockets:
         client = socket.create_connection(("127.0.0.1", sockets.port))
         sockets.sockets[0].accept()[0].close()

@@ -11,7 +11,7 @@ from tests.support.processes import HANGING_SECONDS
 
 ROOT = Path(__file__).parents[3]
 
-# Sends itself signals: the first one interrupts it, the others arrive during its cleanup.
+# A program that sends itself signals: the first interrupts it, and the others arrive during its cleanup.
 PROGRAM = """
 import os, signal, sys
 from app.process.signals import interrupt_on_signals
@@ -35,7 +35,7 @@ except KeyboardInterrupt:
         ("", "SIGTERM", "ended in order"),
         ("", "SIGHUP", "ended in order"),
         ("", "SIGHUP SIGTERM", "ended in order"),
-        ("SIGHUP", "SIGHUP", "not interrupted"),  # as with nohup
+        ("SIGHUP", "SIGHUP", "not interrupted"),  # nohup ignores SIGHUP in the same way
         ("SIGHUP", "SIGHUP SIGTERM", "ended in order"),
     ],
 )

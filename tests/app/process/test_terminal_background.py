@@ -1,4 +1,4 @@
-"""Tests for asking the terminal whether its background is dark."""
+"""Detection of a dark terminal background, from the terminal's answer or from COLORFGBG."""
 
 import pytest
 

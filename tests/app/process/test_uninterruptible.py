@@ -9,7 +9,7 @@ from app.process.uninterruptible import exit_if_busy, run_uninterruptible
 
 ROOT = Path(__file__).parents[3]
 
-# The interrupt comes during the work, which ignores it and would take minutes.
+# A program whose work would take 10 minutes, ignores interrupts, and is interrupted after 0.3 s.
 PROGRAM = """
 import _thread, sys, threading, time
 from app.process.uninterruptible import exit_if_busy, run_uninterruptible

@@ -1,4 +1,4 @@
-"""The thread pool for work on texts: order, cancelled jobs, and detection of stuck jobs."""
+"""The thread pool for work on texts: the order of jobs, cancelled jobs, and detection of stuck jobs."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from tests.support.processes import HANGING_SECONDS, until
 
 
 class Held:
-    """A job that calls its check each time that the test allows it, and ends on request."""
+    """A job that calls its check once per step that the test releases, and ends on request."""
 
     def __init__(self) -> None:
         self.has_started = threading.Event()
@@ -63,7 +63,7 @@ def test_running_job_of_a_cancelled_caller_ends_at_its_next_check() -> None:
         with pytest.raises(asyncio.CancelledError):
             await running
         held.steps.release()
-        assert await pool.run(lambda _: "next") == "next"  # on the only thread
+        assert await pool.run(lambda _: "next") == "next"  # runs only if the pool's single thread is free again
         assert isinstance(held.raised, Abandoned)
 
     asyncio.run(main())
@@ -90,7 +90,7 @@ def test_stuck_jobs_are_a_problem_until_they_make_progress() -> None:
         clock = Clock()
         pool, held = WorkPool("encoding texts", 1, clock), Held()
         problems = [pool.problem()]
-        clock.seconds += 10 * STUCK_SECONDS  # idle for a long time
+        clock.seconds += 10 * STUCK_SECONDS  # time in which the pool is idle does not count as stuck
         running, waiting = asyncio.create_task(pool.run(held)), asyncio.create_task(pool.run(lambda _: "next"))
         await asyncio.to_thread(held.has_started.wait, HANGING_SECONDS)
         problems.append(pool.problem())

@@ -1,4 +1,6 @@
-"""Servers that tests share: the hash model, the default model with its weights, a scripted model, and a code model."""
+"""Server fixtures that tests share: the hash model, the default model with its weights, a scripted model, and a code
+model.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from tests.app.server.scripted_server import ScriptedServer
 
 @pytest.fixture(scope="session")
 def hash_server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
-    """The server of the hash model, for tests that do not change its state."""
+    """A server with the hash model, for tests that do not change its state."""
     engine, _ = controlled_engine(tokenizer.vocab_size)
     with LiveServer("hash", engine, tokenizer, renderer) as server:
         yield server
@@ -40,7 +42,7 @@ def smollm2_server(
 def scripted_server(
     llama_cpp_models: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> Iterator[ScriptedServer]:
-    """The default model's vocabulary with the template of a model that calls tools and reasons."""
+    """A scripted server: the default model's vocabulary, and the template of a model that calls tools and reasons."""
     model = copy.copy(tokenizer)
     model.chat_template = (llama_cpp_models / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
     with ScriptedServer(model, renderer) as server:
@@ -49,7 +51,7 @@ def scripted_server(
 
 @pytest.fixture(scope="session")
 def code_server(llama_cpp_models: Path, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
-    """The hash model with the vocabulary of a model with infill tokens."""
+    """A server with the hash model and the vocabulary of a model that has infill tokens."""
     with GGUFFile(llama_cpp_models / "ggml-vocab-starcoder.gguf") as file:
         tokenizer = from_gguf(file.metadata)
     engine, _ = controlled_engine(tokenizer.vocab_size)

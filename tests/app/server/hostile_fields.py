@@ -1,6 +1,6 @@
-"""Requests in which one field, at any depth, has a hostile value.
+"""Generate requests in which one field, at any depth, has a hostile value.
 
-The fields are found in the declared types, so new fields are tested without further work.
+The fields come from the declared request types, so new fields are tested automatically.
 """
 
 import json
@@ -16,7 +16,7 @@ Path = tuple[str | int, ...]
 
 DEEPEST = 100_000
 FAR = str(2**63)
-# JSON texts, since Python values cannot express all of them.
+# The values are JSON texts, because Python values cannot express all of them.
 HOSTILE: tuple[str, ...] = (
     *("null", "true", "false", "0", "-0", "1", "-1", "2", "1.5", "-1.5", "0.1e1", "1e-400", "NaN", "-NaN", "Infinity"),
     *(
@@ -96,24 +96,24 @@ HOSTILE: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The path of a field, and a valid request that contains it."""
+    """A field: its path, and a valid request that contains it."""
 
     path: Path
     request: Any
 
     def with_value(self, value: str) -> str:
-        """Return the request with `value` as the field, as JSON text."""
+        """Return the request as JSON text, with the JSON text `value` in this field."""
         return _encoded(self.request, self.path, value)
 
     def twice(self, first: str, second: str) -> str:
-        """Return the request with the field twice."""
+        """Return the request as JSON text that contains this field twice, with both values."""
         if not isinstance(self.path[-1], str):
             return self.with_value(second)
         return self.with_value(f"{first}, {json.dumps(self.path[-1])}: {second}")
 
 
 def fields_of(request: type[msgspec.Struct], valid: Mapping[str, Any]) -> list[Field]:
-    """Return every field of a request type. `valid` are the other fields of the request."""
+    """Return every field of a request type. `valid` has values for the other top-level fields."""
     found: dict[Path, Field] = {}
     for path, request_with in _paths(inspect.type_info(request), 0):
         found.setdefault(path, Field(path, {**request_with, **{k: v for k, v in valid.items() if k != path[0]}}))
@@ -121,7 +121,7 @@ def fields_of(request: type[msgspec.Struct], valid: Mapping[str, Any]) -> list[F
 
 
 def _paths(kind: inspect.Type, depth: int) -> Iterator[tuple[Path, Any]]:
-    """Yield each path in values of a type, with a value that contains it."""
+    """Yield every path in values of a type, with a minimal value that contains the path."""
     match kind:
         case inspect.StructType(fields=fields):
             needed = {field.encode_name: _sample(field.type) for field in fields if field.required}

@@ -1,4 +1,4 @@
-"""The application of a chat model on a real server, with an engine whose steps a test can hold back."""
+"""A real server that serves a chat model, with an engine whose steps a test can hold back."""
 
 import os
 import random
@@ -36,11 +36,11 @@ class Clock:
 
 
 class ControlledRunner(HashRunner):
-    """The hash model. A test can hold back its steps and make them fail."""
+    """The hash model, whose steps a test can hold back or make fail."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config, random.Random(0))
-        self.failures = 0  # number of the next steps that fail
+        self.failures = 0  # number of steps that will fail, counted from the next one
         self.steps_allowed: threading.Semaphore | None = None  # None: no limit
         self.plans = 0
 
@@ -110,7 +110,7 @@ class LiveServer(ServedApplication):
             await super()._main()
 
     def step_until(self, steps: threading.Semaphore, *, running: int, waiting: int) -> None:
-        """Wait until the requests were submitted, then release steps until `running` and `waiting` are reached."""
+        """Wait until the requests are submitted, then release steps until `running` and `waiting` requests remain."""
         until(lambda: len(self.streams._live) == running + waiting)
 
         def is_reached() -> bool:

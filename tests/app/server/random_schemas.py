@@ -1,6 +1,6 @@
-"""Random JSON schemas like those in requests: nested objects, enums, references, patterns, arrays, unions.
+"""Generate random JSON schemas like those in requests: nested objects, enums, references, patterns, arrays, unions.
 
-All values are bounded in size, so that a small model ends its reply.
+All values have a maximum size, so that the reply of a small model ends.
 """
 
 import random
@@ -11,7 +11,7 @@ PATTERNS = ("^[A-Z]{3}-[0-9]{4}$", "^(north|south)(east|west)?$", "^[a-z]{1,8}@[
 
 
 def random_schema(chance: random.Random) -> dict[str, Any]:
-    """Return a schema of an object, with one or two definitions that its parts refer to."""
+    """Return an object schema with up to two definitions that its properties can reference."""
     definitions = {name: _part(chance, 1, ()) for name in ("first", "second")[: chance.randrange(3)]}
     schema = _object(chance, 0, tuple(definitions))
     return schema | {"$defs": definitions} if definitions else schema

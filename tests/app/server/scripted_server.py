@@ -1,4 +1,4 @@
-"""A server whose model generates a scripted text."""
+"""A test server whose model generates a scripted text."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,7 +38,7 @@ class ScriptedServer(LiveServer):
         super().__init__("scripted", engine, tokenizer, renderer)
 
     def says(self, text: str) -> int:
-        """Set the text of all further replies. Returns its number of tokens."""
+        """Make `text` the text of all further replies, and return its number of tokens."""
         [end] = sorted(self.service.tokenizer.encode("<|im_end|>", parse_special=True))
         self.runner.script = [*self.service.tokenizer.encode(text, parse_special=True), end]
         return len(self.runner.script)

@@ -1,4 +1,4 @@
-"""An ASGI application on a real server at a free port, with its own event loop in its own thread."""
+"""Serve an ASGI application on a free port, with an event loop in a separate thread."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class ServedApplication:
-    """Serves inside a `with` block."""
+    """Serves the application inside its `with` block."""
 
     def __init__(self, application: ASGIApp) -> None:
         self.application = application

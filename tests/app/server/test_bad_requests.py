@@ -1,4 +1,4 @@
-"""Invalid requests: each gets an error in OpenAI's format that names the field, and never a 5xx."""
+"""Invalid requests get an error in OpenAI's format that names the field, and never a status of 500 or above."""
 
 import gzip
 import json
@@ -71,7 +71,7 @@ BAD: dict[str, tuple[str, ...]] = {
         "true",
         "[]",
         '{"include_usage": 1}',
-        '{"include_usage": true}',  # without stream
+        '{"include_usage": true}',  # valid only with "stream": true
         *(f'{{"interval_ms": {bad}}}' for bad in ('"1"', "1.5", "-1", "60001", "true")),
     ),
     "allowed_token_ids": ("1", "[]", '["a"]', "[-1]", "[49152]"),
@@ -132,7 +132,7 @@ BAD_ONLY: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "tools": ("1", "{}", '[{"type": "function", "function": {}}]'),
         "add_generation_prompt": ("1",),
-        "continue_final_message": ("1", "true"),  # the last message is the user's
+        "continue_final_message": ("1", "true"),  # not allowed, because the last message of VALID is the user's
         "include_reasoning": ("1",),
         "functions": ('[{"name": "f"}]',),
         "modalities": ('"text"', '["text", "audio"]'),
@@ -171,7 +171,7 @@ def http(hash_server: LiveServer) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def short_replies(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[httpx.Client]:
-    """A client of a server whose replies are short by default."""
+    """An HTTP client of a server whose replies are short by default."""
     engine, _ = controlled_engine(tokenizer.vocab_size, context=128)
     with (
         LiveServer("hash", engine, tokenizer, renderer) as server,
@@ -186,7 +186,7 @@ def post(http: httpx.Client, path: str, body: bytes | str) -> httpx.Response:
 
 
 def body_with(path: str, name: str, value: str) -> str:
-    """Return a valid body with one field set to `value`, a JSON text."""
+    """Return a valid body in which `field` has the JSON text `value`."""
     others = {key: json.dumps(kept) for key, kept in VALID[path].items() if key != name}
     return "{" + ", ".join(f'"{key}": {text}' for key, text in {**others, name: value}.items()) + "}"
 
@@ -240,7 +240,7 @@ def test_known_fields_without_effect_are_accepted(http: httpx.Client, path: str)
 
 
 def test_several_invalid_fields_name_any_of_them(http: httpx.Client) -> None:
-    """Any of the invalid fields may be the one that is named."""
+    """The error may name any of the invalid fields."""
     chance = random.Random(3)
     for _ in range(600):
         path = chance.choice((CHAT, COMPLETION))

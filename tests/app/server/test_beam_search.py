@@ -49,7 +49,7 @@ def text_of(choice: dict[str, Any]) -> str:
 
 
 def expected(server: LiveServer, path: str, beams: BeamParams, text: str = PROMPT) -> list[tuple[str, str, int]]:
-    """Return (text, finish reason, tokens) of the results, the best first."""
+    """Return (text, finish reason, tokens) of each result, best first."""
     tokenizer = server.service.tokenizer
     found = reference_beam_search(
         prompt_ids(server, path, text), beams, SamplingParams(), tokenizer.end_of_generation_ids, max_tokens=9

@@ -1,8 +1,8 @@
-"""Pages of other origins in a real browser: they cannot read replies or start work.
+"""Web pages of other origins in a real browser cannot read replies or start work.
 
-Needs Chromium (`apt-get install chromium`): `python -m pytest -m slow tests/app/server/test_browser.py`. A server of
-the test sends the pages. With DNS rebinding, the browser gets the page from that server and sends all further requests
-for the same name to the server under test. A proxy in the test imitates this.
+Needs Chromium (`apt-get install chromium`): `python -m pytest -m slow tests/app/server/test_browser.py`. The test's own
+server sends the pages. In a DNS rebinding attack, the browser loads the page from the attacker's server and sends all
+further requests for the same name to the server under test. A proxy in the test simulates this.
 """
 
 import http.client
@@ -29,8 +29,8 @@ from tests.support.processes import HANGING_SECONDS
 pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).with_name("attack_page.html")
-LEAST_REQUESTS = 12  # smallest number of requests of the page
-# The browser's own protection of local addresses would hide the server's.
+LEAST_REQUESTS = 12  # minimum number of requests that the page sends
+# Turn off the browser's own protection of local addresses, which would stop the requests before the server sees them.
 FLAGS = [
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
     "--disable-features=LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests",
@@ -44,7 +44,7 @@ class Recorder:
 
     app: ASGIApp
     seen: list[tuple[str, str, int]] = field(default_factory=list)  # method, path, status
-    headers: list[str] = field(default_factory=list)  # headers of responses
+    headers: list[str] = field(default_factory=list)  # names of all response headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def remember(message: Message) -> None:
@@ -57,7 +57,9 @@ class Recorder:
 
 
 class Attacker(ThreadingHTTPServer):
-    """Serves the page, forwards requests for a rebound name, and receives what the page could read."""
+    """The attacker's server: sends the page, forwards requests for a rebound name, and receives what the page could
+    read.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -65,7 +67,7 @@ class Attacker(ThreadingHTTPServer):
         self.reported = threading.Event()
 
     def aim(self, port: int, name: str) -> None:
-        """Set the server under test, which the page calls by `name`."""
+        """Set the port of the server under test, and the host name by which the page calls it."""
         self.target = port
         self.page = PAGE.read_text().replace("PORT", str(port)).replace("HOST", name).encode()
 
@@ -112,12 +114,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 @dataclass
 class Outcome:
-    """Data that a page could read, and the requests and engine steps that it caused."""
+    """The data that a page could read, and the requests and engine steps that it caused."""
 
     read: dict[str, Any]
     seen: list[tuple[str, str, int]]
     headers: list[str]
-    steps: int  # steps of the engine
+    steps: int  # number of engine steps
 
 
 Attack = Callable[..., Outcome]
@@ -125,7 +127,7 @@ Attack = Callable[..., Outcome]
 
 @pytest.fixture
 def attack(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, tmp_path: Path) -> Attack:
-    """Return a function that visits a page of `origin`, which calls the server by `name`."""
+    """Return a function that opens a page of `origin` in the browser. The page calls the server as `name`."""
 
     def visited(origin: str, name: str, *, allowed: bool = False) -> Outcome:
         engine, runner = controlled_engine(tokenizer.vocab_size)

@@ -1,7 +1,7 @@
-"""Cache reports of requests: the tokens by cache tier, and the reason for a miss.
+"""Cache reports of requests: the number of tokens from each cache tier, and the reason for a miss.
 
-They are in `usage`, in Inglenook's client, in one log line, and in /metrics. The tests use the hash model, whose tokens
-are predictable.
+Reports appear in `usage`, in Inglenook's client, in a log line per request, and in /metrics. The tests use the hash
+model, whose output is predictable.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from tests.app.server.test_metrics import figure, scraped
 from tests.support.hash_model import expected_output
 from tests.support.processes import until
 
-# Ids of text tokens in every vocabulary, none of them control tokens.
+# Ids that are text tokens, not control tokens, in every vocabulary.
 PROMPT = tuple(range(1000, 1100))
 REPLY = expected_output(PROMPT, 40)
 
@@ -75,7 +75,7 @@ def post(server: LiveServer, path: str, **fields: Any) -> dict[str, Any]:
 
 
 def complete(server: LiveServer, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
-    """Return the reported details of the prompt's tokens."""
+    """Complete a prompt and return the reported `prompt_tokens_details`."""
     details: dict[str, Any] = post(server, COMPLETION, prompt=list(prompt), **fields)["usage"]["prompt_tokens_details"]
     return details
 
@@ -153,7 +153,7 @@ def test_prompts_with_another_salt_do_not_count_as_earlier(server: LiveServer) -
 def test_prompt_of_a_disconnected_client_counts_as_earlier(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, steps: int, wanted: type[ChatEvent]
 ) -> None:
-    """The client disconnects during prefill or during decode."""
+    """The client disconnects during prefill in one case, and during decode in the other."""
     engine, runner = controlled_engine(tokenizer.vocab_size, context=256, contexts=1, budget=32)
 
     async def leave_after(steps: int, service: ChatService) -> None:
@@ -174,7 +174,7 @@ def test_prompt_of_a_disconnected_client_counts_as_earlier(
 
 
 def test_reply_before_a_stop_string_is_cached_for_the_next_prompt(server: LiveServer) -> None:
-    """The tokens of the stop string do not belong to the reply."""
+    """The cached reply ends before the tokens of the stop string."""
     tokenizer = server.service.tokenizer
     length = next(at for at in range(20, 40) if text(server, REPLY[at : at + 2]).isascii())
     stop = text(server, REPLY[length : length + 2])
@@ -354,7 +354,7 @@ def test_failed_and_aborted_requests_are_logged(server: LiveServer, caplog: pyte
     body = {"model": "hash", "prompt": list(PROMPT), "max_tokens": 1500, "ignore_eos": True, "stream": True}
     runner = server.engine._runner
     assert isinstance(runner, ControlledRunner)
-    with runner.held() as steps:  # the request cannot end before the client disconnects
+    with runner.held() as steps:  # hold the steps, so that the request cannot end before the client disconnects
         steps.release(5)
         with httpx.stream("POST", server.url + COMPLETION, json=body, timeout=60) as response:
             next(response.iter_lines())
@@ -391,7 +391,7 @@ def test_short_prompt_is_logged_only_if_it_is_slow(caplog: pytest.LogCaptureFixt
 
 
 def holds_or_step(steps: threading.Semaphore, condition: Callable[[], bool]) -> bool:
-    """Whether the condition holds. If not, release one more step."""
+    """Release one step, and return whether the condition holds. If it does, take back all unused releases."""
     steps.release()
     holds = condition()
     while holds and steps.acquire(blocking=False):
@@ -457,7 +457,7 @@ def test_log_lines_are_printed_without_blocking_the_server(
 
 
 class Stuck:
-    """A terminal that blocks until it is closed."""
+    """A terminal whose output blocks until it is closed."""
 
     def __init__(self) -> None:
         self.is_stuck = False

@@ -1,4 +1,4 @@
-"""Default sampling: every dialect uses the model's recommendations for values that a request leaves open."""
+"""Default sampling: in every dialect, fields that a request leaves out get the values that the model recommends."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -50,7 +50,7 @@ def tokenizer(llama_cpp_models: Path) -> Tokenizer:
 def server(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, request: pytest.FixtureRequest
 ) -> Iterator[LiveServer]:
-    """A server of a code model, with and without recommended sampling."""
+    """A code model's server, in one case with recommended sampling and in the other without."""
     engine, _ = controlled_engine(tokenizer.vocab_size)
     sampling = API_DEFAULTS if request.param is None else DefaultSampling(request.param)
     with LiveServer("code", engine, tokenizer, renderer, sampling=sampling) as server:
@@ -60,7 +60,7 @@ def server(
 
 @pytest.fixture
 def sampled(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> list[SamplingParams]:
-    """The sampling parameters of each request to the engine."""
+    """A list that collects the sampling parameters of each request to the engine."""
     asked: list[SamplingParams] = []
     reply = server.service.reply
 

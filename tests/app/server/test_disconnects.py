@@ -1,4 +1,4 @@
-"""Clients that disconnect in any phase: their requests end at once and leave no tasks or blocks."""
+"""Clients that disconnect in any phase: their requests end at once, and no tasks or KV blocks are left."""
 
 import asyncio
 import json
@@ -16,15 +16,15 @@ from tests.app.server.live_server import ControlledRunner, LiveServer, controlle
 from tests.support.hash_model import expected_output
 from tests.support.processes import until
 
-TASKS_OF_A_REPLY = 3  # the connection, the work on the request, and the wait for a disconnect
+TASKS_OF_A_REPLY = 3  # one for the connection, one for the request, and one that waits for a disconnect
 
 
 @pytest.fixture
 def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
-    """A server that runs at most four requests at the same time. Others wait."""
+    """A server that runs at most four requests at the same time. Other requests wait."""
     engine, _ = controlled_engine(tokenizer.vocab_size, running=4, budget=64)
     with LiveServer("hash", engine, tokenizer, renderer) as server:
-        # One complete request first, which creates everything that is created only once.
+        # Complete one request first, because the first request creates tasks that remain.
         asyncio.run(read_all(server, message(max_tokens=1)))
         yield server
         until(lambda: not engine.has_work)
@@ -77,7 +77,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("phase", ["prefill", "mid-stream", "queued"])
 def test_disconnect_ends_all_tasks_of_a_request(server: LiveServer, phase: str, n: int, stream: bool) -> None:
-    """The engine is blocked in a step and sends no events: the tasks must end without one."""
+    """The tasks must end without an event from the engine, which is blocked in a step."""
     runner = runner_of(server)
     idle = server.tasks()
 

@@ -1,4 +1,4 @@
-"""The documents show only existing routes, metrics, fields, and log lines, and pages that list them are complete."""
+"""Routes, metrics, fields, and log lines in the documents exist, and pages that list them are complete."""
 
 import logging
 import re
@@ -20,7 +20,8 @@ from tests.support.markdown import fenced_blocks, inline_code, table_rows
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
-SLASH_COMMANDS = {"CHANGELOG.md", "chat.md", "mcp.md", "security.md", "settings.md"}  # also name commands of the chat
+# pages that also name slash commands of the chat
+SLASH_COMMANDS = {"CHANGELOG.md", "chat.md", "mcp.md", "security.md", "settings.md"}
 
 
 def read(name: str) -> str:
@@ -29,7 +30,7 @@ def read(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def routes(hash_server: LiveServer) -> set[tuple[str, str]]:
-    """(method, path) of each route. A server that downloads models has one more."""
+    """(method, path) of each route, including DELETE /api/delete, which only a server with downloads has."""
     found: Any = create_application(hash_server.service).routes
     return {("DELETE", "/api/delete"), *((route.method, route.path.replace(":path", "")) for route in found)}
 
@@ -39,7 +40,7 @@ def section(page: str, heading: str) -> str:
 
 
 def paths_in(text: str) -> Iterator[tuple[str, str]]:
-    """(method, path) of each path in inline code; the method is empty if the code has none."""
+    """Yield (method, path) for each path in inline code. The method is empty if the code names none."""
     for code in inline_code(text):
         if match := re.fullmatch(r"(?:(GET|POST|DELETE) )?(/[\w/.{}-]*)(?:\?.*)?", code):
             yield match[1] or "", match[2]

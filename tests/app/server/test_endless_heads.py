@@ -39,7 +39,7 @@ def test_endless_request_is_refused(hash_server: LiveServer, sent: tuple[bytes, 
         for piece in endless(*sent):
             client.sendall(piece)
             taken += len(piece)
-    assert taken < FAR_TOO_MUCH // 4  # most of it stays in the system's buffers
+    assert taken < FAR_TOO_MUCH // 4  # most of these bytes are in the system's socket buffers
 
 
 def test_head_of_common_length_is_accepted(hash_server: LiveServer) -> None:

@@ -1,4 +1,4 @@
-"""Failed steps, a dead engine, and a stopped engine: the errors that clients get, and the requests that are not
+"""Failed steps, a dead engine, and a stopped engine: which errors clients get, and that other requests are not
 affected.
 """
 
@@ -24,7 +24,7 @@ ASKED: dict[str, Any] = {"model": "hash", "messages": QUESTION, "max_tokens": 20
 
 @pytest.fixture
 def stack(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[tuple[LiveServer, ControlledRunner]]:
-    """A separate server, which these tests break, and its model."""
+    """A separate server and its runner, because these tests break them."""
     engine, runner = controlled_engine(tokenizer.vocab_size, budget=64)
     with LiveServer("hash", engine, tokenizer, renderer) as server:
         yield server, runner
@@ -138,7 +138,7 @@ def test_health_reports_the_load_during_a_step(stack: tuple[LiveServer, Controll
 def chat(
     server: LiveServer, number: int, *, stream: bool, tokens: int = 1500, begun: threading.Event | None = None
 ) -> tuple[int, str]:
-    """Return the status and the body of a reply. `begun` is set when its first part has arrived."""
+    """Return the status and the body of a reply. `begun` is set when the first text arrives."""
     messages = [{"role": "user", "content": f"Question {number}"}]
     body = {"model": "hash", "messages": messages, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=None) as response:  # noqa: S113
@@ -203,7 +203,7 @@ def test_stuck_step_makes_health_unavailable_until_it_ends(
     ):
         asked = clients.submit(chat, server, 1, stream=stream, tokens=50)
         until(lambda: runner.plans == 1)
-        clock.seconds += UNKNOWN_SECONDS - 0.1  # the first step
+        clock.seconds += UNKNOWN_SECONDS - 0.1  # just below the limit for the first step, whose duration is unknown
         assert health(server) == (200, "")
         clock.seconds += 0.1
         assert health(server) == (503, "a step has been running for 60 s")

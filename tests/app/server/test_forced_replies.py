@@ -1,4 +1,4 @@
-"""A real model without tool support, with the templates of models that have it: forced replies are well-formed."""
+"""Forced replies are well-formed: a real model without tool support runs with the templates of models that have it."""
 
 import asyncio
 import copy
@@ -64,7 +64,7 @@ QUESTION = "I want to go to Rome."
 
 
 class Templates:
-    """One model with many templates."""
+    """Runs one model with any of many chat templates."""
 
     def __init__(self, engine: Engine[Any], folder: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
         self._engine = engine
@@ -86,7 +86,7 @@ class Templates:
             ).choices[0]
 
     def respond(self, template: str, **fields: Any) -> Response:
-        """Ask through the Responses API."""
+        """Send a request to the Responses API and return the response."""
         return asyncio.run(self._respond(template, fields))
 
     async def _respond(self, template: str, fields: dict[str, Any]) -> Response:
@@ -154,7 +154,7 @@ def test_reasoning_is_followed_by_a_schema_or_a_call(templates: Templates, templ
         jsonschema.validate(json.loads(reply.message.content or ""), ANSWER)
         assert reply.finish_reason == "stop"
     thought = reply.message.reasoning_content or ""
-    assert thought or template == "openai-gpt-oss-120b"  # reasoning is optional there
+    assert thought or template == "openai-gpt-oss-120b"  # this model may skip the reasoning
     assert len(templates.tokenizer.encode(thought)) <= 16
 
 

@@ -1,4 +1,4 @@
-"""Generic tools in every dialect: the default model, whose chat template does not support tools."""
+"""Generic tools in every dialect, with the default model, whose chat template does not support tools."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ ARGUMENTS = {"city": "Paris", "unit": "celsius"}
 CALL = {"id": "c00000001", "type": "function", "function": {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)}}
 RESULT = "18 degrees"
 
-Called = list[tuple[str, Any]]  # names and arguments of a reply's calls
+Called = list[tuple[str, Any]]  # (name, arguments) of each call in a reply
 
 
 def openai_body(*, forced: bool, after_call: bool) -> tuple[str, dict[str, Any]]:
@@ -135,7 +135,7 @@ def test_turn_after_a_call_finds_the_call_cached(smollm2_server: LiveServer) -> 
     assert second.usage
     assert second.usage.prompt_tokens_details
     found = second.usage.prompt_tokens_details.cached_tokens or 0
-    assert found >= (first.usage.total_tokens - 1) // 16 * 16  # in whole blocks, without the last token
+    assert found >= (first.usage.total_tokens - 1) // 16 * 16  # all full blocks are cached; the last token never is
 
 
 def test_call_is_streamed(smollm2_server: LiveServer) -> None:
@@ -176,7 +176,7 @@ def test_schema_that_cannot_be_compiled_is_an_error_only_for_required_calls(smol
 
 @pytest.fixture(scope="module")
 def server_without_tools(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
-    """A server with generic tools turned off."""
+    """A server on which generic tools are turned off."""
     engine, _ = controlled_engine(tokenizer.vocab_size)
     with LiveServer("smollm2:135m", engine, tokenizer, renderer, generic_tools=False) as server:
         yield server

@@ -1,4 +1,4 @@
-"""Shutdown of the HTTP server: the order in which parts stop, and parts that do not stop."""
+"""Shutdown of the HTTP server: the order in which its components stop, and components that do not stop."""
 
 import asyncio
 import gc
@@ -62,7 +62,7 @@ def serve_while(
     body: Callable[[host.HTTPServer, httpx.AsyncClient], Awaitable[None]],
     exit_now: Callable[[int], None],
 ) -> list[str]:
-    """Run a server with `engine`, and `body` with a client. Returns the recorded calls after the server has ended."""
+    """Run a server with `engine` while `body` uses it through a client. Returns the recorded callbacks."""
     reported: list[str] = []
 
     async def run(sockets: ListeningSockets) -> None:
@@ -85,7 +85,7 @@ def never(status: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _allow_slow_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shutdown may take long on a busy machine."""
+    """Raise the shutdown time limit, because shutdown can be slow on a busy machine."""
     monkeypatch.setattr(host, "STOP_SECONDS", 600)
 
 
@@ -133,7 +133,7 @@ def test_stopping_server_refuses_new_connections() -> None:
 
 
 class StuckRunner(HashRunner):
-    """The second step blocks until the test releases it."""
+    """A runner whose second step blocks until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__(EngineConfig("hash", 1 << 20, 64), random.Random(0))
@@ -209,7 +209,7 @@ def test_ctrl_c_is_mentioned_only_in_a_terminal(
     ],
 )
 def test_only_a_second_ctrl_c_exits_at_once(sent: str, abandoned: list[int]) -> None:
-    """Two programs may send SIGTERM at the same time."""
+    """SIGTERM never exits at once, because two programs may send it at the same time."""
     reported: list[int] = []
 
     async def main() -> None:

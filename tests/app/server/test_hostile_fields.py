@@ -1,6 +1,6 @@
-"""Hostile values in every declared field of every request: refused in the dialect's format, or answered.
+"""Requests with a hostile value in any declared field are answered, or refused in the error format of their dialect.
 
-`--cases 50000` tries all fields with all values, at any depth, and more. By default a random sample is tried.
+`--cases 50000` tries every field with every value, and more. The default is a random sample.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ FIELDS: dict[str, list[Field]] = {
 LLAMA_CPP = ("/completion", "/infill", "/tokenize", "/detokenize", "/apply-template", "/embedding")
 OLLAMA = ("/api/chat", "/api/generate", "/api/embed")
 LM_STUDIO = "/api/v1/chat"
-# Keys of errors that are not in OpenAI's format.
+# Keys of error objects that are not in OpenAI's format, by path.
 SHAPES = {path: {"message", "type"} for path in (MESSAGES, COUNT, *LLAMA_CPP)}
 for path in LLAMA_CPP:
     SHAPES[path].add("code")
@@ -75,7 +75,7 @@ Servers = Mapping[str, ServedApplication]
 
 @pytest.fixture(scope="module")
 def servers(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Servers]:
-    """Servers by path."""
+    """The server to use for each path."""
     engine, _ = controlled_engine(tokenizer.vocab_size, context=128, contexts=16)
     policy = AccessPolicy(Authenticator([KEY]))
     with (

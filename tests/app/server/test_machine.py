@@ -1,4 +1,4 @@
-"""Report of disk and GPU memory: the folder is scanned at most every few seconds."""
+"""The report of disk and GPU memory. The cache folder is scanned at most once every few seconds."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def test_room_is_free_memory_plus_memory_of_this_process(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "resident_bytes", lambda: 3_000)
     monkeypatch.setattr(module, "memory_without_gpu", lambda: 8_000)
     assert Machine().room() == 11_000
-    # the machine has a GPU that this model does not use
+    # None: the machine has a GPU, but this model does not use it
     monkeypatch.setattr(module, "memory_without_gpu", lambda: None)
     assert Machine().room() == 0
 

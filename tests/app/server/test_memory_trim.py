@@ -1,4 +1,4 @@
-"""Returning the memory of large requests to the system."""
+"""Memory that large requests have used is returned to the operating system."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ SCOPE: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
 
 def trims(monkeypatch: pytest.MonkeyPatch, *sizes: tuple[int, int]) -> int:
-    """Return how often memory is trimmed for successive requests with bodies and replies of these sizes."""
+    """Return how often memory is trimmed for successive requests of these (body size, reply size) pairs."""
     done: list[bool] = []
     monkeypatch.setattr(application, "return_freed_memory", lambda: done.append(True))
     monkeypatch.setattr(application, "TRIM_DELAY_SECONDS", 0.01)
@@ -59,7 +59,7 @@ def resident_bytes() -> int:
 
 
 def test_memory_freed_by_a_thread_is_returned_to_the_system() -> None:
-    """The freed memory is between blocks that are still in use."""
+    """Allocations that are still in use surround the freed memory."""
     kept: list[bytes] = []
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""GET /metrics: values are correct, and available in every state of the engine."""
+"""GET /metrics returns correct values in every state of the engine."""
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -62,7 +62,7 @@ def figure(samples: Samples, name: str, **labels: str) -> float:
 
 
 def ask(server: LiveServer, path: str, **fields: Any) -> dict[str, Any]:
-    """Send a prompt, by default `Hi`, for a whole reply of known length."""
+    """Return the JSON of a whole reply, by default of 6 tokens to the prompt `Hi`."""
     prompt = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
     body = {"model": "hash", "max_tokens": 6, "ignore_eos": True, **prompt, **fields}
     response = httpx.post(server.url + path, json=body, timeout=60)
@@ -97,7 +97,8 @@ def test_metrics_count_several_requests(stack: Stack) -> None:
     content = "one two three four five six seven eight nine ten " * 5
     messages = [{"role": "user", "content": content}]
     prompt = len(server.call(server.service.encode([Message("user", content)])))
-    cached = prompt // 16 * 16 if prompt % 16 else prompt - 16  # whole blocks; the last token is always computed
+    # only full blocks are cached, and the last token is always computed
+    cached = prompt // 16 * 16 if prompt % 16 else prompt - 16
     for service_class in ("interactive", "interactive", "background"):
         ask(server, CHAT, messages=messages, service_class=service_class)
     stop = expected_text(server, content, 4)[-2:]
@@ -139,7 +140,7 @@ def test_histograms_are_cumulative_and_in_seconds(stack: Stack) -> None:
         clock.seconds += 3
         steps.release()
         until(lambda: runner.plans == 2)
-        server.call(settled())  # the first token's event was handled
+        server.call(settled())  # the server has handled the first token's event
         clock.seconds += 0.04
         steps.release()
         asked.result()
@@ -161,7 +162,7 @@ def test_histograms_are_cumulative_and_in_seconds(stack: Stack) -> None:
 
 
 async def settled() -> None:
-    """Wait until earlier callbacks of the loop have run."""
+    """Return on the server's event loop, after the callbacks that were scheduled before."""
 
 
 def test_running_and_waiting_requests_are_counted_by_class(stack: Stack) -> None:
@@ -193,7 +194,7 @@ def test_running_and_waiting_requests_are_counted_by_class(stack: Stack) -> None
 
 
 def test_choices_in_prefill_are_counted_by_class(stack: Stack) -> None:
-    """A step prefills their common prompt, with two slots."""
+    """One step prefills the prompt of all choices. Two of them have slots, and one waits."""
     server, runner, _ = stack
     with ThreadPoolExecutor(1) as clients, runner.held() as steps:
         asked = clients.submit(ask, server, CHAT, n=3, service_class="background")
@@ -206,7 +207,7 @@ def test_choices_in_prefill_are_counted_by_class(stack: Stack) -> None:
 
 
 def test_every_value_of_the_engine_state_is_exported(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All numbers differ, so that a mix-up of two values is found."""
+    """All numbers differ, so that swapped values are detected."""
     server, _, _ = stack
     counters = Counters(
         prompt_tokens=101,
@@ -276,7 +277,7 @@ def test_failed_steps_and_disconnects_are_counted(stack: Stack) -> None:
     runner.failures = 1
     body = {"model": "hash", "prompt": "Hi", "stream": True, "max_tokens": 1500, "ignore_eos": True}
     assert httpx.post(server.url + COMPLETION, json=body, timeout=60).status_code == 500
-    with runner.held() as steps:  # the request cannot end before the client disconnects
+    with runner.held() as steps:  # hold the steps, so that the request cannot end before the client disconnects
         steps.release(5)
         with httpx.stream("POST", server.url + COMPLETION, json=body, timeout=60) as response:
             next(response.iter_lines())

@@ -1,4 +1,4 @@
-"""Origin of requests: each field and header, their precedence, and that the engine receives the origin."""
+"""The origin of a request: every field and header, their precedence, and the origin that the engine receives."""
 
 import itertools
 from collections.abc import Mapping

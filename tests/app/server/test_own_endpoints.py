@@ -1,4 +1,4 @@
-"""The server's own API: engine report, abort, stop, token counts, and forget."""
+"""The server's own API: engine report, abort, stop, token counts, and removal of a chat from the cache."""
 
 import json
 import threading
@@ -38,13 +38,13 @@ def post(http: httpx.Client, path: str, **body: Any) -> Any:
 
 
 def asked(http: httpx.Client, headers: Mapping[str, str]) -> str:
-    """Ask for a long reply."""
+    """Request a long reply and return its text."""
     body = {"model": "hash", "messages": HELLO, "stream": True, "max_tokens": 100, "ignore_eos": True}
     return http.post("/v1/chat/completions", json=body, headers=headers).text
 
 
 def has_tokens_or_step(server: LiveServer, steps: threading.Semaphore) -> bool:
-    """Whether the only request has tokens. If not, release one more step."""
+    """Release one step, and return whether the only request has output tokens."""
     steps.release()
     return bool(server.streams.requests()[0].output_ids)
 
@@ -71,7 +71,7 @@ def test_request_is_reported_and_aborted(tokenizer: Tokenizer, renderer: ChatTem
     assert reported["reply_tokens"] > 0
     assert report["memory"] > 1 << 20
     assert [tier["name"] for tier in report["tiers"]] == ["device", "RAM"]
-    assert (report["disk"], report["gpu"]) == (None, None)  # this model is not loaded from a file
+    assert (report["disk"], report["gpu"]) == (None, None)  # None, because this model is not loaded from a file
 
 
 def test_token_count_equals_the_prompt_of_a_chat(hash_server: LiveServer, http: httpx.Client) -> None:

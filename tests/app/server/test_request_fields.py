@@ -1,4 +1,4 @@
-"""The tables of request fields: each row is correct, and each field has a row."""
+"""The tables of request fields: every row is correct, and every field has a row."""
 
 import copy
 import json
@@ -72,7 +72,7 @@ def test_alias_decodes_as_its_field(table: FieldTable[Any], field: Field) -> Non
     target = f"{field.parent}.{field.target}".lstrip(".")
     given = json.loads(with_value(table, field.path, field.example))
     if not field.parent:
-        given.pop(field.target, None)  # the minimal body has the field if it is required
+        given.pop(field.target, None)  # remove the field itself, which the minimal body contains if it is required
     decoded = table.decode(json.dumps(given).encode())
     assert decoded == table.decode(with_value(table, target, field.example))
     assert decoded != table.decode(msgspec.json.encode(table.base))

@@ -1,4 +1,4 @@
-"""Keys, tokens, and prompts never appear in a log, even at the highest log level."""
+"""Logs never contain keys, tokens, or prompts, even at the highest log level."""
 
 import io
 import json
@@ -25,7 +25,7 @@ KEY, TOKEN, PROMPT = "sk-canary-of-the-key", "hf_canaryOfTheToken", "The canary 
 
 @pytest.fixture
 def logged() -> Iterator[io.StringIO]:
-    """Everything that is logged except by the client, with tracebacks."""
+    """A buffer with everything that is logged except by the client, with tracebacks."""
     written = io.StringIO()
     handler, root = logging.StreamHandler(written), logging.getLogger()
     handler.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s"))
@@ -46,7 +46,7 @@ def stack(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[tupl
 
 
 def bodies() -> Iterator[tuple[str, dict[str, object]]]:
-    """Return requests that end in different ways. Each contains the prompt."""
+    """Return requests that end in different ways. Each of them contains the prompt."""
     said = [{"role": "user", "content": PROMPT}]
     for stream in (False, True):
         yield CHAT, {"messages": said, "max_tokens": 2, "stream": stream}
@@ -81,7 +81,7 @@ def test_logs_contain_no_key_and_no_prompt(
             reply = http.post(COMPLETION, json={**asked, "stream": stream}, headers={"x-api-key": KEY})
             assert (reply.status_code, "canary" in reply.text) == (500, False)
     text = logged.getvalue()
-    assert "a step of 1 requests failed" in text  # logging was active
+    assert "a step of 1 requests failed" in text  # this line proves that logging was active
     assert "mistaken" in text
     assert "KeyError" in text
     assert "canary" not in text.lower()

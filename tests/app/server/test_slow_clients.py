@@ -1,4 +1,4 @@
-"""Slow readers: their unsent data is bounded, others are not delayed, and no data is lost."""
+"""Slow readers: the server bounds their unsent data, does not delay other clients, and loses no data."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from tests.support.processes import until
 
 Seen = TypeVar("Seen")
 TOKENS = 1500
-WRITE_LIMIT = 64 << 10  # bytes; asyncio pauses a writer with more unsent data
+WRITE_LIMIT = 64 << 10  # bytes; asyncio pauses a writer that has more unsent data
 LARGEST_EVENT = 512  # bytes
 
 
@@ -27,7 +27,7 @@ LARGEST_EVENT = 512  # bytes
 def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
     engine, _ = controlled_engine(tokenizer.vocab_size)
     with LiveServer("hash", engine, tokenizer, renderer) as server:
-        # Connections inherit the small buffer, so that the system stores little unread data.
+        # Accepted connections inherit the small buffer, so that the system stores little of the unread data.
         server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         yield server
         until(lambda: not engine.has_work)
@@ -58,13 +58,14 @@ def bytes_unsent(server: LiveServer) -> int:
 
 
 def waits_for_reader(server: LiveServer) -> bool:
-    """Whether the server waits for a client to read. It stays so, though the system may accept a little more."""
+    """Whether the server has paused writing to a client. It stays paused even if the system accepts more."""
     return any(on_connections(server, lambda one: one.flow.write_paused))
 
 
 def texts(reply: bytes) -> str:
-    """Return the text of a streamed reply, which must be complete."""
-    body = b"".join(reply.partition(b"\r\n\r\n")[2].split(b"\r\n")[1::2])  # the line after the size of each HTTP chunk
+    """Return the text of a streamed reply. Fails if the reply is not complete."""
+    # keep the line after the size of each HTTP chunk
+    body = b"".join(reply.partition(b"\r\n\r\n")[2].split(b"\r\n")[1::2])
     *events, done, nothing = body.split(b"\n\n")
     assert (done, nothing) == (b"data: [DONE]", b"")
     choices = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
@@ -80,7 +81,7 @@ def test_unread_reply_is_bounded_and_delays_no_other_client(server: LiveServer) 
     with slow_client(server, "Slowly") as slow:
         until(lambda: waits_for_reader(server))
         quick = asyncio.run(read_all(server, message("Quickly", max_tokens=100, stream=True)))
-        until(lambda: not server.engine.has_work)  # the reply is complete and its blocks are free
+        until(lambda: not server.engine.has_work)  # wait until the reply is complete and its blocks are free
         assert bytes_unsent(server) <= WRITE_LIMIT + MAX_BATCH * LARGEST_EVENT
         assert texts(quick) == expected(server, "Quickly", 100)
         late = b"".join(iter(lambda: slow.recv(1 << 16), b""))
@@ -96,6 +97,6 @@ def test_disconnect_without_reading_leaves_no_tasks(server: LiveServer) -> None:
 
 
 def tasks_and_work_end(server: LiveServer, idle: int) -> None:
-    """Wait until the server has no more tasks than when it was idle, and the engine has no work."""
+    """Wait until the server has only its idle tasks and the engine has no work."""
     until(lambda: server.tasks() <= idle and not server.engine.has_work)
     server.engine.assert_empty()

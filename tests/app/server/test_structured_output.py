@@ -1,4 +1,4 @@
-"""Structured output through the real openai client, from a real model that only the grammar constrains."""
+"""Structured output through the real openai client. The model is real, and only the grammar constrains its replies."""
 
 import asyncio
 import json
@@ -151,7 +151,8 @@ def test_invalid_schema_is_refused_with_its_path(smollm2_server: LiveServer, bod
     assert refused.value.param == field
 
 
-# Every field with a schema: path, other fields, position of the schema, and the reply's text.
+# Every field that accepts a schema: path, a function that makes the other fields, path of the schema, and a function
+# that returns the reply's text.
 Asked = dict[str, Any]
 MESSAGES = [dict(QUESTION[0])]
 SCHEMA_FIELDS: dict[str, tuple[str, Callable[[Asked], Asked], str, Callable[[Any], str]]] = {
@@ -227,7 +228,7 @@ def test_unsupported_keywords_are_refused_with_their_path(smollm2_server: LiveSe
 
 WIDE = "wide ::= " + " | ".join(f"r{number}" for number in range(600))
 WIDE += "".join(f'\nr{number} ::= wide? "y" wide?' for number in range(600))
-# The mask after the letters takes minutes to compute.
+# The mask for the position after the letters takes minutes to compute.
 TOO_COMPLEX_LATER = f'root ::= [a-z ]{{90}} "q" wide\n{WIDE}'
 
 

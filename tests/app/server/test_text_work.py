@@ -1,4 +1,4 @@
-"""Requests that encode, render, or count text: a disconnect ends the work, and only a few run at the same time."""
+"""Requests that encode, render, or count text: a disconnect cancels the work, and only a few run at the same time."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from tests.app.server.test_disconnects import hang_up
 from tests.support.processes import HANGING_SECONDS, until
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
-# Requests of a model that generates text. A model with infill tokens accepts all of them.
+# Requests to a model that generates text. A model with infill tokens accepts all of them.
 WRITING: dict[str, dict[str, Any]] = {
     "/tokenize": {"content": "Hello"},
     "/detokenize": {"tokens": [1, 2, 3]},
@@ -51,7 +51,7 @@ READING: dict[str, dict[str, Any]] = {
 
 
 class HeldPool(WorkPool):
-    """A pool whose jobs never start."""
+    """A work pool whose jobs never start."""
 
     def __init__(self) -> None:
         super().__init__("held", 1)
@@ -67,7 +67,7 @@ class HeldPool(WorkPool):
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch, code_server: LiveServer, embedding_server: EmbeddingServer) -> HeldPool:
-    """The pool that replaces all work pools of both servers. Its jobs never start."""
+    """A pool that replaces all work pools of both servers and never starts a job."""
     pool = HeldPool()
     for service in (code_server.service, embedding_server.service):
         for name, value in vars(service).items():
@@ -108,7 +108,7 @@ def test_disconnect_ends_the_work_on_texts(
 
 
 def test_chats_and_health_work_while_texts_are_encoded(hash_server: LiveServer) -> None:
-    """The number of texts exceeds the number of threads of every pool."""
+    """Other requests are answered although more texts wait than the pools have threads."""
     release = threading.Event()
 
     def wait(check: Check) -> None:
@@ -123,7 +123,7 @@ def test_chats_and_health_work_while_texts_are_encoded(hash_server: LiveServer) 
             until(lambda: len(hash_server.service.texts._jobs) == 40)
             asked = {"model": "hash", "messages": [{"role": "user", "content": "word " * 20_000}], "max_tokens": 1}
             assert client.post("/v1/chat/completions", json=asked | {"messages": MESSAGES}).status_code == 200
-            # long enough to be decoded on a thread
+            # this body is large enough to be decoded on a thread
             assert client.post("/v1/chat/completions", json=asked).status_code == 400
             assert client.get("/health").json()["status"] == "ok"
         finally:
@@ -188,7 +188,7 @@ def test_too_long_prompts_are_refused_before_they_are_fully_encoded(
 ) -> None:
     monkeypatch.setattr(long_texts, "COUNTED", 5000)
     tokenizer = hash_server.service.tokenizer
-    characters = 1900 * tokenizer.longest_token  # for a context of 2,048 tokens
+    characters = 1900 * tokenizer.longest_token  # the context has 2,048 tokens
     before = tokenizer.characters_encoded
     paths = ("/completion", "/v1/completions", "/v1/messages/count_tokens", "/apply-template", "/v1/chat/completions")
     for number, path in enumerate(paths):

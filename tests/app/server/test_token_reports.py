@@ -1,4 +1,4 @@
-"""Timings of replies, and progress of prefill."""
+"""The timings of replies and the progress of prefill in replies."""
 
 import json
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def test_progress_is_reported_on_request(server: LiveServer, path: str) -> None:
     assert {(one["total"], one["cache"]) for one in progress} == {(prompt, 0)}
     times = [one["time_ms"] for one in progress]
     assert times == sorted(times)
-    # The next request finds all full blocks of the prompt in the cache, and its first report counts them.
+    # The next request finds all full blocks of the prompt in the cache, and its first report counts them as cached.
     again = chunks(server, path, return_progress=True, stream_options={"include_usage": True}, n=2)
     assert again[-1]["timings"]["cache_n"] == prompt - 1 - (prompt - 1) % 16
     [once] = [chunk["prompt_progress"] for chunk in again if "prompt_progress" in chunk]
@@ -74,7 +74,7 @@ def test_interval_reduces_the_chunks_but_not_the_text(server: LiveServer, path: 
     every = texts(chunks(server, path, **asked))
     seldom = texts(chunks(server, path, **asked, stream_options={"interval_ms": 60_000}))
     assert "".join(seldom) == "".join(every)
-    # The first chunk, then all tokens that were ready, at most MAX_BATCH at once.
+    # A reply has the first chunk, then chunks with all tokens that were ready, at most MAX_BATCH tokens in each.
     assert len(seldom) <= 2 + 300 // MAX_BATCH < len(every)
 
 

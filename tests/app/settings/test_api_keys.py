@@ -1,4 +1,4 @@
-"""API keys in files: permissions, valid content, and errors that do not show a key."""
+"""API keys in files: file permissions, valid keys, and errors that do not show a key."""
 
 import os
 import stat
@@ -101,5 +101,5 @@ def test_own_key_is_generated_once_in_a_private_file() -> None:
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     assert own_key(settings) == make_own_key(settings) == key
     assert len(key) >= 32
-    file.chmod(0o644)  # another user may have read it
+    file.chmod(0o644)  # makes the key unsafe, because another user may have read it
     assert make_own_key(settings) != key

@@ -1,4 +1,4 @@
-"""Settings: precedence, origins, and errors about invalid values."""
+"""Settings: which source takes precedence, the origin of each value, and errors for invalid values."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from engine.config import ALL_FREE, MemoryLimit
 
 @pytest.fixture(autouse=True)
 def _empty_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Remove all variables that settings read, and use a temporary home."""
+    """Unset all variables that the settings read, and use a temporary home folder."""
     for name, setting in SETTINGS.items():
         for variable in (f"INGLE_{name.upper()}", *setting.also):
             monkeypatch.delenv(variable, raising=False)

@@ -1,4 +1,4 @@
-"""Progress lines while a model is loaded."""
+"""The progress lines that appear while a model is loaded."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from engine.load_options import LoadOptions
 
 
 class Listed:
-    """Records the progress."""
+    """Records the progress as lines of text."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

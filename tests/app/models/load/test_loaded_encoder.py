@@ -1,4 +1,4 @@
-"""Loading an embedding model from a folder and from a GGUF file."""
+"""Loading embedding models from a folder and from a GGUF file."""
 
 import asyncio
 from contextlib import closing
@@ -30,7 +30,7 @@ from tests.engine.models.tiny_bert import TinyBert, make, make_ranking, write_mo
 
 
 def embedding_model(folder: Path, vocab: int = len(TOKENS)) -> TinyBert:
-    """A tiny BERT with a small vocabulary, as a folder and as a GGUF file."""
+    """A tiny BERT with a small vocabulary, stored both as a folder and as a GGUF file."""
     tiny = make(folder, vocab=vocab, pooling="pooling_mode_cls_token", metadata=metadata())
     (folder / "tokenizer.json").write_bytes(document())
     return tiny
@@ -89,7 +89,7 @@ def test_quantized_copy_gives_similar_vectors(tmp_path: Path, settings: Settings
 
 @pytest.mark.parametrize("family", [(LlamaConfig, LlamaModel), (Qwen3Config, Qwen3Model)])
 def test_decoder_returns_the_state_of_its_last_token(tmp_path: Path, settings: Settings, family: Any) -> None:
-    """Like Qwen3-Embedding: a checkpoint without a head, whose texts end with an end token."""
+    """The checkpoint is like Qwen3-Embedding: it has no output head, and each text ends with an end token."""
     torch.manual_seed(5)
     make_config, make_model = family
     config = make_config(

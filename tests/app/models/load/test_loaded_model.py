@@ -1,4 +1,4 @@
-"""Options of the engine: the fingerprint of the weights, and the folder of the on-disk cache."""
+"""The load options of the engine: the fingerprint of the weights, and the folder of the on-disk cache."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ ENTRY = load_catalog().entries[0]
 
 
 class Loading(Exception):
-    """Stops loading, with the options."""
+    """Raised in place of loading the model. It carries the load options."""
 
     def __init__(self, options: LoadOptions) -> None:
         self.options = options

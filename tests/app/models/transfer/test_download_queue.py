@@ -1,4 +1,4 @@
-"""The list of running, waiting, and unfinished downloads."""
+"""The list of running, waiting, and unfinished downloads, and its order."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One download at a time: a waiting process shows the progress of the running one, and is next when that ends."""
+"""One download at a time: a waiting process shows the progress of the running one, and runs when that ends."""
 
 import os
 import threading
@@ -21,7 +21,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Display(SilentProgress):
-    """Records the display. Sets `enough` when an amount of 40 is shown."""
+    """Records the displayed progress. Sets `enough` when the amount 40 is displayed."""
 
     def __init__(self) -> None:
         self.seen: list[str | int] = []
@@ -44,7 +44,7 @@ class Display(SilentProgress):
 
 
 def another(folder: Path, name: str, display: Display) -> "Future[None]":
-    """Take the turn in another thread, with `display` as its progress."""
+    """Take the turn in another thread, which reports its progress to `display`."""
 
     def take() -> None:
         with DownloadTurn(folder, name).hold(display):
@@ -122,4 +122,4 @@ def test_stop_request_ends_running_and_waiting_downloads(tmp_path: Path) -> None
             asked.result()
     other.result()
     with DownloadTurn(tmp_path, "mine").hold(SilentProgress()) as progress, progress.task("Again", 1) as report:
-        report(1)  # the earlier stop request no longer applies
+        report(1)  # no error, because the earlier stop request no longer applies

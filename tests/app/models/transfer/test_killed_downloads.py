@@ -1,4 +1,4 @@
-"""Downloads that are killed at random bytes. tests/torture/killed_downloads.py runs more of them."""
+"""Downloads that are killed at random bytes. tests/torture/killed_downloads.py runs more of these rounds."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Downloads from a hub that disconnects, stalls, damages bytes, redirects, and asks to wait, on loopback."""
+"""Downloads from a hub on loopback that disconnects, stalls, damages bytes, redirects, and requests delays."""
 
 import hashlib
 import logging
@@ -41,7 +41,7 @@ def settings(hub: FakeHub, tmp_path: Path) -> Settings:
 
 
 class Recorder(SilentProgress):
-    """Records the lines and amounts."""
+    """Records the progress lines and amounts."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -61,7 +61,7 @@ def check(stored: StoredModel) -> None:
 
 
 def file_requests(hub: FakeHub) -> list[tuple[str | None, str | None]]:
-    """Return the requested ranges and their If-Range conditions."""
+    """Return the (Range, If-Range) headers of each download request."""
     return [(headers["Range"], headers["If-Range"]) for path, headers in hub.downloads() if "/resolve/" in path]
 
 
@@ -71,7 +71,7 @@ def file_requests(hub: FakeHub) -> list[tuple[str | None, str | None]]:
         Mishap(status=429, headers={"Retry-After": "0"}),
         Mishap(status=503),
         Mishap(cut_at=0),
-        Mishap(headers={"X-Linked-Etag": '"' + "0" * 64 + '"'}),  # one of the host's machines has an outdated file
+        Mishap(headers={"X-Linked-Etag": '"' + "0" * 64 + '"'}),  # one machine of the host has an outdated file
         Mishap(flip_at=7),
         Mishap(headers={"Content-Length": str(HALF)}),
     ],
@@ -86,13 +86,13 @@ def test_stalled_download_resumes(hub: FakeHub, settings: Settings, monkeypatch:
     monkeypatch.setattr(transfer, "STALL", 0.2)
     hub.mishaps.append(Mishap(stall_at=HALF))
     check(pull(REPO, settings))
-    assert len(file_requests(hub)) >= 2  # more requests may stall on a busy machine
+    assert len(file_requests(hub)) >= 2  # on a busy machine, the retry may stall as well
 
 
 def test_slow_response_is_retried(hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "_WINDOW", 0.0)
     monkeypatch.setattr(attempts, "_QUIET_SECONDS", -1.0)
-    hub.mishaps.append(Mishap(stall_at=HALF))  # the slow response is abandoned before it stalls
+    hub.mishaps.append(Mishap(stall_at=HALF))  # the client gives up on the slow response before it stalls
     progress = Recorder()
     check(pull(REPO, settings, progress))
     assert "127.0.0.1 is too slow. Retrying in 0 s." in progress.lines
@@ -111,7 +111,8 @@ def test_connection_lost_after_the_last_byte_is_ignored(
 def test_range_requests_name_the_etag(hub: FakeHub, settings: Settings) -> None:
     hub.mishaps.append(Mishap(headers={"ETag": '"old"'}, cut_at=HALF))
     check(pull(REPO, settings))
-    assert file_requests(hub) == [(None, None), (f"bytes={HALF}-", '"old"')]  # the response was the whole file
+    # no third request, because the second response was the whole file
+    assert file_requests(hub) == [(None, None), (f"bytes={HALF}-", '"old"')]
 
 
 def test_file_damaged_twice_leaves_nothing(hub: FakeHub, settings: Settings) -> None:
@@ -158,7 +159,7 @@ def test_retry_after_header_is_parsed(text: str, wait: float | None) -> None:
 def test_files_are_downloaded_in_parallel(hub: FakeHub, settings: Settings) -> None:
     parts = {f"tiny-Q8_0-{n:05d}-of-00004.gguf": CONTENT[: HALF + n] for n in (1, 2, 3, 4)}
     hub.repositories[REPO] = parts
-    hub.meeting = Barrier(len(parts), timeout=20)  # breaks if the requests are sequential
+    hub.meeting = Barrier(len(parts), timeout=20)  # breaks if the files are downloaded one after another
     progress = Recorder()
     stored = pull(REPO, settings, progress)
     assert not hub.meeting.broken
@@ -179,7 +180,7 @@ class Interrupted(Recorder):
 
 
 def test_interrupt_keeps_the_received_part(hub: FakeHub, settings: Settings) -> None:
-    hub.mishaps.append(Mishap(stall_at=HALF + 1))  # otherwise the whole file might arrive
+    hub.mishaps.append(Mishap(stall_at=HALF + 1))  # without the stall, the whole file might arrive before the interrupt
     with pytest.raises(KeyboardInterrupt):
         pull(REPO, settings, Interrupted())
     assert files_below(settings.hub_cache) == {f"{DIGEST}.partial"}

@@ -1,4 +1,4 @@
-"""Requests of editors with the fields in their sources. Each test is named after a client."""
+"""Requests of editors, with the fields that their sources set. Each test is named after a client."""
 
 import json
 from typing import Any
@@ -67,7 +67,7 @@ def test_continue_autocomplete(code_server: LiveServer) -> None:
     assert ".Suffix" in post(code_server, "/api/show", {"name": "starcoder"}).json()["template"]
     marks = [f"<fim_{name}>" for name in ("prefix", "suffix", "middle", "pad")]
     stops = [*marks, "<|endoftext|>", "<|im_end|>", "<|repo_name|>", "\n\n", "\r\n\r\n", "/src/", "#- coding: utf-8"]
-    # stop strings of the model, of all models, and of the language
+    # stop strings that Continue sets for the model, for all models, and for the language
     words = ["```", "t.", "\nt", "<file_sep>", "def ", "class ", '"""#']
     options = {"temperature": 0.01, "num_predict": 8, "stop": [*stops, *words], "num_ctx": 1024}
     body = {"model": "starcoder", "prompt": PREFIX, "suffix": SUFFIX, "options": options, "keep_alive": 1800}
@@ -78,7 +78,7 @@ def test_continue_autocomplete(code_server: LiveServer) -> None:
     openai = {"model": "starcoder", "prompt": marked, "max_tokens": 8, "stop": options["stop"], "temperature": 0.01}
     reported = post(code_server, "/v1/completions", openai).json()
     counts = (parts[-1]["prompt_eval_count"], raw[-1]["prompt_eval_count"], reported["usage"]["prompt_tokens"])
-    assert counts == (counts[0],) * 3  # control tokens in a prompt are control tokens
+    assert counts == (counts[0],) * 3  # text of control tokens in a prompt counts as the tokens
 
 
 def test_edit_predictions_of_zed_are_answered(code_server: LiveServer) -> None:
@@ -109,7 +109,7 @@ def test_requests_of_llama_vscode_are_answered(code_server: LiveServer) -> None:
     sampling = {"top_k": 40, "top_p": 0.99, "stream": False, "samplers": ["top_k", "top_p", "infill"]}
     gap = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "input_extra": extra, "prompt": "    ret", "n_indent": 4}
     reply = post(code_server, "/infill", {**gap, **sampling, **own, "n_predict": 16, "t_max_predict_ms": 2500}).json()
-    assert reply["tokens_cached"] >= 240  # the tokens that the warm-up prefilled
+    assert reply["tokens_cached"] >= 240  # the warm-up request has prefilled these tokens
     assert reply["tokens_predicted"] <= 16
     assert reply["timings"]["prompt_n"] == reply["tokens_evaluated"] - reply["tokens_cached"]
     assert reply["generation_settings"]["n_ctx"] == 2048

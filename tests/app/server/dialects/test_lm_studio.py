@@ -1,4 +1,4 @@
-"""LM Studio's APIs: lists of models, its own chat, and OpenAI's endpoints with its statistics."""
+"""LM Studio's APIs: its lists of models, its own chat endpoint, and OpenAI's endpoints with its statistics."""
 
 import json
 from collections.abc import Iterator
@@ -231,4 +231,4 @@ def test_sdks_get_an_error_that_names_the_alternatives(
         refused = httpx.get(f"{hash_server.url}{path}", headers=headers, trust_env=False)
         assert refused.status_code == 501
         assert "Use an OpenAI client with the base URL /v1" in refused.json()["error"]["message"]
-    assert "pip install" not in caplog.text  # uvicorn advises this if it has no WebSocket library
+    assert "pip install" not in caplog.text  # uvicorn logs this advice if no WebSocket library is installed

@@ -1,4 +1,4 @@
-"""Reranking with exact vectors: the scores are cosines, and the best documents come first."""
+"""Reranking with exact vectors: scores are cosines, and documents are sorted by score."""
 
 from collections.abc import Iterator
 from typing import Any

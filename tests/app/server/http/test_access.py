@@ -1,4 +1,4 @@
-"""Authentication: when a key is required, how it is sent, and that every path checks it."""
+"""Authentication: when a key is required, which headers carry it, and that every path checks it."""
 
 import errno
 import http.client
@@ -41,7 +41,9 @@ def ask(server: LiveServer, method: str, path: str, **headers: str) -> Answer:
 
 
 def ask_all(server: LiveServer, methods: Sequence[str], path: str, **headers: str) -> list[Answer]:
-    """Return the replies to requests on one connection, reconnecting if the server closes it."""
+    """Send a request per method on one connection and return the replies. Reconnects if the server closes the
+    connection.
+    """
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     answers = []
     with closing(http.client.HTTPConnection("127.0.0.1", server.port)) as connection:

@@ -1,4 +1,4 @@
-"""The limit of concurrent requests per key. More get 429 with Retry-After; other keys are not affected."""
+"""The limit of concurrent requests per key. Excess requests get 429 with Retry-After; other keys are not affected."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

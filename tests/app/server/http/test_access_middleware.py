@@ -1,4 +1,4 @@
-"""The access check: the Host header must name this server, and web pages of other sites are refused, on every path."""
+"""The access middleware refuses requests whose Host is not this server, and web pages of other sites, on every path."""
 
 import asyncio
 import http.client
@@ -30,7 +30,7 @@ OWN_HOSTS = ["localhost", "127.0.0.1", "[::1]", "LocalHost", "ingle.test"]
 
 
 def status(server: LiveServer, method: str, path: str, headers: list[tuple[str, str]]) -> tuple[int, list[str]]:
-    """Return the status of a request with exactly these headers, and the names of the response's headers."""
+    """Send a request with exactly these headers. Returns the status, and the names of the response's headers."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     try:
         connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
@@ -47,7 +47,7 @@ def status(server: LiveServer, method: str, path: str, headers: list[tuple[str, 
 @pytest.mark.parametrize("host", FOREIGN_HOSTS)
 def test_foreign_host_is_refused_on_every_path(hash_server: LiveServer, host: str) -> None:
     for path, method in itertools.product(PATHS, METHODS):
-        # The HTTP parser may refuse a malformed Host before the middleware sees it.
+        # The HTTP parser may refuse a malformed Host header before the middleware checks it.
         assert status(hash_server, method, path, [("Host", host)])[0] in (400, 403), (method, path)
 
 
@@ -129,7 +129,7 @@ def test_preflight_from_an_unknown_origin_is_refused(hash_server: LiveServer) ->
 
 
 def test_every_route_and_method_refuses_foreign_hosts_and_pages(hash_server: LiveServer) -> None:
-    """Call the application directly, without an HTTP parser."""
+    """Calls the application directly, so that no HTTP parser can refuse the request first."""
     port = str(hash_server.port)
     foreign = [[("host", host.replace("PORT", port))] for host in FOREIGN_HOSTS]
     foreign += [[("host", "localhost"), ("origin", origin)] for origin in ("null", "http://evil.com", "")]

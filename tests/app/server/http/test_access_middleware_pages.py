@@ -1,4 +1,4 @@
-"""Web pages of allowed origins: they get CORS headers for their exact origin, and others get none."""
+"""CORS headers: web pages of allowed origins get them for their exact origin, and other pages get none."""
 
 from collections.abc import Iterator
 

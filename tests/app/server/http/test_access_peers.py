@@ -1,4 +1,4 @@
-"""The owner of a connection: found by both of its ends, for IPv4 and IPv6, and never for a closed socket."""
+"""The owner of a connection is found from its two addresses, for IPv4 and IPv6. A closed socket has no owner."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from app.server.http.access import Peer, socket_owner
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
 def ends(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A client's socket and the server's socket of the same connection."""
+    """The client's socket and the server's socket of one connection."""
     family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
     with (
         closing(socket.create_server((request.param, 0), family=family)) as listening,
@@ -53,7 +53,7 @@ def test_ipv4_client_on_an_ipv6_socket_is_recognized() -> None:
 
 
 def test_closed_socket_has_no_owner(ends: tuple[socket.socket, socket.socket]) -> None:
-    """The kernel lists some closed sockets as root's."""
+    """A closed socket has no owner, although the kernel lists some closed sockets as root's."""
     client, accepted = ends
     addresses = client.getsockname()[:2], client.getpeername()[:2]
     client.close()

@@ -1,4 +1,4 @@
-"""CancelOnDisconnect without a server."""
+"""The middleware CancelOnDisconnect, tested without a server."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ async def send(message: Message) -> None:
 
 
 def run(app: ASGIApp, *received: Message) -> int:
-    """Run the middleware with some received messages and no more. Returns the number of tasks that remain."""
+    """Run the middleware on `received`, after which no message arrives. Returns the number of tasks that remain."""
 
     async def main() -> int:
         left = list(received)

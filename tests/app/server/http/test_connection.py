@@ -1,4 +1,4 @@
-"""Slow clients and too many connections: they are closed, and no others."""
+"""Slow clients and excess connections are closed, and other connections are not affected."""
 
 import json
 import socket
@@ -40,7 +40,7 @@ def connected(server: LiveServer, sent: bytes) -> socket.socket:
 
 
 def receive_all(client: socket.socket) -> bytes:
-    """Receive everything until the server closes the connection."""
+    """Return everything that the server sends until it closes the connection."""
     try:
         return b"".join(iter(lambda: client.recv(1 << 16), b""))
     except ConnectionResetError:
@@ -78,7 +78,7 @@ def test_unfinished_body_gets_408_and_closes_the_connection(
 def test_time_limits_do_not_apply_to_the_engine(
     stack: tuple[LiveServer, ControlledRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limits apply to the client, not to the engine."""
+    """A slow engine step does not close the connection, because the limits apply only to the client."""
     monkeypatch.setattr(Connection, "HEAD_SECONDS", SHORT)
     monkeypatch.setattr(Connection, "UNREAD_SECONDS", SHORT)
     server, runner = stack

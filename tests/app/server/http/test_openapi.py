@@ -1,4 +1,4 @@
-"""The API description: it is valid and complete, and replies match it."""
+"""The OpenAPI description is valid and complete, and replies match it."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "Hi", "top_logprobs": 2},
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}]},
 }
-LAST_SAYS_SO = ("/v1/messages", "/v1/responses")  # streams without an event [DONE]
+LAST_SAYS_SO = ("/v1/messages", "/v1/responses")  # streams that end without a [DONE] event
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Sending of replies without a server: chunks, pings, errors, and what a disconnect closes."""
+"""Sending of replies, tested without a server: chunks, pings, errors, and cleanup after a disconnect."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -22,7 +22,7 @@ class Chunk(Struct):
 
 
 class Client:
-    """Both ends of a connection. It reads `patience` messages and no more, and can disconnect."""
+    """A client without a connection. It accepts `patience` messages, then blocks the sender. It can disconnect."""
 
     def __init__(self, patience: int = 1 << 30) -> None:
         self.sent: list[Message] = []
@@ -97,7 +97,7 @@ def test_whole_reply_is_the_fold_of_the_chunks() -> None:
 def test_disconnect_of_a_stuck_client_closes_the_chunks() -> None:
     async def reply() -> None:
         client, closed = Client(patience=3), list[bool]()
-        chunks = numbers(closed, 1 << 30)  # the reference keeps the garbage collector from closing it
+        chunks = numbers(closed, 1 << 30)  # keep a reference, or the garbage collector would close the generator
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             await receive()
@@ -169,7 +169,7 @@ def test_error_before_the_head_is_raised() -> None:
 
 @pytest.mark.parametrize("status", ["prefill 2,048 of 5,001", "decode"])
 def test_pings_report_the_status_once_the_engine_has_started(status: str) -> None:
-    """Then the longer wait before the first ping is over."""
+    """After the engine has started, pings no longer wait for the longer first interval."""
 
     async def late(client: Client) -> AsyncGenerator[list[Chunk]]:
         async with asyncio.timeout(HANGING_SECONDS):

@@ -1,4 +1,4 @@
-"""Limits on large request bodies. Values are counted outside of strings only."""
+"""Limits of large request bodies: the number of values, counted outside of strings, and the nesting."""
 
 import json
 import random
@@ -26,7 +26,7 @@ def random_text(chance: random.Random) -> str:
 
 
 def test_strings_are_removed_from_random_json() -> None:
-    """The oracle is the same JSON with all strings empty."""
+    """The expected result is the same JSON text with all strings empty."""
     chance = random.Random(5)
 
     def value(depth: int, text: str | None) -> Any:

@@ -1,6 +1,6 @@
-"""A request of Claude Code (2.1.197: the second step of a turn, with other texts): it is answered and cached.
+"""The second request of a turn of Claude Code 2.1.197, with changed texts, is answered, and its prefix is cached.
 
-The cache matches although the request changes a line at its start.
+The prefix matches although a line at the start of the prompt changes with each request.
 """
 
 import copy

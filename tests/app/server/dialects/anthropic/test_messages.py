@@ -1,4 +1,4 @@
-"""Messages through the real anthropic client, with scripted replies and with the default model."""
+"""Anthropic's Messages API through the real client, with scripted replies and with the default model."""
 
 import json
 from collections.abc import AsyncGenerator, Iterator
@@ -39,7 +39,7 @@ StableParts = list[tuple[Any, ...]]
 
 
 def client(server: LiveServer) -> anthropic.Anthropic:
-    """A client that validates every field of a reply."""
+    """An anthropic client that validates every field of a reply."""
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, _strict_response_validation=True)
 
 
@@ -60,7 +60,7 @@ def ask(server: LiveServer, **asked: Any) -> Message:
 
 
 def streamed(server: LiveServer, **asked: Any) -> tuple[list[Any], Message]:
-    """Return the events, and the client's message."""
+    """Return the events of a streamed reply, and the message that the client builds from them."""
     with client(server) as api, api.messages.stream(**fields(server, asked)) as stream:
         return list(stream), stream.get_final_message()
 
@@ -132,7 +132,7 @@ def test_events_have_the_expected_order(server: ScriptedServer) -> None:
     assert sorted(set(kinds)) == ["input_json_delta", "signature_delta", "text_delta", "thinking_delta"]
     deltas = [data["delta"] for _, data in events if data.get("index") == 2 and "delta" in data]
     written = [delta["partial_json"] for delta in deltas]
-    assert len(written) > 2  # in several deltas
+    assert len(written) > 2  # the arguments arrived in several deltas
     assert json.loads("".join(written)) == CALLED[1]
     assert events[-2][1]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
 
@@ -210,7 +210,7 @@ def test_thinking_depends_on_the_request(server: ScriptedServer) -> None:
         for asked in ({}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive"}})
     )
     prompts = [usage["input_tokens"] + usage["cache_read_input_tokens"] for usage in (off, disabled, adaptive)]
-    assert prompts[0] == prompts[1] > prompts[2]  # the template adds that thinking is off
+    assert prompts[0] == prompts[1] > prompts[2]  # the template adds text if thinking is off
 
 
 def test_zero_max_tokens_only_prefills(server: ScriptedServer) -> None:
@@ -248,9 +248,9 @@ def test_model_without_tool_support_makes_a_forced_call(
     renderer: ChatTemplateRenderer,
     choice: dict[str, Any],
 ) -> None:
-    qwen = scripted_server.service.tokenizer  # with its template
+    qwen = scripted_server.service.tokenizer  # the tokenizer carries Qwen's chat template
     service = ChatService("smollm2:135m", qwen, smollm2_server.streams, renderer)
-    service.grammars = smollm2_server.service.grammars  # grammars for the same vocabulary
+    service.grammars = smollm2_server.service.grammars  # both models have the same vocabulary
     asked = {"model": "", "messages": [QUESTION], "max_tokens": 100, "tools": [WEATHER, CLOCK]}
     asked["tool_choice"] = choice | {"disable_parallel_tool_use": True}
     wanted, counts = msgspec.convert(asked, MessageRequest), TokenCounts()

@@ -1,4 +1,4 @@
-"""Conversion of requests of Anthropic's API, and errors for invalid ones."""
+"""Requests of Anthropic's API: how they are converted, and which errors invalid ones get."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Completions of llama.cpp's server, compared with the exact output of the hash model."""
+"""The completion endpoint of llama.cpp's server, compared with the exact output of the hash model."""
 
 import json
 from typing import Any

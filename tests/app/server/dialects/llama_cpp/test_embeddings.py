@@ -1,4 +1,4 @@
-"""Vectors from llama.cpp's own endpoint, compared with exact vectors."""
+"""The embedding endpoint of llama.cpp's server, compared with exact vectors."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Prompts and biases of llama.cpp's completions in all formats, compared with exact output."""
+"""All formats of prompts and logit biases in llama.cpp's completions, compared with exact output."""
 
 import copy
 import json
@@ -17,7 +17,7 @@ OTHER = "Another prompt"
 
 @pytest.fixture(scope="module")
 def starting_server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
-    """A server of a model that needs a BOS token."""
+    """A server whose tokenizer adds a BOS token to each prompt."""
     starting = copy.copy(tokenizer)
     starting.add_bos, starting.bos_id = True, tokenizer.control_tokens["<|im_start|>"]
     engine, _ = controlled_engine(tokenizer.vocab_size)

@@ -1,4 +1,4 @@
-"""Properties of the server and its slots."""
+"""The endpoints /props and /slots of llama.cpp's server."""
 
 import httpx
 

@@ -1,4 +1,4 @@
-"""Fields of llama.cpp's completions beside the text: ids, settings, progress, and selected fields."""
+"""Fields of llama.cpp's completions other than the text: ids, settings, progress, and selected fields."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The real ollama client for a test server."""
+"""Create a real ollama client that is connected to a test server."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

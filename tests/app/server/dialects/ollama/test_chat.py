@@ -31,7 +31,8 @@ ANSWER = {
 
 def chat(server: LiveServer, **asked: Any) -> Any:
     with client(server) as api:
-        options = {"top_k": 0, **asked.pop("options", {})}  # no limit, so that the hash model's output is exact
+        # top_k 0 disables the limit, so that the hash model's output is exact
+        options = {"top_k": 0, **asked.pop("options", {})}
         reply = api.chat(server.service.name, **{"messages": MESSAGES, **asked}, options=options)
         return list(reply) if asked.get("stream") else reply
 
@@ -96,7 +97,7 @@ def test_next_turn_accepts_calls_and_results(scripted_server: ScriptedServer) ->
 def test_think_false_reaches_the_template(scripted_server: ScriptedServer) -> None:
     scripted_server.says("Yes.")
     thinking, silent, plain = (chat(scripted_server, think=think).prompt_eval_count for think in (True, False, None))
-    assert silent > thinking == plain  # the template adds an empty thought
+    assert silent > thinking == plain  # the template adds an empty thought if thinking is off
     with client(scripted_server) as api:
         assert api.show("scripted").capabilities == ["completion", "tools", "thinking"]
 
@@ -109,7 +110,7 @@ def test_reply_follows_a_format(smollm2_server: LiveServer) -> None:
 def test_small_model_makes_a_forced_call(
     smollm2_server: LiveServer, scripted_server: ScriptedServer, renderer: ChatTemplateRenderer
 ) -> None:
-    """The model does not support tools; the template of another model and the grammar force the call."""
+    """The model does not support tools. Another model's template and the grammar force the call."""
     service = ChatService("small", scripted_server.service.tokenizer, smollm2_server.streams, renderer)
     transport = httpx.ASGITransport(
         create_application(service, ServerContext(AccessPolicy(Authenticator(["key"]), ["ingle.test"])))

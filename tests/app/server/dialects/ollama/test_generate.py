@@ -1,4 +1,4 @@
-"""Prompts through the real ollama client: answered, continued, and infilled, compared with exact output."""
+"""Ollama's generate endpoint through the real client: exact replies to prompts, continuations, and infill."""
 
 import json
 from typing import Any
@@ -15,7 +15,8 @@ from tests.support.hash_model import expected_output
 
 
 def generate(server: LiveServer, prompt: str, length: int = 30, **asked: Any) -> Any:
-    options = {"num_predict": length, "top_k": 0}  # no limit, so that the hash model's output is exact
+    # top_k 0 disables the limit, so that the hash model's output is exact
+    options = {"num_predict": length, "top_k": 0}
     with client(server) as api:
         reply = api.generate(server.service.name, prompt, options=options, **asked)
         return list(reply) if asked.get("stream") else reply
@@ -55,7 +56,7 @@ def test_suffix_uses_the_infill_tokens_of_the_model(code_server: LiveServer) -> 
     with client(code_server) as api:
         shown = api.show("starcoder")
     assert "insert" in (shown.capabilities or ())
-    assert ".Suffix" in (shown.template or "")  # some clients look for it
+    assert ".Suffix" in (shown.template or "")  # some clients check the template for ".Suffix"
 
 
 def test_prefilled_prompt_is_cached(hash_server: LiveServer) -> None:

@@ -37,7 +37,7 @@ def test_model_is_described_by_its_file(server: LiveServer) -> None:
     assert (shown.details.parameter_size, shown.details.quantization_level) == ("134.52M", "Q4_1")
     assert shown.modelinfo is not None
     assert shown.modelinfo["general.architecture"] == "llama"
-    assert shown.modelinfo["llama.context_length"] == 2048  # the server's limit, not the model's
+    assert shown.modelinfo["llama.context_length"] == 2048  # the context length of the server, not that of the model
     assert shown.capabilities == ["completion", "tools", "generic_tools"]
     assert shown.template == server.service.tokenizer.chat_template
     assert shown.parameters == "num_ctx 2048"

@@ -17,7 +17,7 @@ from tests.app.server.live_server import LiveServer, controlled_engine
 
 
 class OtherPulls(Pulls):
-    """Downloads one model in three progress events. Other names are looked up."""
+    """Simulates the download of one model in three progress events. Other names go to the real `Pulls`."""
 
     def __init__(self, models_dir: Path) -> None:
         super().__init__(load_settings(models_dir=models_dir, offline=True))

@@ -18,7 +18,7 @@ QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What 
 
 
 def client(server: ServedApplication, *, strict: bool = True) -> openai.OpenAI:
-    """A client that validates every field of a reply if strict."""
+    """An openai client that validates every field of a reply if `strict` is set."""
     url = f"{server.url}/v1"
     return openai.OpenAI(base_url=url, api_key="none", max_retries=0, _strict_response_validation=strict)
 

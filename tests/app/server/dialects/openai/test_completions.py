@@ -73,7 +73,7 @@ def test_echo_puts_the_prompt_before_the_text(hash_server: LiveServer, stream: b
     if not stream:
         assert ask(hash_server, **asked).choices[0].text == expected
         return
-    # The client's type of a chunk does not allow finish_reason null, which means "not finished".
+    # The client's type of a chunk does not allow a null finish_reason, which means "not finished".
     with (
         client(hash_server, strict=False) as api,
         api.completions.create(model="hash", stream=True, extra_body={"ignore_eos": True}, **asked) as events,
@@ -88,7 +88,7 @@ def test_echo_of_token_ids_is_their_text(hash_server: LiveServer) -> None:
 
 @pytest.mark.parametrize("prompt", ["The capital of France is Paris, 🇫🇷 and", "The"])
 def test_echo_with_logprobs_reports_on_the_prompt_as_well(smollm2_server: LiveServer, prompt: str) -> None:
-    """Scores of texts are computed from this: every token except the first has a probability."""
+    """Evaluation tools compute the scores of texts from these: every token except the first has a probability."""
     asked: dict[str, Any] = {"model": "smollm2:135m", "prompt": prompt, "temperature": 0, "max_tokens": 3}
     with client(smollm2_server, strict=False) as api:
         reported = api.completions.create(**asked, echo=True, logprobs=1)

@@ -36,18 +36,20 @@ URL = "http://ingle.test"
 
 
 def vector(sequence: Sequence[int]) -> Tensor:
-    """Return a unit vector that is unique to the sequence."""
+    """Return a unit vector that only this token sequence has."""
     random = torch.Generator().manual_seed(hash(tuple(sequence)) % 2**63)
     return F.normalize(torch.randn(HIDDEN, generator=random), dim=0)
 
 
 class DigestEmbedder:
-    """An embedder with predictable vectors. A test can hold it back."""
+    """An embedder that computes vectors from digests. A test can hold back its work."""
 
     hidden, vocab_size, context_length, threads = HIDDEN, len(TOKENS), CONTEXT, THREADS
 
     def __init__(self, *, ranks: bool = False) -> None:
-        """As a cross-encoder, it returns the absolute first element of the vector."""
+        """Create the embedder. With `ranks`, it is a cross-encoder that returns the absolute value of the first
+        element.
+        """
         self.ranks = ranks
         self._pool = ThreadPoolExecutor(THREADS)
         self._allowed: threading.Semaphore | None = None
@@ -86,7 +88,7 @@ class DigestEmbedder:
 
 
 class EmbeddingServer(ServedApplication):
-    """Serves a `DigestEmbedder` inside a `with` block."""
+    """Serves a `DigestEmbedder` inside its `with` block."""
 
     def __init__(self, *, ranks: bool = False, policy: AccessPolicy | None = None) -> None:
         self.embedder = DigestEmbedder(ranks=ranks)
@@ -157,7 +159,7 @@ SEVERAL: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
 def test_each_input_has_its_vector(server: EmbeddingServer, kind: str, encoding: str | None) -> None:
     given, sequences = SEVERAL[kind]
     reply = ask(server, input=given, **({} if encoding is None else {"encoding_format": encoding}))
-    if encoding == "base64":  # the client does not decode an encoding that was requested by name
+    if encoding == "base64":  # the client decodes no encoding that the caller requested explicitly
         for one in reply.data:
             raw: Any = one.embedding
             one.embedding = np.frombuffer(base64.b64decode(raw), "<f4").tolist()
@@ -291,7 +293,8 @@ def test_disconnect_ends_the_request(server: EmbeddingServer) -> None:
         until(lambda: server.service.requests == 0)
         allowed.release(1000)
     until(lambda: len(server.embedder.computed) == before + THREADS)
-    assert_vectors(ask(server, input=[[5, 5, 5]]), [(5, 5, 5)])  # the others would have been submitted before this one
+    # if any other text were left, it would have been submitted before this one
+    assert_vectors(ask(server, input=[[5, 5, 5]]), [(5, 5, 5)])
     assert server.embedder.submitted == submitted + THREADS + 1
 
 

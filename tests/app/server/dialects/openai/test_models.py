@@ -1,4 +1,4 @@
-"""The list of models: details of the served model, and its other names."""
+"""OpenAI's list of models: the details of the served model, and its aliases."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Reports beside the text, in fields of vLLM and llama.cpp: ids, probabilities, counts, and times."""
+"""Reply fields other than the text, as in vLLM and llama.cpp: ids, probabilities, counts, and times."""
 
 import json
 import re
@@ -140,7 +140,7 @@ def test_usage_is_in_each_chunk_on_request(hash_server: LiveServer, path: str) -
 def test_timings_are_in_each_chunk_on_request(hash_server: LiveServer, path: str) -> None:
     chunks = stream(hash_server, path, timings_per_token=True, max_tokens=20)
     timings = [chunk["timings"] for chunk in chunks if "timings" in chunk]
-    assert len(timings) == len(chunks) - (path == CHAT)  # the chunk with the role has none
+    assert len(timings) == len(chunks) - (path == CHAT)  # the chunk with the role has no timings
     assert [one["predicted_n"] for one in timings] == sorted(one["predicted_n"] for one in timings)
     assert timings[-1]["predicted_n"] == 20
     prompt = len(prompt_of(hash_server, path))
@@ -160,7 +160,7 @@ def test_reply_has_the_version_and_the_requested_id(hash_server: LiveServer, pat
 
 @pytest.fixture
 def slow(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[tuple[LiveServer, threading.Semaphore]]:
-    """A server whose prompts take several steps. Each step waits for a release."""
+    """A server whose prompts take several steps, each of which waits for a release."""
     engine, runner = controlled_engine(tokenizer.vocab_size, budget=32)
     with LiveServer("hash", engine, tokenizer, renderer) as server, runner.held() as steps:
         yield server, steps

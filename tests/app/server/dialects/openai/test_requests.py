@@ -1,4 +1,4 @@
-"""Conversion of request fields to sampling parameters."""
+"""How request fields of OpenAI's API are converted to sampling parameters."""
 
 import json
 from typing import Any

@@ -113,7 +113,7 @@ def test_stream_and_whole_reply_agree(server: ScriptedServer) -> None:
     text, thought, calls, _ = stream_parts(pieces)
     assert (text, thought) == ("I look.", "They ask.")
     assert [(name, json.loads(arguments)) for name, arguments in calls] == [CALLED, CALLED]
-    # in several deltas
+    # the arguments arrived in several deltas
     assert sum(len(choice.delta.tool_calls or ()) for chunk in pieces for choice in chunk.choices) > 8
 
 

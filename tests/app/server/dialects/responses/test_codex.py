@@ -1,4 +1,4 @@
-"""Requests of Codex CLI: all of its fields, all types of tools, and items that it sends back."""
+"""Requests of Codex CLI with all of its fields, all of its tool types, and the items that it sends back."""
 
 import json
 from typing import Any
@@ -78,7 +78,7 @@ SCRIPT = "<think>\nA list.\n</think>\n\nI look." + "".join(
 
 
 def asked(server: ScriptedServer, *, says: str, **fields: Any) -> list[Json]:
-    """Return the events of the reply."""
+    """Return the events of a streamed reply to Codex's request."""
     server.says(says)
     url = f"{server.url}/v1/responses"
     answer = httpx.post(url, json=REQUEST | fields, trust_env=False, timeout=None)  # noqa: S113
@@ -87,7 +87,7 @@ def asked(server: ScriptedServer, *, says: str, **fields: Any) -> list[Json]:
 
 
 def sent_back(item: Json) -> Json:
-    """Return an item as Codex sends it in the next request: without the status, and reasoning only as summary."""
+    """Return an item as Codex sends it in its next request: without status, annotations, and logprobs."""
     return {name: value for name, value in item.items() if name not in ("status", "annotations", "logprobs")}
 
 

@@ -1,4 +1,4 @@
-"""Conversion of input items to messages."""
+"""How input items of the Responses API are converted to messages."""
 
 from typing import Any
 

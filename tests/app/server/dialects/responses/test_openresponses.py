@@ -1,6 +1,6 @@
-"""Compliance cases of Open Responses (https://www.openresponses.org), except for images.
+"""The compliance cases of Open Responses (https://www.openresponses.org), except for images.
 
-They check the requests of these cases, the replies, and the fields that the schema requires.
+The tests check that the requests of these cases are accepted, and that replies have the fields of the schema.
 """
 
 import json

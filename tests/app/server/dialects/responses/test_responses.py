@@ -1,4 +1,4 @@
-"""The Responses API through the real openai client: whole, streamed, stored, and continued responses."""
+"""The Responses API through the real openai client: complete, streamed, stored, and continued responses."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ SCRIPT = f"<think>\nThey ask.\n</think>\n\nI look.\n{CALL}\n{CALL}"
 
 
 class Asker:
-    """A client of one server."""
+    """A client that sends requests to one server."""
 
     def __init__(self, server: LiveServer, api: openai.OpenAI) -> None:
         self.server = server
@@ -58,7 +58,7 @@ class ScriptedAsker(Asker):
     server: ScriptedServer
 
     def says(self, text: str) -> int:
-        """Set the text of all further replies. Returns its number of tokens."""
+        """Make `text` the text of all further replies, and return its number of tokens."""
         return self.server.says(text)
 
 
@@ -138,7 +138,7 @@ def test_deltas_add_up_to_their_items(scripted: ScriptedAsker) -> None:
 
 
 def test_second_turn_finds_the_first_one_cached(scripted: ScriptedAsker) -> None:
-    generated = scripted.says(f"I look.\n{CALL}\n{CALL}")  # the template removes earlier reasoning
+    generated = scripted.says(f"I look.\n{CALL}\n{CALL}")  # the template removes the reasoning of earlier replies
     first = scripted(input="A question of its own. " * 30, tools=[WEATHER], instructions="Be brief.")
     results = [
         {"type": "function_call_output", "call_id": item.call_id, "output": "22"}
@@ -230,7 +230,7 @@ def test_background_response_can_be_streamed_and_resumed(scripted: ScriptedAsker
             steps.release(3)
             first.append(next(events))
         response_id = first[0].response.id
-        # the client has disconnected, and the response continues
+        # the response continues although the client has disconnected
         assert api.responses.retrieve(response_id).status == "in_progress"
         steps.release(1000)
     assert [event.type for event in first] == ["response.created", "response.queued", "response.in_progress"]

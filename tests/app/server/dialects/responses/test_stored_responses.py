@@ -1,4 +1,4 @@
-"""Stored responses: bounded, private, persistent, and never the reason that a reply fails."""
+"""Stored responses: size limit, access, and persistence. A failure to store never fails the reply."""
 
 import asyncio
 import os
@@ -66,7 +66,8 @@ def test_file_is_private_and_deleted_responses_are_gone(tmp_path: Path) -> None:
 def test_least_recently_used_response_is_deleted_first(tmp_path: Path, in_memory: bool) -> None:
     with opened(None if in_memory else tmp_path, max_bytes=3 * (ROW_BYTES + 100)) as stored:
         asyncio.run(put(stored, [response("a"), response("b"), response("c", "a")]))
-        asyncio.run(stored.chain("c", ""))  # this also counts as a use of the response that it continues
+        # reading the chain also counts as a use of response "a", which "c" continues
+        asyncio.run(stored.chain("c", ""))
         asyncio.run(put(stored, [response("d")]))
         kept = [asyncio.run(stored.get(name, "")) for name in "abcd"]
         assert [one is not None for one in kept] == [True, False, True, True]
