@@ -85,7 +85,8 @@ def test_each_request_is_counted_once_by_finish_reason(tokenizer: Tokenizer, ren
     """Covers the finish reasons: end of reply, stop string, abort, and shutdown."""
 
     async def main() -> None:
-        streams = TokenStreams(hash_engine()[0])
+        engine, runner = controlled_engine(VOCABULARY)
+        streams = TokenStreams(engine)
         service = ChatService("hash", tokenizer, streams, renderer)
         stop = tokenizer.decode(expected_output(PROMPT, 8), continues_text=True)[-3:]
         await streams.start()
@@ -95,8 +96,9 @@ def test_each_request_is_counted_once_by_finish_reason(tokenizer: Tokenizer, ren
         ends = streams.latencies.ends
         assert (ends[FinishReason.LENGTH], ends[FinishReason.STOP]) == (1, 1)
         for _ in range(3):
-            with streams.open() as stream:
+            with runner.held() as steps, streams.open() as stream:
                 request = stream.submit(PROMPT, SamplingParams(max_tokens=900), frozenset())
+                steps.release(10)  # the reply must not end by itself before it is aborted
                 await anext(stream)
                 stream.abort(request.id)
                 stream.abort(request.id)
