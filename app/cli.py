@@ -79,7 +79,7 @@ class LazyGroup(click.Group):
     """A group whose commands come from COMMANDS and are imported when they are run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Run the chat if no command is given, also if the first argument is one of its options."""
+        """Run the chat if the arguments are empty or start with an option of the chat."""
         own = {option for parameter in self.get_params(ctx) for option in parameter.opts}
         is_chat = not args or (args[0].startswith("-") and args[0] not in own)
         if is_chat and not ctx.resilient_parsing:  # shell completion needs the list of commands instead
@@ -109,7 +109,7 @@ class LazyGroup(click.Group):
         return [*(CompletionItem(name, help=COMMANDS[name].summary) for name in found), *options]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands from the table, because asking the commands would import them."""
+        """Write the list of commands from the table, because reading the help of each command would import it."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
 

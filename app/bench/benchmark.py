@@ -61,6 +61,6 @@ def remarks(series: Sequence[Series]) -> list[str]:
             if together < load.streams and load.output_tokens > 1:
                 found.append(
                     f"{one.competitor.name}: {load}: at most {together} streams decoded at the same time, and the "
-                    "figures are of those. Use longer replies."
+                    "figures count only those. Use longer replies."
                 )
     return found

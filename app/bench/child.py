@@ -1,4 +1,4 @@
-"""A child process that runs during a measurement, and ends with the block that started it."""
+"""A child process that runs during a measurement, and ends with the `with` block that started it."""
 
 import subprocess
 import tempfile
@@ -10,7 +10,7 @@ from typing import NoReturn, TypeVar
 
 from app.bench.competitor import CompetitorFailed
 
-_START_SECONDS = 600.0  # enough for a large model on a slow disk
+_START_SECONDS = 600.0  # seconds; enough for a large model on a slow disk
 _STOP_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 _TAIL_BYTES = 1500

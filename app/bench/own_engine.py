@@ -35,7 +35,7 @@ class OwnEngine:
         config = self._engine.config
         if load.streams > config.max_running:
             raise UnsuitableLoad(
-                f"{load.streams} streams are more than the engine runs at once, which is {config.max_running}",
+                f"The load has {load.streams} streams, but the engine runs at most {config.max_running} at once",
                 f"Use --concurrency {config.max_running} or less.",
             )
         check_context(load, config.context_length)

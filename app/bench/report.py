@@ -9,7 +9,7 @@ from app.bench.rounds import Series
 from app.bench.sample import Percentiles, Spread, percentiles, spread
 from app.bench.workload import Load, Row
 
-_DIGITS = 4  # significant digits
+_DIGITS = 4  # number of significant digits
 
 Figures = Mapping[str, Spread | None]  # figures by row name; None: not reported
 
@@ -47,7 +47,7 @@ class CompetitorResult:
     busy_elsewhere: Spread | None  # cores that uninvolved programs used during the measurement
 
     def json(self) -> dict[str, Any]:
-        """Return medians, latencies, and memory."""
+        """Return the medians, latencies, and memory as JSON."""
         memory = {"peak_rss_mb": _rounded(self.peak_rss_mb)}
         return {**_medians(self.figures), **_latencies(self.latencies), **memory}
 
@@ -62,7 +62,7 @@ class Report:
     peak_vram_mb: float
 
     def json(self) -> dict[str, Any]:
-        """Return one object, with the names that scripts rely on."""
+        """Return the report as one JSON object. Scripts rely on its names."""
         own = self.own
         return {
             **asdict(self.conditions),

@@ -39,7 +39,7 @@ class Rounds:
     def __init__(
         self, vocab_size: int, say: Callable[[str], None], watch: Callable[[Competitor], Watch] = watch_one
     ) -> None:
-        """Set the parameters.
+        """Prepare the rounds.
 
         `vocab_size`: number of token ids for random prompts. `say` receives progress lines. `watch` starts a watch
         before each run of a competitor.
@@ -86,6 +86,6 @@ class Rounds:
             if not disturbance.serious:
                 break
         if self._hopeful and disturbance.serious:
-            self._say("Other programs keep this machine busy, so the figures are lower than it can reach.")
+            self._say("Other programs keep this machine busy, so the figures are lower than on an idle machine.")
         self._hopeful = not disturbance.serious
         return min(attempts, key=lambda attempt: attempt[1])

@@ -10,7 +10,7 @@ _UNKNOWN = "-"
 
 
 def table(report: Report) -> list[Cell]:
-    """Return titles and figures. The first line has the name of the column."""
+    """Return the titles and figures of the table. The first line is the heading of the column."""
     *figures, memory = column(report.own, report)
     weights = [] if report.weight_gb_s is None else [("weights read", f"{spread_text(report.weight_gb_s)} GB/s")]
     return [("", report.own.name), *figures, *weights, memory]

@@ -37,7 +37,7 @@ def tune(settings: Settings, progress: Progress, card: "Card | None" = None, tim
 
     gpu = gpu_for(replace(common_options(settings), backend="cuda", card=card))
     if gpu is None:
-        raise UnsupportedModel("Only kernels of a GPU have tiles to tune, and no GPU is selected", "Use --device cuda.")
+        raise UnsupportedModel("No GPU is selected, and only GPU kernels have tiles to tune", "Use --device cuda.")
     from engine.backends.cuda.tile_file import write_tiles
     from engine.backends.cuda.tuning import Tuning
     from quant.kernels.tile_search import rule_tile

@@ -28,7 +28,7 @@ class Load:
 
     @property
     def context(self) -> int:
-        """Tokens of a stream at its end."""
+        """Number of tokens of a stream when it ends."""
         return self.prompt_tokens + self.output_tokens
 
     def __str__(self) -> str:

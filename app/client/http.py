@@ -19,7 +19,7 @@ from quant.errors import InglenookError
 
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _REASONS = ("error", "message", "detail", "msg")  # keys under which servers report the reason of an error
-_LONGEST_REASON = 300  # characters of a reason that are shown
+_LONGEST_REASON = 300  # maximum length of the shown reason in characters
 
 _ERROR_KINDS: Mapping[object, type[InglenookError]] = {
     "context_length_exceeded": PromptTooLong,
@@ -37,11 +37,12 @@ class ServerError(AppError):
 
 @dataclass(frozen=True, slots=True)
 class Remedies:
-    """Remedies in the errors about one server."""
+    """The remedies that errors about one server suggest."""
 
     unreachable: str
     senseless: str = "Stop it, and start it again."
-    refused: Mapping[int, str] = field(default_factory=dict)  # remedies by status, for errors that have none
+    # by HTTP status: remedies for error responses that name none
+    refused: Mapping[int, str] = field(default_factory=dict)
 
 
 class HTTPClient:
@@ -59,8 +60,8 @@ class HTTPClient:
     ) -> None:
         """Create the client. It connects on the first request.
 
-        `key`: the API key; None: the server needs none. `answer_seconds`: timeout of all waits but those for tokens of
-        a stream, which the user can end. `uses_proxies`: use the proxies that the environment names.
+        `key`: the API key; None: the server needs none. `answer_seconds`: timeout of every wait, except for tokens of a
+        stream, which the user can end. `uses_proxies`: use the proxies that the environment names.
         """
         self._url = url
         self._remedies = remedies

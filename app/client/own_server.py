@@ -59,8 +59,8 @@ class Health:
 class Reading:
     """A prompt in prefill."""
 
-    client: str  # name of the client, as its requests give it
-    done: int  # tokens
+    client: str  # name that the client gives in its requests
+    done: int  # number of prefilled tokens
     total: int
 
 

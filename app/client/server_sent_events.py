@@ -1,6 +1,6 @@
-"""Parse server-sent events from bytes that arrive in parts of any size.
+"""Parses server-sent events from bytes that arrive in parts of any size.
 
-Source: https://html.spec.whatwg.org/multipage/server-sent-events.html. Only the features that JSON APIs use.
+Source: https://html.spec.whatwg.org/multipage/server-sent-events.html. Supports only the features that JSON APIs use.
 """
 
 

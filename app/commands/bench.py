@@ -54,7 +54,7 @@ _WORKLOADS = (*_SIZES, "repeat", "suite", "http")
 @click.option(
     "--threads",
     type=int,
-    help="Threads of the CPU engine. Default: what the engine chooses; with --http, one per core.",
+    help="Threads of the CPU engine. Default: chosen by the engine; with --http, one per core.",
 )
 @gpu_options
 @kernels_option
@@ -74,8 +74,9 @@ def bench(
 ) -> None:
     """Measure how fast a model generates tokens.
 
-    Prompts are random tokens, no two alike, so that no cache helps. Replies are greedy and have their full length.
-    Prefill and decode rates are of one stream. The rate of several streams counts the time in which all of them decode.
+    Prompts consist of random tokens and are all different, so that no cache helps. Replies are greedy and have their
+    full length. The prefill and decode rates are those of one stream. The rate of several streams is measured while all
+    of them decode.
     """
     settings = load_settings(**options)
     if tune:
@@ -102,7 +103,7 @@ def _tune(settings: Settings, progress: Progress, *, as_object: bool) -> None:
         click.echo(as_json({"card": tuned.card, "file": tuned.file, "faster": tuned.faster, "tiles": tiles}))
         return
     found = (
-        f"{tuned.faster} of {len(tuned.tiles)} products are faster on {tuned.card} with other than the default tiles"
+        f"{tuned.faster} of {len(tuned.tiles)} products are faster on {tuned.card} with tiles other than the default"
     )
     click.echo(sanitize(f"{found}. Saved in {tuned.file}"))
 

@@ -54,7 +54,7 @@ _ID_DIGITS = 8
 
 @click.group(epilog=EXAMPLES)
 def cache() -> None:
-    """Show or clear the on-disk KV cache, with which conversations resume fast after a restart.
+    """Show or clear the on-disk KV cache, from which conversations resume fast after a restart.
 
     The cache is as private as your conversations: it is computed from them, and its files are readable to you alone.
     The setting kv_disk_gb limits its size in GB (0 disables it), and kv_disk_dir is its folder.
@@ -134,7 +134,7 @@ def verify(ctx: click.Context, deletes: bool, quiet: bool) -> None:
 def _chosen(models: list[CachedModel], name: str) -> list[CachedModel]:
     """Return the entries of the model with that name, or with that ID. Raises ModelNotFound if there are none."""
     entry = load_catalog().find(name)
-    # A model of the catalog may have been used by its path, of which the cache records the last part.
+    # A catalog model may have been loaded by its path. The cache records only the last part of a path.
     wanted, sha256 = (entry.name, entry.sha256) if entry else (Path(name).name, "")
     chosen = find_cached_models(models, wanted, sha256)
     if not chosen:
@@ -145,7 +145,7 @@ def _chosen(models: list[CachedModel], name: str) -> list[CachedModel]:
 def _ask(models: list[CachedModel]) -> None:
     """Ask the user to confirm. Raises AppError if stdin is not a terminal, and Abort if the answer is no."""
     if not sys.stdin.isatty():
-        problem = "this clears the cache of every model, and stdin is not a terminal to confirm it"
+        problem = "clearing the cache of every model needs confirmation, but stdin is not a terminal"
         raise AppError(problem, "ingle cache clear --yes")
     size = format_bytes(sum(model.size for model in models))
     click.confirm(f"Clear the cache of every model ({size})?", abort=True, err=True)

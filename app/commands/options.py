@@ -36,8 +36,8 @@ model_option = click.option(
 context_option = click.option(
     "--context",
     type=int,
-    help="Context length: limit of prompt and answer together, in tokens. Default: what the model supports and memory "
-    "allows.",
+    help="Context length: limit of prompt and answer together, in tokens. Default: the longest that the model "
+    "supports and memory allows.",
 )
 threads_option = click.option(
     "--threads", type=int, help="Threads of the CPU engine. Default: one per core, fewer on a busy machine."

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from app.process.instance import Instance
     from engine.sampling_params import SamplingParams
 
-    ParamsOf = Callable[[Mapping[str, float]], SamplingParams]  # from the values that are recommended for the model
+    # creates the parameters from the values that are recommended for the model
+    ParamsOf = Callable[[Mapping[str, float]], SamplingParams]
 
 EXAMPLES = """\b
 Examples:
@@ -40,14 +41,14 @@ _FAILED = "Run ingle doctor. If it finds nothing, report this as a bug."
 @click.option("--no-save", is_flag=True, help="Do not store this exchange for --continue.")
 @click.option("-s", "--system", help="System message: instructions that come before the prompt. Default: none.")
 @click.option(
-    "-n", "--max-tokens", type=int, help="Length limit of the answer in tokens. Default: what fits the context."
+    "-n", "--max-tokens", type=int, help="Length limit of the answer in tokens. Default: the rest of the context."
 )
 @click.option(
     "-t",
     "--temperature",
     type=float,
     help="Randomness of the answer: 0 always takes the most likely token, higher values vary more. "
-    "Default, as for the next four options: what the model recommends.",
+    "Default for this and the next four options: the value that the model recommends.",
 )
 @click.option("--top-p", type=float, help="Sample from the smallest set of tokens that reaches this probability.")
 @click.option("--top-k", type=int, help="Sample from this many of the most likely tokens.")
@@ -194,7 +195,7 @@ def _by_own_engine(
 
 
 async def _past_the_prompt(events: "AsyncGenerator[ChatEvent]", progress: Progress) -> "AsyncGenerator[ChatEvent]":
-    """Yield the events without those about prefill, which become a progress bar if there are several."""
+    """Yield the events without those about prefill. If there are several of those, they become a progress bar."""
     from app.generation.events import PromptProgress
 
     event = await anext(events)

@@ -24,7 +24,11 @@ _LIMIT = 20
 @click.command(epilog=EXAMPLES)
 @click.argument("words", nargs=-1, required=True)
 @click.option(
-    "--format", "formats", type=click.Choice(FORMATS), multiple=True, help="Only models of this format. Repeatable."
+    "--format",
+    "formats",
+    type=click.Choice(FORMATS),
+    multiple=True,
+    help="Search only for models of this format. Repeatable.",
 )
 @click.option(
     "--limit", type=click.IntRange(1, 100), default=_LIMIT, help=f"Maximum number of models. Default: {_LIMIT}."
@@ -47,9 +51,9 @@ def search(
 ) -> None:
     """Search the Hugging Face Hub by WORDS for models in GGUF, AWQ, GPTQ, or FP8.
 
-    Models that fit in free memory come first, the most downloaded ones before others. FITS is an estimate by the size
-    of the files; ingle fit NAME is exact. If the Hub cannot be reached, only models with a short name are searched. The
-    exit status is 3 if nothing is found.
+    Models that fit in free memory come first, sorted by downloads. FITS is an estimate by the size of the files; ingle
+    fit NAME is exact. If the Hub cannot be reached, only models with a short name are searched. The exit status is 3 if
+    nothing is found.
     """
     settings, progress = load_settings(), progress_on_stderr(quiet=as_array)
     asked = " ".join(words)

@@ -24,13 +24,14 @@ Examples:
     "--alias",
     "--served-model-name",
     metavar="NAMES",
-    help="Names of the model for clients, separated by commas. Default: its own name, or the file name.",
+    help="Model names that clients can use, separated by commas. Default: the model's own name, or its file name.",
 )
 @click.option(
     "--host",
-    help="Address to listen on. Any but the default needs an API key. Default: 127.0.0.1 and ::1, this machine only.",
+    help="Address to listen on. An address other than the default needs an API key. Default: 127.0.0.1 and ::1, "
+    "this machine only.",
 )
-@click.option("--port", type=int, help="Port to listen on; 0 takes a free one. Default: 4645.")
+@click.option("--port", type=int, help="Port to listen on; 0 chooses a free port. Default: 4645.")
 @click.option(
     "--ollama-port",
     type=int,
@@ -41,13 +42,14 @@ Examples:
 @click.option(
     "--api-key-file",
     metavar="FILE",
-    help="File of the API keys that clients need, one per line. INGLE_API_KEY holds keys as well. Default: none.",
+    help="File of the API keys that clients need, one per line. Keys in INGLE_API_KEY are accepted as well. "
+    "Default: none.",
 )
 @click.option(
     "--sampling-defaults",
     metavar="SOURCE",
-    help="Sampling of requests that do not set it: model (its recommended values), or none (the defaults of each API). "
-    "Default: model.",
+    help="Source of sampling values that a request omits: model (its recommended values), or none (the defaults of "
+    "each API). Default: model.",
 )
 @click.option(
     "--generic-tools/--no-generic-tools",

@@ -34,7 +34,9 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("name", required=False, shell_complete=stored_names)
-@click.option("--fit", "with_fit", is_flag=True, help="Check whether it fits in memory as well; takes a few seconds.")
+@click.option(
+    "--fit", "with_fit", is_flag=True, help="Also check whether the model fits in memory. Takes a few seconds."
+)
 @click.option("--json", "as_object", is_flag=True, help="Print a JSON object.")
 def show(name: str | None, with_fit: bool, as_object: bool) -> None:
     """Show details of the model NAME: size, tensor types, and abilities of the chat template. No weights are loaded.

@@ -1,1 +1,1 @@
-"""From a conversation to a reply: messages, chat templates, prompts, grammars, and the events of replies."""
+"""Reply generation: messages, chat templates, prompts, grammars, and the events of replies."""

@@ -14,14 +14,14 @@ from engine.request import NO_TOKENS, TokenSources
 
 
 class MissReason(enum.Enum):
-    """The reason why more of a prompt than its new end is computed."""
+    """The reason for a cache miss, in which more than the new end of a prompt is computed."""
 
-    FIRST_TIME = "first_time"  # no similar prompt since the start
-    DIVERGED = "diverged"  # an earlier request continues differently from here
-    REMOVED = "removed"  # an earlier request has a part that this prompt lacks: old reasoning, white space
-    EVICTED = "evicted"  # it was computed since the start, and is no longer in the cache
-    RECOMPUTED = "recomputed"  # it is on disk, and computing it is faster than reading it
-    PROMPT_LOGPROBS = "prompt_logprobs"  # the request asks for them, so the whole prompt is computed
+    FIRST_TIME = "first_time"  # no similar prompt since the engine started
+    DIVERGED = "diverged"  # an earlier request diverges from the prompt at this position
+    REMOVED = "removed"  # an earlier request has text that the prompt lacks, such as old reasoning or white space
+    EVICTED = "evicted"  # computed since the engine started, and no longer in the cache
+    RECOMPUTED = "recomputed"  # on disk, but computing is faster than reading it
+    PROMPT_LOGPROBS = "prompt_logprobs"  # the request asks for prompt logprobs, so the whole prompt is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Miss:
 
     reason: MissReason
     position: int  # index of the first token that differs or is missing
-    before: str = ""  # text before that position; set, like the next two, if two conversations diverge there
+    before: str = ""  # text before that position; this and the next two are set if two conversations diverge there
     was: str = ""  # text after it in the earlier conversation
     now: str = ""  # text after it in this prompt
-    removed: str = ""  # text that was taken out, shortened
+    removed: str = ""  # text that the prompt lacks, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class CacheReport:
 
     sources: TokenSources = NO_TOKENS
     miss: Miss | None = None  # None: all but the new end was cached
-    left_out: tuple[str, ...] = ()  # names of lines that change with every request and were taken out of the prompt
+    left_out: tuple[str, ...] = ()  # names of prompt lines that were left out because they change with every request
 
     def plus(self, other: "CacheReport") -> "CacheReport":
         """Add two reports. If both have a miss, the first one is kept."""
@@ -67,7 +67,7 @@ class MissDetails(Struct, omit_defaults=True, rename={"now": "is"}):
 
 
 class PromptTokensDetails(Struct):
-    """OpenAI's object of this name, with fields added. A server that lacks some of them leaves them out."""
+    """OpenAI's `prompt_tokens_details` with additional fields, which other servers may leave out."""
 
     cached_tokens: int = 0  # the sum of the next three
     device_tokens: int = 0
@@ -76,7 +76,8 @@ class PromptTokensDetails(Struct):
     computed_tokens: int = 0
     restore_ms: float = 0.0
     miss: MissDetails | UnsetType = UNSET
-    left_out: list[str] | UnsetType = UNSET  # names of lines that change with every request, taken out of the prompt
+    # names of prompt lines that were left out because they change with every request
+    left_out: list[str] | UnsetType = UNSET
 
     @classmethod
     def of(cls, report: CacheReport) -> Self:

@@ -16,9 +16,10 @@ from app.text.tokenizer import Tokenizer
 from engine.config import BLOCK_SIZE
 from engine.request import Request, TokenSources
 
-_EXCERPT = 8 * ID_BYTES  # length of the texts that a report quotes before and after a divergence
-_RESUMED = 8 * ID_BYTES  # length of the ids that must recur for a text to count as resumed after a removed part
-_REMOVED_HEAD, _REMOVED_TAIL = 40 * ID_BYTES, 12 * ID_BYTES  # lengths that a report quotes of a removed text
+_EXCERPT = 8 * ID_BYTES  # length of the ids whose text a report quotes on each side of a divergence
+_RESUMED = 8 * ID_BYTES  # length of the ids that must match again after a removed text
+# lengths of the start and the end of a removed text that a report quotes
+_REMOVED_HEAD, _REMOVED_TAIL = 40 * ID_BYTES, 12 * ID_BYTES
 
 # Two texts belong to one conversation if they share a run of this length after the point where they diverge. The run is
 # longer than the markup between two turns.
@@ -83,7 +84,7 @@ class TrackedPrompt:
 
 
 def find_miss(prompt: bytes, earlier: Earlier | None, sources: TokenSources, tokenizer: Tokenizer) -> Miss | None:
-    """Return why a part of a packed prompt is computed. None: only its new end is."""
+    """Return why part of a packed prompt has to be computed, or None if only its new end has to be."""
     if sources.skipped:
         return Miss(MissReason.RECOMPUTED, sources.cached)
     tokens, known = len(prompt) // ID_BYTES, 0
@@ -134,9 +135,10 @@ class _Divergence:
         return Miss(reason, self.earlier.common, before, was, now, removed)
 
     def _removed(self) -> str:
-        """The text of the earlier exchange that the prompt skips before it continues like the exchange; "" if none.
+        """Return the text of the earlier exchange that the prompt skips before it resumes that exchange; "" if none.
 
-        The first token may differ from the earlier one: the text before a word decides how the word is encoded.
+        The first token after the removed text may differ from the earlier one, because the encoding of a word depends
+        on the text before it.
         """
         offset, old = self._offset, self.earlier.exchange.ids
         for same in (0, ID_BYTES):
@@ -149,7 +151,8 @@ class _Divergence:
         return ""
 
     def _resumed_at(self, rest: bytes) -> int:
-        """The offset after the divergence at which the earlier exchange continues like `rest`; -1 if it does not.
+        """Return the offset after the divergence at which the earlier exchange continues like `rest`; -1 if it does
+        not.
 
         At the end of the exchange fewer equal tokens are enough, since a prompt may continue from its last reply.
         """
@@ -158,14 +161,16 @@ class _Divergence:
         return _find_end(old, rest, start) if found < 0 and self._is_in_reply else found
 
     def _shortened(self, ids: bytes, end: bytes) -> str:
-        """The text of `ids` without `end`; only the first and the last part if it is long."""
+        """Decode `ids` without the text `end` at their end. A long text is shortened to its first and last part."""
         if len(ids) <= _REMOVED_HEAD + _REMOVED_TAIL:
             return _decoded(self._bytes(ids).removesuffix(end))
         head, tail = self._bytes(ids[:_REMOVED_HEAD]), self._bytes(ids[-_REMOVED_TAIL:])
         return f"{_decoded(head)} … {_decoded(tail.removesuffix(end))}"
 
     def _texts(self, before: bytes, *after: bytes) -> tuple[str, ...]:
-        """The text before the divergence and each text after it; a character split there belongs to the latter."""
+        """Return the texts before and after the divergence. A character split at the divergence belongs to the texts
+        after it.
+        """
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         text = decoder.decode(self._bytes(before)).strip(_REPLACEMENT)
         partial, _ = decoder.getstate()
@@ -176,12 +181,12 @@ class _Divergence:
 
 
 def _decoded(encoded: bytes) -> str:
-    """Decode bytes, without the characters that are cut at either end."""
+    """Decode bytes, and drop the characters that are cut off at either end."""
     return encoded.decode(errors="replace").strip(_REPLACEMENT)
 
 
 def _find(ids: bytes, wanted: bytes, start: int) -> int:
-    """The offset of the ids `wanted` in `ids` from `start` on; -1 if there are none."""
+    """Return the first offset of the ids `wanted` in `ids` from `start` on; -1 if they do not occur."""
     found = ids.find(wanted, start)
     while found % ID_BYTES and found >= 0:
         found = ids.find(wanted, found + 1)
@@ -189,7 +194,7 @@ def _find(ids: bytes, wanted: bytes, start: int) -> int:
 
 
 def _find_end(ids: bytes, rest: bytes, start: int) -> int:
-    """The offset of the longest end of `ids` that is a prefix of `rest`; -1 if there is none."""
+    """Return the offset of the longest suffix of `ids` that is a prefix of `rest`; -1 if there is none."""
     for length in range(min(len(rest), _RESUMED), 0, -ID_BYTES):
         if len(ids) - length >= start and ids.endswith(rest[:length]):
             return len(ids) - length

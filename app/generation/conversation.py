@@ -151,7 +151,7 @@ def _part_text(part: Mapping[str, object]) -> str:
     if not isinstance(text, str):
         raise InvalidMessage(
             f"A message has a content part of type {kind!r} without usable text; only text is supported.",
-            "Send the content as text, without images, audio or files.",
+            "Send the content as text, without images, audio, or files.",
         )
     return text
 
@@ -253,7 +253,7 @@ class ThinkingOptions:
         """
         given = [budget for budget in budgets if budget is not None and budget >= 0]
         if effort == "none" or (effort is None and enabled is False):
-            given.append(0)  # some templates cannot turn thinking off
+            given.append(0)  # a budget of 0 works for templates that cannot turn thinking off
         if effort is not None:
             enabled = effort not in _NO_REASONING
         return cls(effort, min(given, default=None), False if 0 in given else enabled)
@@ -261,7 +261,7 @@ class ThinkingOptions:
     def template_variables(self, given: Mapping[str, Json] | None = None) -> dict[str, Json]:
         """Return the variables of the chat template, by the names that templates use.
 
-        The client's own, `given`, win.
+        The variables `given` by the client take precedence.
         """
         variables: dict[str, Json] = {} if self.effort is None else {"reasoning_effort": self.effort}
         if self.enabled is not None:

@@ -1,4 +1,4 @@
-"""Embedding service: texts to vectors with an encoder, or pairs of texts to scores with a cross-encoder.
+"""Embedding service: converts texts to vectors with an encoder, or pairs of texts to scores with a cross-encoder.
 
 It serves any number of requests at a time with one loaded model. A request has at most as many texts in progress as the
 model has threads, so that a request with one text does not wait for a request with a thousand.
@@ -25,7 +25,7 @@ STUCK_SECONDS = 60.0  # the service counts as stuck if texts wait and none is fi
 
 
 class InputTooLong(AppError):
-    """A text of a request, given by its index, has more tokens than the model's context: `least` or more."""
+    """Text number `index` of a request has more tokens than the model's context: more than `least`."""
 
     def __init__(self, index: int, least: int) -> None:
         super().__init__(f"Text {index + 1} has more than {least:,} tokens", "Send it in pieces.")
@@ -76,7 +76,7 @@ class EmbeddingService:
 
     @property
     def ranks(self) -> bool:
-        """Whether the model is a cross-encoder. Those provide `scores`, all others `embed`."""
+        """Whether the model is a cross-encoder. A cross-encoder provides `scores`, any other model provides `embed`."""
         return self._embedder.ranks
 
     @property
@@ -103,7 +103,7 @@ class EmbeddingService:
     async def encode_pairs(self, first: str, seconds: Sequence[str], max_ids: int | None = None) -> list[TextPair]:
         """Return the ids of the first text followed by each of the others. With `max_ids`, the others are cut to fit.
 
-        Raises InputTooLong, where the first text has index 0.
+        Raises InputTooLong. The index of the first text is 0.
         """
 
         def encode(check: Check) -> list[TextPair]:

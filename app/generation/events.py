@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.generation.cache_report import EMPTY_REPORT, CacheReport
 
-if TYPE_CHECKING:  # the chat imports this module before its screens appear
+if TYPE_CHECKING:  # not imported at run time: the chat imports this module before its screens appear
     from engine.request import FinishReason, TokenLogprobs
 
 
@@ -86,7 +86,7 @@ class ReplyEnd:
     prompt_tokens: int
     cache: CacheReport  # where the prompt's tokens came from
     completion_tokens: int
-    first_token_seconds: float  # since the request was submitted
+    first_token_seconds: float  # seconds since the request was submitted
     total_seconds: float
     reasoning_tokens: int = 0  # part of the completion tokens
     queue_seconds: float = 0.0  # time in the queue, part of the time to the first token
@@ -94,7 +94,7 @@ class ReplyEnd:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that were found in the KV cache."""
+        """Number of prompt tokens that were found in the KV cache."""
         return self.cache.sources.cached
 
 
@@ -130,13 +130,13 @@ QUEUED = "queued"
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Token counts and times of a request, over all generated replies; of a beam search, over its results.
+    """Token counts and times of a request, over all generated replies. A beam search counts only its results.
 
     A prompt that several replies continue counts once.
     """
 
     prompts: Sequence[tuple[int, ...]] = ()  # the ids of all prompts, set before their prefill
-    prompt_total: int = 0  # tokens of all prompts, likewise
+    prompt_total: int = 0  # number of tokens of all prompts, also set before their prefill
     prompt: int = 0  # tokens of the prompts whose replies have ended
     cache: CacheReport = EMPTY_REPORT  # sources of the prompts' tokens, as reported by the first reply of each
     completion: int = 0

@@ -26,11 +26,11 @@ from app.grammars.process_streams import ProcessStarter
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Grammar
 
-MAX_SOURCE: Final = 1 << 18  # characters
+MAX_SOURCE: Final = 1 << 18  # maximum length of a grammar's source in characters
 MAX_DEPTH: Final = 64
-MAX_CACHED: Final = 8  # cached grammars; each is a process
+MAX_CACHED: Final = 8  # maximum number of cached grammars, each of which is a process
 CACHED_SECONDS: Final = 60.0
-_MAX_PARALLEL: Final = 8  # grammars that are compiled at the same time
+_MAX_PARALLEL: Final = 8  # maximum number of grammars that are compiled at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,12 @@ class GrammarCompiler:
     """Compiles and caches grammars for one vocabulary. Used on one event loop at a time."""
 
     def __init__(self, tokenizer: Tokenizer, starter: ProcessStarter | None = None) -> None:
-        """`starter` overrides how processes are started."""
+        """`starter` replaces the default starter of grammar processes."""
         # not a bound method: a process must not keep its compiler alive
         self._tokenize = partial(_tokenized, tokenizer)
         self._starter = starter or ProcessStarter(partial(vocabulary_of, tokenizer), GrammarLimits())
-        self._jumps = tokenizer.encode_continuation("a") is not None  # if False, forced tokens are sampled one by one
+        # False: the vocabulary cannot encode forced tokens, so they are sampled one by one
+        self._jumps = tokenizer.encode_continuation("a") is not None
         self._threads = ThreadPoolExecutor(_MAX_PARALLEL, "grammars")
         self._cache: collections.OrderedDict[GrammarText, tuple[GrammarProcess, float]] = collections.OrderedDict()
         self._compilations: dict[GrammarText, _Compilation] = {}
@@ -135,7 +136,7 @@ class GrammarCompiler:
     async def _compiled(self, source: GrammarText) -> GrammarProcess:
         """Compile `source`, or wait for a compilation in progress.
 
-        It is stopped when the last waiting request leaves.
+        The compilation is stopped when the last request that waits for it is canceled.
         """
         compilation = self._compilations.get(source)
         if compilation is None:
@@ -185,7 +186,7 @@ class _Compilation:
         self.process: Future[GrammarProcess] = threads.submit(self._compile)
 
     def stop(self) -> None:
-        """Stop it, unless it has finished."""
+        """Stop the compilation, unless it has finished."""
         self.process.cancel()
         with self._lock:
             self._is_stopped = True

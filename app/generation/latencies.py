@@ -38,7 +38,7 @@ class Latencies:
     """Latencies of all requests of one engine since its start."""
 
     def __init__(self) -> None:
-        self.first_token: Final = by_class(REPLY_BOUNDS)  # since the request was submitted
+        self.first_token: Final = by_class(REPLY_BOUNDS)  # seconds since the request was submitted
         self.between_tokens: Final = by_class(GAP_BOUNDS)
         # only replies that ended by themselves or at their token limit
         self.whole_reply: Final = by_class(REPLY_BOUNDS)

@@ -54,8 +54,9 @@ class ChatPrompt:
         return self._format.grammar(self._conversation, self._rendered, wanted)
 
     def loose_grammar(self, wanted: GrammarSource | None) -> GrammarSource | None:
-        """Return that grammar with any arguments for tools whose schemas cannot be compiled. None: the schemas are
-        required.
+        """Return the grammar that `grammar` returns, with any arguments allowed for tools that are not strict.
+
+        None: the request requires the schemas.
         """
         conversation = self._format.with_loose_schemas(self._conversation)
         return self._format.grammar(conversation, self._rendered, wanted)[0] if conversation else None
@@ -233,7 +234,7 @@ class ModelFormat:
         return self._generic if is_generic else self._native
 
     def _allows_parallel_calls(self, conversation: Conversation) -> bool:
-        """Whether a reply may contain several calls. By default only for models trained to call tools: others repeat
+        """Whether a reply may contain several calls. By default only models trained to call tools may: others repeat
         calls.
         """
         wanted = conversation.parallel_calls

@@ -13,7 +13,7 @@ from msgspec import Meta
 from engine.errors import PromptTooLong
 from engine.sampling_params import SamplingParams
 
-if TYPE_CHECKING:  # the chat imports this before its screens appear
+if TYPE_CHECKING:  # not imported at run time: the chat imports this module before its screens appear
     from app.generation.grammars import RequestedGrammar
     from app.generation.tool_parsers.reply_parser import ReplyParser
     from engine.grammar import Grammar
@@ -22,7 +22,7 @@ _NOTHING: Mapping[str, float] = {}
 # A penalty applies to the whole prompt. For infilling, the prompt is the surrounding code, whose names the missing part
 # must repeat.
 _NOT_FOR_INSERTION = ("repetition_penalty",)
-VARIED_TEMPERATURE: Final = 0.7  # used for several replies to one prompt if the model recommends 0
+VARIED_TEMPERATURE: Final = 0.7  # temperature of several replies to one prompt if the model recommends 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class GenerationOptions:
 
     @property
     def replies(self) -> int:
-        """Replies per prompt that the engine returns; of a beam search, its results."""
+        """Number of replies per prompt that the engine returns. For a beam search, the number of its results."""
         beams = self.candidates[0].beams
         return len(self.candidates) if beams is None else beams.results
 

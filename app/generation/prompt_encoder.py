@@ -28,7 +28,7 @@ from app.text.infilling import Gap, Infilling
 from app.text.long_texts import NO_LIMIT, TextLimit
 from app.text.tokenizer import Tokenizer
 
-_ASKED, _REPLIED = "zxqasked", "zxqreplied"  # occur in no template
+_ASKED, _REPLIED = "zxqasked", "zxqreplied"  # texts that occur in no template
 
 
 def _up_to(rendered: str, reply_prefix: str) -> str:

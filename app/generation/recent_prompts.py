@@ -25,7 +25,7 @@ def common_prefix_len(one: Items, other: Items, start: int = 0) -> int:
 
 ID_BYTES = array("i").itemsize
 MAX_EXCHANGES = 64
-MAX_TOKENS = 2_000_000  # 8 MB
+MAX_TOKENS = 2_000_000  # limit of the tokens of all exchanges: 8 MB
 
 
 def packed(ids: Iterable[int]) -> bytes:

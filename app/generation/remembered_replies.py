@@ -20,8 +20,8 @@ from app.generation.reply_token_file import TokenSpan
 from app.text.long_texts import TextLimit
 from app.text.tokenizer import SPACE_SYMBOL, Tokenizer
 
-PROMPTS = 4096  # the replies to this number of latest prompts are remembered
-_PROBED = 32  # characters to encode to find out whether the tokenizer adds a leading space
+PROMPTS = 4096  # number of latest prompts whose replies are remembered
+_PROBED = 32  # number of characters to encode to find out whether the tokenizer adds a leading space
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +190,7 @@ class RememberedReplies:
         return b" " if self._tokenizer.token_bytes(first).startswith(b" ") else b""
 
     def _match(self, span: TokenSpan, rest: bytes) -> tuple[int, int]:
-        """Return the number of bytes that `rest` shares with a span, and of the ids for them; (0, 0) if the texts
-        differ.
+        """Return how many bytes `rest` and a span share, and how many ids encode them; (0, 0) if the texts differ.
 
         Either text may be cut off. They may also differ in white space at the end, which templates and clients strip.
         """

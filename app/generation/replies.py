@@ -107,7 +107,10 @@ class Choices:
         return [], failure
 
     def best(self) -> Batch:
-        """Return the events of the best candidates of each prompt after all have ended. Empty if all were returned."""
+        """Return the events of the best candidates of each prompt after all have ended.
+
+        Empty if `select` returns all candidates as they arrive.
+        """
         return [] if self._ranking is None else self._ranking.best()
 
     def _up_to_failure(self, batch: Batch) -> tuple[Batch, AppError | None]:

@@ -31,7 +31,7 @@ from app.text.detokenizer import IncrementalDetokenizer
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, Request, TokenEvent, TokenLogprobs
 
-REMEMBERED_SECONDS = 0.5  # seconds between two times that the ids of a reply are saved while it is generated
+REMEMBERED_SECONDS = 0.5  # interval in seconds at which the ids of a reply are saved while it is generated
 
 _TEXT = FormatMarkup(PLAIN)
 
@@ -62,7 +62,7 @@ class ReplyReader:
         self._parser = ReplyParser(_TEXT, {}) if parser is None else parser
         self._control = frozenset(tokenizer.control_tokens.values())
         self._length = 0  # characters passed to the parser
-        # not yet assigned to an event, with their start offsets
+        # log-probabilities that are not yet assigned to an event, with the start offsets of their tokens
         self._logprobs: deque[tuple[int, TokenLogprobs]] = deque()
 
     @property
@@ -149,7 +149,7 @@ class Reply:
         )
         self._first_token_at = 0.0
         self._tokens = 0
-        self._prefilled = 0  # tokens of the prompt
+        self._prefilled = 0  # number of prompt tokens that are prefilled
         self._remembered_at = context.started
 
     def events(self, token: TokenEvent) -> list[ChatEvent]:
@@ -210,11 +210,13 @@ class Reply:
 
     @property
     def _num_prefilled(self) -> int:
-        """Tokens of the prompt that are prefilled. After the first token of the reply, all of them."""
+        """Number of prompt tokens that are prefilled. After the first token of the reply, that is all of them."""
         return len(self._request.prompt_ids) if self._tokens else self._prefilled
 
     def _remember(self) -> list[int]:
-        """Save the ids so far for later prompts, and return them. Called often, because the process may be killed."""
+        """Save the ids so far for later prompts, and return them. Called often, because the process may be killed at
+        any time.
+        """
         self._remembered_at = time.monotonic()
         request, output_ids = self._request, self._request.output_ids[: self._tokens]
         text, continues_text = self._reader.text, self._context.continues_text
@@ -223,7 +225,9 @@ class Reply:
         return output_ids
 
     def _before_stop(self, output_ids: list[int], stop: str) -> list[int]:
-        """Return the ids before a stop string, which later prompts do not contain."""
+        """Return the ids before a stop string. The ids of the stop string are dropped, because later prompts do not
+        contain it.
+        """
         end, length = len(output_ids), len(stop.encode())
         while end and length > 0:
             end -= 1

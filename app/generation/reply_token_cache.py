@@ -1,4 +1,4 @@
-"""Cache of the token ids that replies were generated as, to find them when the same text comes back in a prompt.
+"""Cache of the token ids of generated replies, for later prompts that contain the text of a reply.
 
 Encoding the text of a reply again may give different ids, and then the KV cache has no matching prefix. The ids are
 stored under digests of the text before them. Slow work runs on a background thread, never on the caller's.
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from app.generation.reply_token_file import MAX_SIZE, MAX_SPANS_PER_PART, Changes, ReplyTokenFile, TokenSpan
 
-_REWRITE_USE_SECONDS = 3600  # seconds until another use of a span is written to the file again
-_ABSENT_SECONDS = 300  # seconds until the file is read again for a missing key; another process may have added it
+_REWRITE_USE_SECONDS = 3600  # seconds before the file records another use of the same span
+_ABSENT_SECONDS = 300  # seconds before the file is read again for a missing key, which another process may have added
 _MAX_ABSENT_KEYS = 1 << 16
 
 
@@ -33,7 +33,7 @@ class ReplyTokenCache:
         self._lock = threading.RLock()  # protects the fields below
         self._spans: OrderedDict[bytes, list[TokenSpan]] = OrderedDict()
         self._size = 0
-        # keys without spans in the file, and when that was read
+        # keys without spans in the file, and the time at which the file was read
         self._absent: OrderedDict[bytes, float] = OrderedDict()
         self._changes = Changes()
         self._applying = Changes()
@@ -67,7 +67,7 @@ class ReplyTokenCache:
                 if len(self._absent) > _MAX_ABSENT_KEYS:
                     self._absent.popitem(last=False)
                 return ()
-            if self._deletions != deletions_before:  # the deletion may concern what was read
+            if self._deletions != deletions_before:  # the deletion may concern the spans that were read
                 return tuple(self._spans.get(part_key, ()))
             gone, known = self._changes.forgotten | self._applying.forgotten, self._spans.pop(part_key, [])
             self._size -= sum(one.size for one in known)

@@ -21,13 +21,13 @@ from app.private_database import PrivateDatabase, fold_log, trim
 T = TypeVar("T")
 
 MAX_SIZE = 4 << 20  # size limit in ids, including OVERHEAD for each span: 16 MB
-OVERHEAD = 32  # overhead of a span, counted as a number of ids
+OVERHEAD = 32  # size of a span in addition to its ids, counted in ids
 MAX_SPANS_PER_PART = 256  # only the newest are read
 FILE_NAME = "replies.sqlite"
 
 _VERSION = 1
-_BUSY_SECONDS = 2.0  # time for another process to finish its write, which takes milliseconds
-# seconds after each attempt; SQLite itself does not wait while another process creates the file
+_BUSY_SECONDS = 2.0  # seconds to wait for another process to finish its write, which takes milliseconds
+# Pauses in seconds after each attempt. SQLite itself does not wait while another process creates the file.
 _PAUSES = (0.01, 0.1, 0.5, 0.0)
 _TABLE = """
     CREATE TABLE IF NOT EXISTS replies (
@@ -73,7 +73,7 @@ class TokenSpan:
 class Changes:
     """Changes that the file does not have yet. Deletions come first."""
 
-    forgotten: set[bytes] = field(default_factory=set)  # prefix keys
+    forgotten: set[bytes] = field(default_factory=set)  # prefix keys of spans to delete
     replaced: list[bytes] = field(default_factory=list)  # keys of spans that are replaced by a longer version
     written: list[TokenSpan] = field(default_factory=list)  # new spans, and spans that were used again
 
@@ -143,7 +143,7 @@ class ReplyTokenFile:
                 self._failed(error, files_before)
                 return otherwise
             time.sleep(pause)
-        return otherwise  # another process holds the lock; this costs a cache miss later
+        return otherwise  # another process holds the lock; the only cost is a cache miss later
 
     def _failed(self, error: Exception, files_before: int) -> None:
         """Rename a damaged file, once. After any further failure, stop using files."""

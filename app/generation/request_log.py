@@ -16,8 +16,8 @@ from engine.request import Origin
 
 log = logging.getLogger(__name__)
 
-_MAX_UNWRITTEN = 1000  # limit of the lines in the queue; further lines are dropped
-_END_SECONDS = 1.0  # seconds for writing the last lines
+_MAX_UNWRITTEN = 1000  # limit of the lines in the queue, beyond which lines are dropped
+_END_SECONDS = 1.0  # seconds to wait until the last lines are written
 LONG_PROMPT = 4096  # number of uncached tokens from which the start of a prefill is logged
 PREFILL_LOG_SECONDS = 10.0  # seconds between two lines about a prompt
 
@@ -51,7 +51,7 @@ class PrefillLog:
 
 
 def _progress(progress: PromptProgress) -> str:
-    """Format like `7,693 of 21,979 tokens (35 %), about 3 min left`."""
+    """Format the progress, as in `7,693 of 21,979 tokens (35 %), about 3 min left`."""
     done, total = progress.done, progress.total
     rate = (done - progress.cached) / progress.seconds if progress.seconds > 0 else 0.0
     left = f", about {_duration((total - done) / rate)} left" if rate > 0 else ""

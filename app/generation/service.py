@@ -34,11 +34,12 @@ from engine.grammar import Grammar
 from engine.request import PROGRAM, Origin
 
 IDLE_SECONDS = 1.0
-PROMPT_THREADS = 4  # one may be waiting for the template process
+PROMPT_THREADS = 4  # several, because one may be waiting for the template process
 TEXT_THREADS = 2
 MAX_COUNTED = 1 << 20  # limit, in tokens, of a text that is only counted or tokenized
 
-STUCK_SECONDS = 60.0  # stuck if requests wait and no preparation is finished for this many seconds
+# the service counts as stuck if requests wait and no preparation is finished for this many seconds
+STUCK_SECONDS = 60.0
 
 T = TypeVar("T")
 
@@ -94,7 +95,7 @@ class ChatService:
         self.streams = streams
         self.sampling = sampling
         self._encoding = WorkPool("rendering and encoding prompts", PROMPT_THREADS)
-        # A pool apart from the one for prompts, so that tokenizing and counting texts does not delay prompts.
+        # Separate from the pool for prompts, so that tokenizing and counting texts does not delay prompts.
         self.texts = WorkPool("encoding texts", TEXT_THREADS)
         self.preparation = Preparation()
         ids = ReplyTokenCache() if reply_tokens is None else reply_tokens
@@ -186,7 +187,7 @@ class ChatService:
         return await self._encoding.run(probe)
 
     async def prepare_when_idle(self) -> None:
-        """Prepare the grammar compiler once the engine is idle, since that uses a core for up to 2 s."""
+        """Prepare the grammar compiler once the engine is idle, because preparing uses a core for up to 2 s."""
         await asyncio.sleep(IDLE_SECONDS)
         while self.streams.num_running or self.streams.num_waiting:
             await asyncio.sleep(IDLE_SECONDS)
@@ -218,7 +219,7 @@ class ChatService:
     ) -> None:
         """Forget the KV cache and the replies of a conversation, also on disk.
 
-        Keeps the prefix that the conversation shares with any of those `staying`. Raises TemplateError.
+        Keeps the longest prefix that it shares with one of the conversations `staying`. Raises TemplateError.
         """
         ids = await self.encode(messages)
         others = [await self.encode(other) for other in staying]

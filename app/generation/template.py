@@ -25,7 +25,8 @@ MAX_FRAME_BYTES = 16 << 20  # MAX_TEXT_CHARS of 4 bytes each
 # limit of the address space; the child starts with 25 MiB, and the largest conversation takes 100 MiB
 MEMORY_BYTES = 256 << 20
 DEADLINE_SECONDS = 1.0
-_START_SECONDS = 60.0  # seconds for loading Python and jinja2, perhaps from a slow disk; no template runs in that time
+# time limit for loading Python and jinja2, perhaps from a slow disk; no template runs in that time
+_START_SECONDS = 60.0
 _DETAIL_CHARS = 500
 
 _PROGRAM = Path(__file__).with_name("template_child.py")
@@ -41,7 +42,7 @@ _RETRY = "Try again; if it fails again, try another file of this model."
 _FAILURES: Mapping[str, tuple[str, str]] = {
     "syntax": ("The chat template has a syntax error", _OTHER_FILE),
     "raised": ("The chat template refused this conversation", "Change the messages or tools as the detail says."),
-    "security": ("The chat template tried something that is not allowed", _OTHER_FILE),
+    "security": ("The chat template used an operation that is not allowed", _OTHER_FILE),
     "undefined": ("The chat template uses an undefined name", _OTHER_FILE),
     "memory": ("The chat template needs more memory than its limit", _SHORTEN),
     "costly": ("The chat template exceeds its limits", _SHORTEN),
@@ -102,7 +103,10 @@ class ChatTemplateRenderer:
             "add_generation_prompt": add_generation_prompt,
         }
         if taken := context.keys() & (variables or {}).keys():
-            raise TemplateError(f"{min(taken)!r} is filled from the conversation.", "Remove that template variable.")
+            raise TemplateError(
+                f"The template variable {min(taken)!r} cannot be set: its value comes from the conversation.",
+                "Remove it.",
+            )
         request: dict[str, object] = {
             "template": hashlib.sha256(source).hexdigest(),
             "now": self._clock().isoformat(),
@@ -133,7 +137,7 @@ class ChatTemplateRenderer:
                 if reply == {"unknown": True}:  # the source is sent once per child process
                     reply = child.ask(_encoded(request | {"source": source}))
             if reply.get("error") == "memory":
-                self._drop_child()  # the compiled templates that it caches may be what fills its memory
+                self._drop_child()  # the child's cache of compiled templates may be what fills its memory
             return reply
 
     def _running_child(self) -> "_Child":

@@ -8,7 +8,7 @@ from app.errors import TemplateError, TemplateUnavailable
 from app.generation.conversation import Json, Message
 from app.generation.template import ChatTemplateRenderer
 
-_SYSTEM_TEXT, _TOOL_NAME = "zxqsaid", "zxqnamed"  # occur in no template
+_SYSTEM_TEXT, _TOOL_NAME = "zxqsaid", "zxqnamed"  # texts that occur in no template
 _THINKS = re.compile(r"think>|\[THINK\]|reasoning_effort")
 _USER = Message("user", "Hello")
 _TOOL: Mapping[str, Json] = {

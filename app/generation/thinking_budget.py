@@ -69,7 +69,7 @@ class _BudgetConstraint:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""  # end of the reply so far, which may contain the start of a mark
         self._kept = max(map(len, (*marks.begin, *marks.end))) - 1
-        self._answers = False  # with a grammar, reasoning is only possible at the start; later marks are text
+        self._answers = False  # True once the reasoning is over: with a grammar, later marks are text
 
     @property
     def ended(self) -> bool:

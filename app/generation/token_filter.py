@@ -25,7 +25,7 @@ class TokenFilter:
     def of(cls, tokenizer: Tokenizer, allowed: Collection[int] | None, words: Sequence[str]) -> "TokenFilter | None":
         """Create a filter that forbids each word after other text, with and without a space before it.
 
-        None: nothing is filtered.
+        Returns None if there is nothing to filter.
         """
         bare = (word.lstrip() or word for word in words)
         texts = (text for word in bare for text in (word, f" {word}"))
@@ -34,7 +34,7 @@ class TokenFilter:
         return cls(allowed, forbidden) if allowed is not None or forbidden else None
 
     def start(self, *, jumps: bool) -> Constraint:
-        # forced tokens might be filtered out
+        # without jumps, because the filter might exclude forced tokens
         return _FilterConstraint(
             self.allowed, self.forbidden, None if self.reply is None else self.reply.start(jumps=False)
         )

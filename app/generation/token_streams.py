@@ -22,7 +22,7 @@ from engine.request import PROGRAM, FinishReason, Origin, Request, ServiceClass,
 from engine.sampling_params import SamplingParams
 from engine.thread import EngineThread
 
-MAX_BATCH = 32  # events that a slow reader gets before other readers have a turn
+MAX_BATCH = 32  # maximum number of events that a slow reader gets before other readers have a turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class TokenStream:
     async def __anext__(self) -> list[TokenEvent]:
         """Return the events since the last call, in order. Waits for at least one."""
         if self._arrived:
-            await asyncio.sleep(0)  # a slow reader takes turns with the others
+            await asyncio.sleep(0)  # lets other readers have a turn
         elif not self._running:
             raise StopAsyncIteration
         else:

@@ -41,7 +41,8 @@ class GrammarText:
     kind: GrammarKind
     text: str
     lenient: bool = False  # whether keywords of a schema that cannot be enforced are ignored
-    whitespace: str | None = WHITESPACE  # regular expression of the white space between the parts of JSON; None: none
+    # regular expression of the white space between the parts of JSON; None: no white space
+    whitespace: str | None = WHITESPACE
 
     def packed(self) -> bytes:
         """Return the grammar as the payload of a frame."""

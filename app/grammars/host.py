@@ -1,4 +1,4 @@
-"""The server's side of a grammar process: compiles one grammar, and computes the masks of the replies that follow it.
+"""The server's side of a grammar process, which compiles one grammar and computes the masks of replies that follow it.
 
 A process that exceeds a limit ends. Only the replies with its grammar fail.
 """
@@ -34,9 +34,9 @@ from engine.grammar import Constraint, Words
 
 log = logging.getLogger(__name__)
 
-# The longest that a step waits for its grammars to accept a token, and again for their masks. A process ends itself
-# when its CPU time is used up, which is much less. A step only waits this long if the machine gives the process no CPU
-# time.
+# Longest time that a step waits until its grammars have accepted a token, and again for their masks. A process ends
+# itself when its CPU time is used up, which takes much less. A step only waits this long if the machine gives the
+# process no CPU time.
 STEP_SECONDS: Final = 10.0
 _SLACK_SECONDS: Final = 1.0  # extra time for a process to report that it reached its own limit
 
@@ -46,7 +46,7 @@ class GrammarFailed(InvalidGrammar):
 
 
 class GrammarProcess:
-    """A grammar that a separate process computes. Implements `engine.grammar.Grammar`.
+    """A grammar whose masks a separate process computes. Implements `engine.grammar.Grammar`.
 
     `tokenize` returns the ids of a text that continues another text.
     """

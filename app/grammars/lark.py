@@ -103,7 +103,8 @@ def with_schemas(text: str, tokens: Sequence[Token], rewrite: Callable[[Json], J
     return "".join((*pieces, text[at:]))
 
 
-# The requirement of a rule to end: a rule by name, all of several, or any of several.
+# The condition under which a rule can end: a rule that must end, several that must all end, or several of which one
+# must.
 Need: TypeAlias = "str | All | Any"
 
 

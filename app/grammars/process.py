@@ -141,7 +141,7 @@ class GrammarReplies:
 
     @property
     def are_slow(self) -> bool:
-        """Whether they have used more CPU time than the limits allow."""
+        """Whether the replies have used more CPU time than the limits allow."""
         most = self.limits.burst_cpu_seconds + self.limits.mean_cpu_seconds * self._steps
         return self._seconds > most
 
@@ -195,7 +195,7 @@ def _compiled(compiler: Compiler, source: GrammarText) -> llguidance.LLMatcher |
 
 @contextlib.contextmanager
 def _within(cpu_seconds: float, wall_seconds: float | None = None) -> Iterator[None]:
-    """End this process if the body takes longer. The library cannot be stopped in another way."""
+    """End this process if the body takes longer than a limit. The library cannot be stopped in another way."""
     if sys.platform == "win32":
         faulthandler.dump_traceback_later(wall_seconds or 2 * cpu_seconds, exit=True)
         try:

@@ -19,7 +19,7 @@ from app.errors import GrammarsUnavailable
 from app.grammars.frames import READ_BYTES, Channel, ConnectionLost, Frame, GrammarLimits, Kind, Vocabulary
 from app.process.limited_process import library_folders, start_isolated
 
-START_SECONDS: Final = 60.0  # to load Python and the library, perhaps from a slow disk
+START_SECONDS: Final = 60.0  # time limit for loading Python and the library, perhaps from a slow disk
 _PROGRAM: Final = Path(__file__).with_name("process.py")
 _ROOT: Final = Path(__file__).parents[2]
 _AGAIN: Final = "Try again; if it fails again, restart the server."
@@ -166,7 +166,7 @@ class ProcessStarter:
                 channel.receive()
             except (ConnectionLost, TimeoutError) as error:
                 self._drop()
-                raise GrammarsUnavailable("The process that compiles grammars does not start", _AGAIN) from error
+                raise GrammarsUnavailable("The process that compiles grammars did not start", _AGAIN) from error
         return self._first[1]
 
     def _spawned(self) -> ProcessStream:

@@ -114,7 +114,7 @@ class _Facts:
     """Known properties of the values that match a schema."""
 
     types: frozenset[str] = _ALL
-    values: frozenset[str] | None = None  # as JSON; None: not enumerated
+    values: frozenset[str] | None = None  # the values as JSON; None: not enumerated
     low: float = -math.inf
     high: float = math.inf
     members: dict[str, list[Json]] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class _Facts:
             self.allowed = names_here if self.allowed is None else self.allowed & names_here
 
     def excludes(self, other: "_Facts", disjoint: "_Disjoint") -> bool:
-        """Whether no value matches both."""
+        """Whether no value has both these properties and those of `other`."""
         types = self.types & other.types
         if self.values is not None and other.values is not None:
             return not self.values & other.values

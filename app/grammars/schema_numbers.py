@@ -12,10 +12,10 @@ from app.grammars.frames import GrammarProblem
 from app.grammars.schema_keywords import Json, Schema, number_in
 
 LARGEST_INTEGER: Final = 2**63 - 1024  # the largest float below 2**63
-MAX_MULTIPLE: Final = 10_000  # digits of multipleOf as an integer; the library takes quadratic time
-_POWERS_OF_TEN: Final = frozenset(10**power for power in range(10))  # fast in the library
+MAX_MULTIPLE: Final = 10_000  # maximum number of digits of multipleOf as an integer; the library takes quadratic time
+_POWERS_OF_TEN: Final = frozenset(10**power for power in range(10))  # multiples that the library handles fast
 _LARGEST: Final = 10**18
-_SMALLEST: Final = 1e-15  # positive numbers
+_SMALLEST: Final = 1e-15  # smallest positive bound that the library supports
 _EXACT: Final = 2**53
 _LARGEST_FLOAT: Final = 2**1023
 

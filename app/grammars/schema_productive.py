@@ -9,7 +9,7 @@ from typing import Final
 from app.grammars.schema_keywords import Json, Schema, list_in, named_in, number_in, texts_in, types_in
 from app.grammars.schema_tree import conjuncts, definition_of, mapped
 
-_MAX_ITEMS: Final = 1000  # number of prefixItems that are checked
+_MAX_ITEMS: Final = 1000  # maximum number of prefixItems that are checked
 
 
 def without_infinite(root: Json, definitions: Mapping[str, Json]) -> tuple[Json, dict[str, Json]]:
@@ -34,7 +34,7 @@ class _Search:
             left = {name: body for name, body in left.items() if name not in found}
 
     def is_finite(self, schema: Json) -> bool:
-        """Whether a finite value matches, as far as is known."""
+        """Whether the search knows that a finite value matches."""
         if not isinstance(schema, Mapping):
             return schema is not False
         name = definition_of(schema)

@@ -109,7 +109,7 @@ class _Rewriter:
         if self._empty:
             return self._empty[0]
         return GrammarProblem(
-            "No finite value matches it: it requires itself, or allows nothing. Make a part optional."
+            "No finite value matches it: it requires itself, or allows nothing. Make a member optional."
         )
 
     def refuse(self, message: str, path: str) -> None:

@@ -316,8 +316,8 @@ class Settings:
         metadata=_read_by(
             one_of("model", "none"),
             "model",
-            "Sampling of requests that do not set it: model (its recommended values), or none (the defaults of each "
-            "API). Default: model.",
+            "Source of sampling values that a request omits: model (its recommended values), or none (the defaults of "
+            "each API). Default: model.",
         )
     )
     generic_tools: bool = field(

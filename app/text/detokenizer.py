@@ -12,9 +12,9 @@ from app.text.tokenizer import Tokenizer
 class IncrementalDetokenizer:
     """The text of one reply. `push` and `finish` together return the decoded reply up to the first stop string.
 
-    The first stop string is the one that is complete first; of several that end at the same position, the longest. The
-    stop string and the text after it are left out, unless `include_stop` is set. Time per token does not depend on the
-    length of the reply.
+    The first stop string is the one that is complete first. If several end at the same position, it is the longest of
+    them. The stop string and the text after it are left out, unless `include_stop` is set. Time per token does not
+    depend on the length of the reply.
     """
 
     def __init__(

@@ -30,8 +30,8 @@ LOWERCASE = "tokenizer.ggml.normalizer.lowercase"
 STRIP_ACCENTS = "tokenizer.ggml.normalizer.strip_accents"
 
 CONTINUES = "##"  # BERT's prefix of a piece that continues a word
-MAX_MARKERS = 64  # limit of the markers around a text
-MAX_WORD = 100  # characters; a longer word is one unknown token. Source: BERT's tokenization.py
+MAX_MARKERS = 64  # maximum number of markers around a text
+MAX_WORD = 100  # maximum length in characters; a longer word is one unknown token. Source: BERT's tokenization.py
 _REMEDY = "Choose another embedding model, or a GGUF file of this one."
 
 
@@ -47,9 +47,9 @@ class EncoderTokenizer:
             vocab = backend.get_vocab(with_added_tokens=True)
         if len(markers := (*self._begin, *self._end)) > MAX_MARKERS:
             raise malformed(f"The tokenizer puts {len(markers):,} markers around a text; the limit is {MAX_MARKERS}")
-        self.markers_before = len(self._begin)  # before a text
+        self.markers_before = len(self._begin)  # number of markers before a text
         self.vocab_size = 1 + max((*vocab.values(), *markers))  # all ids are below this
-        # characters, except for words that become an unknown token
+        # length in characters; a word that becomes an unknown token may be longer
         self.longest_token = max(MAX_WORD, *map(len, vocab))
 
     def encode(self, text: str, max_ids: int | None = None, limit: TextLimit = NO_LIMIT) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
-"""The tokenizer of a checkpoint folder, from all of its files that concern text.
+"""The tokenizer of a checkpoint folder, built from all of its files that concern text.
 
-This module defines which files there are, and which file overrides which. Source: transformers' behavior.
+This module lists those files, and defines which file overrides which. Source: transformers' behavior.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ def tokenizer_config(folder: Path) -> dict[str, object]:
 
 
 def _rows(folder: Path) -> int | None:
-    """Return the size of the model's vocabulary. None: config.json does not have it."""
+    """Return the size of the model's vocabulary, or None if config.json does not contain it."""
     match read_object(folder, "config.json"):
         case {"vocab_size": int(rows)} | {"text_config": {"vocab_size": int(rows)}} if rows > 0:
             return rows

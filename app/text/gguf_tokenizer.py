@@ -201,7 +201,9 @@ def _listed_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str
 
 
 def _scored_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str]]:
-    """Return the merges of a vocabulary with scores: every two tokens that form a third, best-scored third first."""
+    """Return the merges of a vocabulary with scores: each pair of tokens that form a third, sorted by the third's
+    score, best first.
+    """
     scores = _per_token(fields, KEYS.SCORES, float, len(tokens.texts))
     if not all(map(math.isfinite, scores)):
         raise malformed(f"{KEYS.SCORES} contains a value that is not finite")

@@ -6,7 +6,7 @@ Three control tokens mark the prefix, the suffix, and the position of the missin
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-REPOSITORY, THIS_FILE = "repository", "file"  # names in prompts, since clients send none
+REPOSITORY, THIS_FILE = "repository", "file"  # names that prompts use, because clients send none
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class InfillMarks:
     suffix: str
     middle: str = ""  # empty: the reply follows the prefix, which then comes last
     suffix_first: bool = False
-    repository: str = ""  # precedes the name of a repository; like the next one, not in every vocabulary
+    repository: str = ""  # precedes the name of a repository; this and the next token are not in every vocabulary
     file: str = ""  # precedes the name of a file, a line break, and its text
 
 

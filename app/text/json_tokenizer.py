@@ -275,7 +275,7 @@ def _adds_bos(config: CheckedFields, backend: tokenizers.Tokenizer, bos_id: int)
 
 
 def chat_template(tokenizer_config: Mapping[str, object]) -> str | None:
-    """Return the template, or of several, the one named default. Raises ModelFileError."""
+    """Return the template, or the one named default if there are several. Raises ModelFileError."""
     config = CheckedFields(tokenizer_config, "tokenizer_config.")
     if not config.is_array("chat_template"):
         return config.get("chat_template", str)

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from app.errors import TextTooLong
 
-PIECE = 1 << 15  # characters
-COUNTED = 1 << 17  # a text that is too long is counted exactly up to this number of tokens, for its error
+PIECE = 1 << 15  # minimum length of a piece in characters
+COUNTED = 1 << 17  # tokens up to which a text that is too long is counted exactly, for its error
 
 _WORD = re.compile(r"(?<=[A-Za-z0-9,.]) (?=[A-Za-z0-9])")
 _REACHES_ACROSS = re.compile("[A-Za-z0-9,.][ \u0120\u2581]")  # a space as vocabularies write it: plain, Ġ, or ▁

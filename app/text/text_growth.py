@@ -17,7 +17,7 @@ from app.errors import UnsupportedTokenizer
 # Characters that one character may become. Tokenizers in use stay below 300: NFKC, lower case, a replacement, and the
 # byte-level alphabet.
 MAX_GROWTH = 512
-MAX_ADDED = 1 << 12  # characters added to a text
+MAX_ADDED = 1 << 12  # maximum number of characters added to a text
 MAX_STEPS = 64
 
 # Characters that one character may become, by step.

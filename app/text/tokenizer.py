@@ -22,10 +22,11 @@ from app.text import long_texts
 from app.text.control_tokens import ControlTokens
 from app.text.long_texts import NO_LIMIT, TextLimit, encode_long, splits_exactly
 
-# Characters of text in a cache: about a million tokens, or 4 MB of ids. A second cache has protected texts.
+# Size limit of a cache in characters of text: about a million tokens, or 4 MB of ids. A second cache holds protected
+# texts.
 REMEMBERED_CHARACTERS = 4_000_000
 
-_AT_ONCE = 1 << 13  # ids that are decoded between two checks
+_AT_ONCE = 1 << 13  # number of ids that are decoded between two checks
 
 V = TypeVar("V")
 
@@ -68,7 +69,7 @@ class Vocabulary:
 
     texts: Sequence[str]  # texts by id, as in the file; "" for an unused id
     to_bytes: Callable[[str], bytes]  # decodes the text of an ordinary token
-    control: ControlTokens  # become ids only in markup
+    control: ControlTokens  # control tokens, whose ids only occur in markup
     verbatim: frozenset[int]  # ids whose text is encoded as UTF-8
     hidden: frozenset[int]  # ids that are not part of a reply's text
     bos_id: int | None
@@ -259,7 +260,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, continues_text: bool = False, show_control: bool = False) -> str:
         """Return the text of `ids`, without control tokens unless `show_control` is set. Invalid UTF-8 becomes U+FFFD.
 
-        The space that a vocabulary adds before text is removed, unless the ids continue a text.
+        The space that a vocabulary adds before text is removed, unless the ids continue another text.
         """
         pieces = (self.token_bytes(token_id, show_control=show_control) for token_id in ids)
         text = b"".join(pieces).decode(errors="replace")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-MAX_PATTERN: Final = 512  # characters
+MAX_PATTERN: Final = 512  # maximum length of a pattern in characters
 MAX_ALTERNATIVES: Final = 16
 _QUANTIFIER = re.compile(r"([*+?]|\{\d*,?\d*\})[?+]?")
 _GROUP = re.compile(r"\((?:\?P?<(?P<name>[a-z_]+)>|\?:)?")
@@ -31,9 +31,10 @@ def literal_markup(text: str) -> str:
 
 
 def markup_of(pattern: str) -> Sequence[str]:
-    """Return markup for everything that a pattern matches, plainest first. Raises UnsupportedPattern.
+    """Return the alternatives of markup that a pattern matches, those with the fewest holes first.
 
     The markup has `{name}` for a group of that name, `{any}` for any text, and `{word}` for characters of one class.
+    Raises UnsupportedPattern.
     """
     if len(pattern) > MAX_PATTERN:
         raise UnsupportedPattern(f"a pattern of {len(pattern):,} characters")

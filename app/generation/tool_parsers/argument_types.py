@@ -1,6 +1,6 @@
-"""Types of a tool's arguments by its schema, and conversion of arguments from plain text to JSON.
+"""The types that a schema gives to a tool's arguments, and the conversion of arguments from plain text to JSON.
 
-Formats that write arguments between tags do not tell the number `2` from the text `2`. The schema does.
+Formats that write arguments between tags do not distinguish the number `2` from the text `2`. The schema does.
 """
 
 import json
@@ -11,7 +11,7 @@ from app.generation.conversation import Json
 from app.generation.tool_parsers.relaxed_json import as_json
 
 _UNIONS = ("anyOf", "oneOf", "allOf")
-_MAX_DEPTH = 8  # nesting of unions and references
+_MAX_DEPTH = 8  # maximum nesting of unions and references
 
 Types = frozenset[str]
 TEXT: Types = frozenset({"string"})

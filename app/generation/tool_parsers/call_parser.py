@@ -1,4 +1,4 @@
-"""Parses a call, or several calls in one markup. Each possible markup of the format is tried until one is certain."""
+"""Parses one markup with a call or several calls. Each possible markup of the format is tried until one is certain."""
 
 from collections.abc import Callable, Sequence
 
@@ -36,13 +36,15 @@ def call_markups(syntax: CallSyntax) -> list[CallMarkup]:
 
 
 class CallParser:
-    """Parses from the start of a call. `feed` takes all text since then, without what `consume` has removed."""
+    """Parses a call from its start. `feed` takes all text since that start, without the text that `consume` has
+    removed.
+    """
 
     def __init__(self, markups: Sequence[CallMarkup], new_writer: Callable[[], CallWriter]) -> None:
         self._candidates = [_Candidate(markup, new_writer()) for markup in markups]
-        self.certain = False  # the text is a call
+        self.certain = False  # whether the text is certainly a call
         self.done = False
-        self.failed = False  # the text is not a call, or is no longer one
+        self.failed = False  # whether the text is not a call, or is no longer one
         self.position = 0  # end of the parsed text
 
     def feed(self, text: str, *, final: bool = False) -> list[CallEvent]:

@@ -16,7 +16,7 @@ from app.generation.tool_parsers.markup import Markup
 from app.generation.tool_parsers.reply_format import NO_MESSAGES, PLAIN, CallSyntax, ReplyFormat, ThinkingSyntax
 from app.generation.tool_parsers.reply_parser import FormatMarkup, ReplyParser
 
-_CALLED, _KEY, _VALUE, _THOUGHT = "zxqcalled", "zxqkey", "zxqvalue", "zxqthought"  # occur in no template
+_CALLED, _KEY, _VALUE, _THOUGHT = "zxqcalled", "zxqkey", "zxqvalue", "zxqthought"  # texts that occur in no template
 _TAG = re.compile(r"<[|｜][^<>]+[|｜]>")
 _HOLE = re.compile(r"\{\w+\}")
 _USER = Message("user", "Hello")
@@ -75,7 +75,10 @@ class _Probe:
         return "", False
 
     def takes_system(self) -> bool:
-        """Return whether system messages are rendered. Assumed if the template renders no conversation without one."""
+        """Return whether the template renders system messages.
+
+        Also true if the template fails without a system message.
+        """
         rendered = self._rendered([Message("system", _THOUGHT), _USER], tools=None)
         return _THOUGHT in (rendered or "") or self._rendered([_USER], tools=None) is None
 
@@ -136,13 +139,16 @@ def _starts(written: str, syntax: CallSyntax) -> Iterator[int]:
 
 
 def _mentions(known: str, syntax: CallSyntax) -> bool:
-    """Whether all markup of one of its calls occurs in the template or the vocabulary."""
+    """Whether all markup of one form of call in `syntax` occurs in the template or the vocabulary."""
     parameters = [mark for written in syntax.parameters[:1] for mark in _literals(written)]
     return any(all(mark in known for mark in (*_literals(written), *parameters)) for written in syntax.calls)
 
 
 def _literals(written: str) -> Sequence[str]:
-    """Return the tags in the markup, if it has any: a template may compose the text between them."""
+    """Return the tags in the literals of a markup, or whole literals without tags.
+
+    Text between tags is left out, because a template may compose it.
+    """
     literals = Markup(_HOLE.sub("{any}", written)).literals
     return [tag for literal in literals for tag in _TAG.findall(literal) or [literal]]
 

@@ -11,7 +11,7 @@ from app.generation.conversation import Json
 from app.grammars.lark import literal
 
 _ANYTHING = "/(.|\\n)*/"
-# JSON as templates write it, so that a call has the same ids when it is sent back.
+# JSON as templates write it, so that a call has the same ids when a client sends it back.
 _GUIDANCE: Mapping[str, Json] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 

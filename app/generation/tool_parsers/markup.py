@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 _PART = re.compile(r"\{(\w+)\}|(\s+)|((?:[^{\s]|\{(?!\w+\}))+)")
 _NEVER_IN_NAMES = r"\s<>\[\]{}()\"'|=,｜"
-MAX_HOLE = 256  # characters
+MAX_HOLE = 256  # maximum length of the text in a hole, in characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Markup:
         return "".join(holes[part.name] if isinstance(part, Hole) else part.text for part in filled)
 
     def filled_parts(self, **holes: str) -> int:
-        """Return the number of parts before that hole."""
+        """Return the number of parts before the first hole without a value."""
         unknown = (i for i, part in enumerate(self.parts) if isinstance(part, Hole) and part.name not in holes)
         return next(unknown, len(self.parts))
 

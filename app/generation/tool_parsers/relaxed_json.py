@@ -22,7 +22,7 @@ _HEX_ESCAPES = {"u": 4, "x": 2}
 _AFTER_STRING = frozenset(",)]}:")
 _CLOSING = {"{": "}", "[": "]"}
 MAX_DEPTH = 64
-MAX_WORD = 512  # characters of a number or an unquoted name
+MAX_WORD = 512  # maximum length of a number or an unquoted name in characters
 
 
 class _Expects(Enum):
@@ -41,7 +41,7 @@ class RelaxedJson:
         self.failed = False
         self._open: list[str] = []  # open brackets
         self._expects = _Expects.VALUE
-        self._comma = ""  # held back, since the list or object may end
+        self._comma = ""  # a comma that is held back, because the list or object may end
         self._quote: str = ""  # mark that ends the current string; "" outside of strings
         self._out: list[str] = []
 

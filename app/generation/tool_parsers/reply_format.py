@@ -32,7 +32,7 @@ class CallSyntax:
     parameters: Sequence[str] = ()  # markup of one parameter, with {key} and {value}, optionally {type}
     around: Sequence[str] = ()  # markup around all calls: the first starts them, the second ends them
     unmarked: bool = False  # a reply that starts like a call may be a call
-    # The form that models of the format write, if the parser accepts others as well:
+    # The next two fields define the form that models write, if the parser accepts other forms as well.
     object: str = '{"name": "{name}", "arguments": {arguments}}'  # an object of {objects} and {keyed}
     listed: bool = False  # objects are written as a list
     any: str = ""

@@ -17,7 +17,7 @@ from app.grammars.lark import literal
 # back.
 ANY_TEXT = r"(/[^ \n\r\t](.|\n)*/)?"
 
-_GAP = "/[ \\n]{0,2}/"  # after the reasoning
+_GAP = "/[ \\n]{0,2}/"  # white space after the reasoning
 _BETWEEN_CALLS = "/\\n?/"
 _ID = "/[a-zA-Z0-9]{9}/"
 _SHARED = ("$defs", "definitions")
@@ -55,7 +55,7 @@ def answer_grammar(
     parallel: bool,
     thinks: bool,
 ) -> str:
-    """Return a grammar of `answer`, a Lark expression, or calls of `tools`, after optional reasoning.
+    """Return a grammar of an answer or calls of `tools`, after optional reasoning. `answer` is a Lark expression.
 
     Raises ValueError if there are tools but the format has no calls.
     """
@@ -79,7 +79,7 @@ def free_grammar(
 ) -> str | None:
     """Return a grammar of any text in which every call is a valid call of `tools`.
 
-    None: calls of the format start like other markup. Raises ValueError if the format has no calls.
+    Returns None if calls of the format start like other markup. Raises ValueError if the format has no calls.
     """
     grammar = LarkRules(control)
     calls = _calls(grammar, written, tools, parallel=parallel)
@@ -93,7 +93,8 @@ def free_grammar(
 def no_call_grammar(written: ReplyFormat, control: Mapping[str, int]) -> str | None:
     """Return a grammar of any text without calls.
 
-    None: calls of the format start like other markup or like plain text. Raises ValueError if the format has no calls.
+    Returns None if calls of the format start like other markup or like plain text. Raises ValueError if the format has
+    no calls.
     """
     grammar = LarkRules(control)
     mark = _calls(grammar, written, (), parallel=False).mark
@@ -133,7 +134,7 @@ class _Calls:
     def __init__(
         self, grammar: LarkRules, syntax: CallSyntax, tools: Sequence[Tool], *, parallel: bool, is_only: bool
     ) -> None:
-        """`is_only` means that the reply must call one specific tool."""
+        """`is_only`: the reply must call one specific tool."""
         self._is_only = is_only
         self._grammar = grammar
         self._syntax = syntax
@@ -150,7 +151,7 @@ class _Calls:
         return self._grammar.first_part(next(iter(around), self._markup.head.filled(any=self._syntax.any))).rstrip()
 
     def whole(self, opening: str) -> str:
-        """Return an expression for all calls, the first one without its start in `opening`."""
+        """Return an expression for all calls. The first call lacks the start that `opening` already contains."""
         begin, end = self._syntax.around[:2] if self._syntax.around else ("", "")
         if not self._syntax.listed and self._markup.head.first:
             stripped = begin.removeprefix(opening) if begin else ""
@@ -171,7 +172,7 @@ class _Calls:
         return f"{self._filled(self._markup.head, opening, name=tool.name)} {arguments} {tail}"
 
     def _filled(self, markup: Markup, opening: str, **holes: str) -> str:
-        """Return markup with its holes filled. An id may be any id."""
+        """Return markup with its holes filled. The hole for the id of a call matches any id."""
         before = markup.filled(any=self._syntax.any, **holes)
         rest = markup.parts[markup.filled_parts(any=self._syntax.any, **holes) :]
         expression = self._grammar.text(before.removeprefix(opening))
@@ -184,7 +185,7 @@ class _Calls:
         """Return an expression for calls as JSON objects or in Python."""
         one = self._python if self._markup.body == "python" else self._object
         item = self._grammar.any_of([one(tool) for tool in self._tools])
-        if not self._syntax.listed:  # without marks, a second call looks like text
+        if not self._syntax.listed:  # without a list, a second call looks like text
             return item
         more = f'(", " {item})*' if self._parallel else ""
         return f'"[" {item} {more} "]"'

@@ -1,4 +1,4 @@
-"""Parts that the parsers of tool calls share: the body of a call, and a writer that collects the events of calls."""
+"""Classes that the parsers of tool calls share: the body of a call, and a writer that collects the events of calls."""
 
 import re
 import secrets
@@ -37,8 +37,8 @@ def match_end(pattern: "re.Pattern[str]", text: str, position: int) -> int:
 
 _ALPHABET = string.ascii_letters + string.digits
 _ID = re.compile(r"[\w.:/-]{1,256}", re.ASCII)
-_MAX_NAME = 256  # characters
-_ID_LENGTH = 9  # the only length that the templates of Mistral's models accept
+_MAX_NAME = 256  # maximum length of a tool's name in characters
+_ID_LENGTH = 9  # the only length of an id that the templates of Mistral's models accept
 
 Tools = Mapping[str, Json]  # schemas of the arguments, by tool name
 CallEvent = ToolCallStart | ToolCallDelta | ToolCallEnd

@@ -34,7 +34,7 @@ def test_streams_that_start_one_by_one_decode_together() -> None:
 
 def test_too_many_streams_are_refused() -> None:
     engine, _ = hash_engine(running=8)
-    with pytest.raises(UnsuitableLoad, match="9 streams are more than the engine runs at once, which is 8") as raised:
+    with pytest.raises(UnsuitableLoad, match="The load has 9 streams, but the engine runs at most 8 at once") as raised:
         OwnEngine(engine).check_load(Load(4, 4, 9))
     assert exit_status(raised.value) == EXIT_USAGE
 
