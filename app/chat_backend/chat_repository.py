@@ -1,4 +1,4 @@
-"""The chats of the port: those of the history on disk, and private ones in memory."""
+"""The chats that the screens show: those of the history on disk, and private ones in memory."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -44,16 +44,19 @@ Title = Callable[[ChatId], Awaitable[str]]
 
 
 class ChatRepository:
-    """Implements `tui.client.Chats`. `in_progress` holds the replies being generated, as pairs of chat and message."""
+    """Implements `tui.client.Chats`. `in_progress` holds the replies being generated, as pairs of chat id and message
+    id.
+    """
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._private = History(None)
         self.in_progress: set[tuple[ChatId, int]] = set()
-        self.make_title: Title | None = None  # how a chat gets a title; None: from its first words
+        # generates the title of a chat; None: titles are the first words of the chat
+        self.make_title: Title | None = None
 
     def locate(self, chat: ChatId) -> tuple[History, int]:
-        """Return the history that stores a chat, and its number there. Raises NoSuchChat."""
+        """Return the history that stores a chat, and the chat's number in it. Raises NoSuchChat."""
         history = self._private if self.is_private(chat) else self._history
         number = chat.removeprefix(PRIVATE)
         if not number.isdecimal():
@@ -65,7 +68,7 @@ class ChatRepository:
         return chat.startswith(PRIVATE)
 
     def conversations_to_forget(self) -> list[list[Mapping[str, object]]]:
-        """Return all branches of deleted chats, as they were sent to the engine."""
+        """Return all branches of the deleted chats as lists of messages, so that the engine can forget them."""
         conversations = []
         for chat in self._history.deleted():
             messages = {message.id: message for message in self._history.messages.in_chat(chat)}
@@ -76,11 +79,11 @@ class ChatRepository:
         return conversations
 
     async def _do(self, chat: ChatId, work: Callable[[History, int], T]) -> T:
-        """Run `work` on a chat in a thread, and return its result."""
+        """Run `work` in a thread with the chat's history and number, and return its result."""
         return await to_thread(lambda: work(*self.locate(chat)))
 
     def close(self) -> None:
-        """Close both histories. Private chats are lost, and deleted ones are erased."""
+        """Close both histories. Private chats are lost, and deleted chats are erased from disk."""
         self._private.close()
         self._history.close()
 
@@ -205,7 +208,7 @@ class ChatRepository:
         loop, in_progress = asyncio.get_running_loop(), asyncio.Queue[HistoryNotice]()
 
         def on_notice(notice: HistoryNotice) -> None:
-            with suppress(RuntimeError):  # the event loop was closed
+            with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(in_progress.put_nowait, notice)
 
         for notice in self._history.subscribe(on_notice):

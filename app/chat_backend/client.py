@@ -1,4 +1,4 @@
-"""The client of the chat's screens: joins history, models, and engine, and saves preferences in config.toml."""
+"""The client that the screens use: combines history, models, and engine, and saves preferences in config.toml."""
 
 import asyncio
 from collections.abc import Mapping
@@ -42,8 +42,10 @@ class TerminalClient:
         endpoint: str = "",
         key: str | None = None,
     ) -> None:
-        """`flags` are settings from the command line, and `stay`, with which an engine process is started. `endpoint`
-        is the base URL of another server, and `key` its API key.
+        """Store the configuration.
+
+        `flags` are the settings from the command line and `stay`; an engine process is started with them. `endpoint` is
+        the base URL of another server, and `key` is its API key.
         """
         self._connection = EngineConnection(settings, flags, endpoint, key)
         self.chats = ChatRepository(history)
@@ -56,11 +58,11 @@ class TerminalClient:
         self.preferences = ChatPreferences()
 
     def start(self) -> None:
-        """Load the model in the background."""
+        """Start loading the model in the background."""
         self._connection.start()
 
     async def close(self) -> None:
-        """Release the engine and close the history. Deleted chats are erased."""
+        """Release the engine and close the history. Deleted chats are erased from disk."""
         with suppress(ClientError, InglenookError, TimeoutError):
             await self._forget()
         await self.tools.close()

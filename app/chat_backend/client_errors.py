@@ -1,4 +1,4 @@
-"""Convert errors of this program to the ClientError that the screens show."""
+"""Converts errors of this program to the ClientError that the screens show."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The context of the port: how full a chat's context is, and how it is trimmed."""
+"""The context of a chat: computes how full it is, and trims it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,9 +15,9 @@ from tui.client import ClientError
 from tui.types import Chat, ChatId, ContextBudget, FullContext, MessageId, TrimPlan
 
 _RESERVE = 1024  # tokens reserved for the reply if the chat sets no max_tokens
-_RESERVED_SHARE = 4  # the reserve is at most 1/4 of the context
+_RESERVED_SHARE = 4  # maximum reserve: 1/4 of the context
 _SUMMARY_TOKENS = 300
-_SUMMARY_SHARE = 8  # a summary takes at most 1/8 of the context
+_SUMMARY_SHARE = 8  # maximum length of a summary: 1/8 of the context
 _SUMMARIZE = "Summarize what was said so far in a few sentences: facts, decisions and open questions. Write only that."
 
 
@@ -34,9 +34,9 @@ class ChatContext:
             return await self._budget(engine, found, branch, typed)
 
     async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> TrimPlan:
-        """Leave out the oldest turns until `_tokens_to_free` is reached and `typed` fits; at least one turn.
+        """Plan which of the oldest turns to leave out: at least one, and enough to free `_tokens_to_free` tokens.
 
-        A turn is a question with its answers.
+        More turns are left out until `typed` fits. A turn is a question with its answers.
         """
         found, branch = await to_thread(self._branch, chat, leaf)
         async with self._connection.use() as engine:
@@ -70,7 +70,7 @@ class ChatContext:
         return await self._chats.open(chat)
 
     async def _summary(self, chat: ChatId, last: int) -> str:
-        """Let the model summarize the messages up to `last`, including what was left out before."""
+        """Let the model summarize the messages up to `last`, including messages that were left out before."""
         found, branch = await to_thread(self._branch, chat, message_id(last))
         request = [*prompt_messages(found, branch, with_reasoning=False), {"role": "user", "content": _SUMMARIZE}]
         async with self._connection.use() as engine:
@@ -117,9 +117,9 @@ def _summary_tokens(engine: ReadyEngine) -> int:
 
 
 def _tokens_to_free(budget: ContextBudget, of_typed: int) -> int:
-    """Return how many tokens to free: half of the context without `typed`, and enough for `typed`.
+    """Return how many tokens to free: until half of the context is free without `typed`, and enough for `typed`.
 
-    If the context length is unknown, return half of the history.
+    If the context length is unknown, return half of the length of the history.
     """
     if budget.limit is None or budget.free is None:
         return (budget.history - of_typed) // 2
@@ -129,7 +129,7 @@ def _tokens_to_free(budget: ContextBudget, of_typed: int) -> int:
 def _turns(chat: StoredChat, branch: Sequence[StoredMessage], *, is_answered: bool) -> list[list[StoredMessage]]:
     """Return the turns of a branch that can be left out, each a question with its answers.
 
-    A question at the end is included only if it `is_answered`, that is, if a new message follows it.
+    A question at the end is included only if `is_answered`, that is, if a new message follows it.
     """
     sent = [message for message in branch if message.id not in chat.trim.left_out]
     if sent and sent[-1].role is Role.USER and not is_answered:
@@ -143,7 +143,7 @@ def _turns(chat: StoredChat, branch: Sequence[StoredMessage], *, is_answered: bo
 
 
 async def _enough(engine: ReadyEngine, turns: Sequence[Sequence[StoredMessage]], tokens: int) -> int:
-    """Return how many turns are needed to free about `tokens`; at least one, if there are any."""
+    """Return how many of the oldest turns to leave out to free about `tokens`; all of them if they hold fewer."""
     for num_turns, turn in enumerate(turns, 1):
         tokens -= sum([await engine.endpoint.count(text=prompt_text(message)) for message in turn])
         if tokens <= 0:
@@ -154,12 +154,12 @@ async def _enough(engine: ReadyEngine, turns: Sequence[Sequence[StoredMessage]],
 async def _shortened(
     engine: ReadyEngine, messages: Sequence[Mapping[str, object]], limit: int
 ) -> list[Mapping[str, object]]:
-    """Halve the longest messages until all fit into `limit` tokens."""
+    """Shorten the longest message to half of its length, repeatedly, until all messages fit into `limit` tokens."""
     fitting = list(messages)
     while await engine.endpoint.count(messages=fitting) > limit:
         longest = max(range(len(fitting)), key=lambda place: len(str(fitting[place]["content"])))
         content = str(fitting[longest]["content"])
         if len(content) <= len(_SUMMARIZE):
-            raise ClientError("this is too long to be summarized", "Drop the oldest messages instead.")
+            raise ClientError("the messages are too long to summarize", "Drop the oldest messages instead.")
         fitting[longest] = {**fitting[longest], "content": content[: len(content) // 2]}
     return fitting

@@ -1,6 +1,6 @@
-"""Convert records of the history to the types of the screens, and back.
+"""Converts records of the history to the types that the screens use, and back.
 
-A chat id is the chat's number in the history. PRIVATE before it means the history in memory.
+A chat id is the chat's number in the history. The prefix PRIVATE marks chats of the history in memory.
 """
 
 from collections.abc import Container, Sequence
@@ -19,8 +19,8 @@ _FINISH = {
     records.State.STOPPED: types.Finish.STOPPED,
     records.State.FAILED: types.Finish.FAILED,
 }
-_WORDS = 8  # words of the first message that serve as a title
-_TITLE = 60  # characters of such a title, at most
+_WORDS = 8  # a chat without a title is shown with the first words of its first message: at most 8
+_TITLE = 60  # maximum length of these words in characters
 
 
 def chat_id(chat: int, *, private: bool) -> types.ChatId:
@@ -57,7 +57,7 @@ def chat_of(
     private: bool,
     in_progress: Container[int],
 ) -> types.Chat:
-    """`in_progress` are the replies that this program is generating."""
+    """Convert a chat and its messages. `in_progress`: numbers of the replies that this program is generating."""
     known = {message.id for message in messages}
     return types.Chat(
         summary=summary_of(chat, private=private),
@@ -73,7 +73,10 @@ def chat_of(
 def message_of(
     message: records.StoredMessage, known: Container[int] | None = None, in_progress: Container[int] = ()
 ) -> types.Message:
-    """If the parent is not `known`, it was lost, and the message starts a branch. `in_progress` as in `chat_of`."""
+    """Convert a message. A message whose parent is not in `known` becomes the first of a branch: its parent was lost.
+
+    `in_progress`: numbers of the replies that this program is generating.
+    """
     parent = message.parent if message.parent is not None and (known is None or message.parent in known) else None
     is_reply = message.role is records.Role.ASSISTANT
     return types.Message(
@@ -98,7 +101,7 @@ def step_of(step: records.ToolStep) -> types.ToolStep:
 
 
 def usage_of(usage: records.StoredUsage | None) -> types.Usage | None:
-    """Return None if the usage is unknown. A failed reply stores only its error."""
+    """Convert the usage of a reply. Returns None if it is unknown, as for failed replies, which store only an error."""
     if usage is None or usage.error:
         return None
     return types.Usage(

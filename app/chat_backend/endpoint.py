@@ -25,7 +25,7 @@ from app.settings.settings import APP_NAME
 
 
 class ReplyClock:
-    """Measures a reply, starting when it is created."""
+    """Measures the times of a reply, starting when the clock is created."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -33,7 +33,7 @@ class ReplyClock:
         self._last = self._started
 
     def mark_token(self) -> None:
-        """Note that tokens arrived."""
+        """Record that tokens arrived now."""
         self._last = time.monotonic()
         if self._first is None:
             self._first = self._last
@@ -45,7 +45,7 @@ class ReplyClock:
 
     @property
     def first_token_seconds(self) -> float:
-        """Seconds until the first token, or until now if none has arrived."""
+        """Seconds until the first token arrived; until now if none has arrived."""
         return (self._first or time.monotonic()) - self._started
 
     @property
@@ -54,7 +54,7 @@ class ReplyClock:
         return self._last - (self._first or self._last)
 
 
-NO_SENSE = "Check the address: that of an OpenAI-compatible server usually ends with /v1."
+NO_SENSE = "Check the address: the URL of an OpenAI-compatible server usually ends with /v1."
 _KEY = "Give the key of this endpoint with --api-key-file."
 _REMEDIES: Mapping[int, str] = {
     httpx.codes.UNAUTHORIZED: _KEY,
@@ -64,7 +64,7 @@ _REMEDIES: Mapping[int, str] = {
 
 
 def checked_url(given: str) -> str:
-    """Return the base URL `given` without its last slash. Raises InvalidSetting unless it is an http or https URL."""
+    """Return the base URL `given` without a trailing slash. Raises InvalidSetting unless it is an http or https URL."""
     try:
         url = httpx.URL(given)
         is_complete = url.scheme in ("http", "https") and bool(url.host)
@@ -76,7 +76,7 @@ def checked_url(given: str) -> str:
 
 
 def _remedies(url: str, *, is_inglenook: bool) -> Remedies:
-    """Return the advice for errors of an endpoint."""
+    """Return what to advise the user when a request to this endpoint fails."""
     if is_inglenook:
         return Remedies("Try again: the engine restarts.")
     lacks_version = {} if url.endswith("/v1") else {httpx.codes.NOT_FOUND.value: NO_SENSE}
@@ -86,13 +86,13 @@ def _remedies(url: str, *, is_inglenook: bool) -> Remedies:
 Body: TypeAlias = Mapping[str, object]
 
 _ANSWER_SECONDS = 10.0
-# between two chunks of a reply: a client that wakes up for each token takes CPU time from the engine
+# time between two chunks of a reply: a client that wakes up for each token takes CPU time from the engine
 _INTERVAL_MS = 100
 _CHARACTERS_PER_TOKEN = 4  # an estimate for servers that cannot count tokens
 
 
 class NotOffered(AppError):
-    """The server has no such route."""
+    """The server has no route for this request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +102,15 @@ class ServedName:
     name: str
     context_length: int | None  # tokens; None: not reported
     is_inglenook: bool = False  # whether the server is Inglenook
-    sampling: Mapping[str, float] | None = None  # its defaults for sampling; None: not reported
+    sampling: Mapping[str, float] | None = None  # the model's default sampling parameters; None: not reported
 
 
 class ChatEndpoint:
-    """One server. Call `close` at the end."""
+    """A connection to one server. Call `close` when you no longer need it."""
 
     def __init__(self, url: str, key: str | None, *, is_inglenook: bool) -> None:
-        """`url` is the base URL for OpenAI clients, ending with /v1. Raises InvalidSetting if it is not a URL.
-
-        `is_inglenook`: whether the server is Inglenook.
+        """`url` is the base URL for OpenAI clients, ending with /v1. Raises InvalidSetting if it is not an http or
+        https URL.
         """
         self.url = checked_url(url)
         self.is_inglenook = is_inglenook
@@ -129,7 +128,7 @@ class ChatEndpoint:
         await self._http.close()
 
     async def names(self) -> Sequence[ServedName]:
-        """Return the models of the server. Raises ServerUnreachable or ServerError."""
+        """Return the models that the server offers. Raises ServerUnreachable or ServerError."""
         answer = await self._http.ask("GET", f"{self.url}/models")
         with self._http.parsing_response():
             return [_served_name(model) for model in answer["data"]]
@@ -137,7 +136,7 @@ class ChatEndpoint:
     async def call_inglenook(self, method: str, path: str, body: Body | None = None) -> Any:
         """Call a route that only Inglenook has, and return the answer. Raises NotOffered for other servers."""
         if not self.is_inglenook:
-            raise NotOffered("this endpoint does not report that", "Only ingle servers do.")
+            raise NotOffered("this endpoint does not support this function", "Only ingle servers do.")
         return await self._http.ask(method, f"{self.url.removesuffix('/v1')}/inglenook/{path}", body)
 
     @contextmanager
@@ -151,7 +150,7 @@ class ChatEndpoint:
             raise ServerUnreachable("the engine stopped during this reply", "It restarts when you retry.") from problem
 
     async def stream(self, body: Body) -> AsyncGenerator[ReplyPart]:
-        """Yield the parts of the reply to a chat request, starting when the server has accepted it.
+        """Yield the parts of a reply, starting when the server has accepted the request.
 
         Closing the generator closes the connection, which aborts the reply. Raises ServerUnreachable, ServerError,
         PromptTooLong, or ModelNotFound.
@@ -171,14 +170,14 @@ class ChatEndpoint:
         yield ended
 
     async def stop(self, reply: str) -> None:
-        """Let the server end a reply, so that it reports the usage. Does nothing if it has ended.
+        """Tell the server to end a reply, so that it still reports the usage. Does nothing if the reply has ended.
 
         Raises NotOffered for servers other than Inglenook.
         """
         await self.call_inglenook("POST", "stop", {"reply": reply})
 
     async def complete(self, body: Body) -> str:
-        """Return the text of a whole reply."""
+        """Request a reply, wait until it is complete, and return its text."""
         text = ""
         async with aclosing(self.stream(body)) as parts:
             async for part in parts:
@@ -186,7 +185,7 @@ class ChatEndpoint:
         return text
 
     async def count(self, *, text: str = "", messages: Sequence[Body] = ()) -> int:
-        """Count the tokens of a text, or of the prompt of a conversation. An estimate if the server cannot count."""
+        """Return the number of tokens of a text or a conversation's prompt; an estimate if the server cannot count."""
         if self.is_inglenook:
             answer = await self.call_inglenook("POST", "count", {"text": text, "messages": messages})
             with self._http.parsing_response():
@@ -203,7 +202,7 @@ def _served_name(model: Mapping[str, Any]) -> ServedName:
 
 
 def _context_length(model: Mapping[str, Any]) -> int | None:
-    """Return the context length from the field that the server uses for it, or None."""
+    """Return the context length in tokens, from whichever field the server uses for it, or None."""
     meta = model.get("meta")
     found = model.get("context_length") or model.get("max_model_len") or (meta or {}).get("n_ctx")
     return int(found) if found else None
@@ -218,10 +217,10 @@ class _Fold:
         self._state: State | None = None
         self._usage: Mapping[str, Any] | None = None
         self._timings: Mapping[str, Any] = {}
-        self._calls: dict[int, list[str]] = {}  # name and arguments, by index
+        self._calls: dict[int, list[str]] = {}  # [name, arguments] of each tool call, by its index
 
     def parts(self, chunk: Any) -> list[ReplyPart]:
-        """Raises ServerError if the chunk reports that the reply failed."""
+        """Return the parts that one chunk contains. Raises ServerError if the chunk reports that the reply failed."""
         if chunk.get("error"):
             raise refusal(500, json.dumps(chunk).encode())
         self._usage = chunk.get("usage") or self._usage
@@ -249,7 +248,7 @@ class _Fold:
         return parts
 
     def _add_call(self, delta: Mapping[str, Any]) -> None:
-        """Add a part of a call. Servers that leave the index out send whole calls."""
+        """Add a fragment of a tool call. If a server omits the index, each fragment is a complete call."""
         function = delta.get("function") or {}
         pieces = self._calls.setdefault(int(delta.get("index", len(self._calls))), ["", ""])
         pieces[0] = pieces[0] or str(function.get("name") or "")
@@ -265,11 +264,12 @@ class _Fold:
         return Ended(self._state, usage, calls if self._state is State.WHOLE else ())
 
     def _stored_usage(self, usage: Mapping[str, Any]) -> StoredUsage:
-        """Return the usage that the server reports, with values measured here for what it does not report."""
+        """Return the usage that the server reports. Times that it does not report are measured here."""
         prompt = int(usage.get("prompt_tokens") or 0)
         details = _details(usage)
         cached = min(details.cached_tokens, prompt)
-        # a stopped request may have computed only part of its prompt
+        # the difference of prompt and cached tokens would be wrong for a stopped request, which may not have computed
+        # all
         is_reported = "computed_tokens" in (usage.get("prompt_tokens_details") or ())
         queue = float(self._timings.get("queue_ms") or 0.0) / 1000
         reply = float(self._timings.get("predicted_ms") or 0.0) / 1000
@@ -288,7 +288,7 @@ class _Fold:
 
 
 def _details(usage: Mapping[str, Any]) -> PromptTokensDetails:
-    """Return the report about the prompt's tokens; an empty one if the server uses another format."""
+    """Return the report about the prompt's tokens; an empty report if the server uses another format."""
     try:
         return msgspec.convert(usage.get("prompt_tokens_details") or {}, PromptTokensDetails)
     except msgspec.ValidationError:
@@ -296,7 +296,7 @@ def _details(usage: Mapping[str, Any]) -> PromptTokensDetails:
 
 
 def _sentence(details: PromptTokensDetails) -> str:
-    """Return why cached tokens of the prompt were not reused; empty if none were missed."""
+    """Return why part of the prompt was not served from the cache; empty if there is no miss."""
     miss = details.report().miss
     if miss is None:
         return ""

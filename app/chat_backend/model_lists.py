@@ -1,4 +1,4 @@
-"""The installed models and the catalog, as the screens list them. Reads files, and does not use the network."""
+"""Lists of the installed models and of the catalog for the screens. Reads files, and does not use the network."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +19,7 @@ from tui.engine_types import ModelInfo
 
 
 def installed_models(store: ModelStore, loaded: str, fetching: str) -> list[ModelInfo]:
-    """Return installed models, then unfinished downloads.
+    """Return the installed models, followed by unfinished downloads.
 
     `loaded` is the name of the loaded model. `fetching` is the model that the engine downloads, or "".
     """
@@ -40,7 +40,7 @@ def installed_models(store: ModelStore, loaded: str, fetching: str) -> list[Mode
 
 
 def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | None) -> Iterator[ModelInfo]:
-    """Yield all models with a short name. Sizes and fits of families are estimates unless installed.
+    """Yield all models with a short name. Sizes, and whether a model fits, are estimates unless it is installed.
 
     `memory`: bytes available to a model; None if unknown.
     """
@@ -61,7 +61,7 @@ def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | 
 
 
 def chat_catalog(store: ModelStore, loaded: str, fetching: str, memory: int | None) -> list[ModelInfo]:
-    """Return the catalog without embedding models, with a mark at the best recommended model that fits."""
+    """Return the catalog without embedding models. The best recommended model that fits is marked."""
     others = {known.name for known in store.families if known.kind == "embedding"}
     listed = [one for one in catalog_models(store, loaded, fetching, memory) if one.name not in others]
     fitting = {one.name for one in listed if one.fits or one.installed}
@@ -70,14 +70,14 @@ def chat_catalog(store: ModelStore, loaded: str, fetching: str, memory: int | No
 
 
 def path_model(path: str) -> ModelInfo:
-    """Return the loaded model that was named by its path."""
+    """Return an entry for the loaded model, which the user named by its path."""
     with suppress(OSError):
         return ModelInfo(path, size=Path(path).stat().st_size, installed=True, loaded=True)
     return ModelInfo(path, installed=True, loaded=True)
 
 
 def named_model(name: str, store: ModelStore, loaded: str, fetching: str, memory: int | None) -> ModelInfo:
-    """Return what is known of a model. Only the name, if it is neither installed nor in the catalog."""
+    """Return the entry of a model from the lists. If no list has it, the entry holds only the name."""
     known = store.known_name(name)
     listed = chain(installed_models(store, loaded, fetching), catalog_models(store, loaded, fetching, memory))
     for model in listed:
@@ -85,7 +85,7 @@ def named_model(name: str, store: ModelStore, loaded: str, fetching: str, memory
         if name == model.name or (known and known in (other, f"{other}:{model.quantization}")):
             return replace(model, name=name)
     with suppress(InglenookError):
-        store.resolve(name)  # from another tool, from the web, or a path
+        store.resolve(name)  # finds models of other tools, from the web, and at a path
         return ModelInfo(name, installed=True)
     return ModelInfo(name)
 
@@ -138,7 +138,7 @@ def _is_of(name: str, known: KnownModel) -> bool:
 
 
 def _found(known: KnownModel, store: ModelStore) -> StoredModel | None:
-    with suppress(InglenookError):  # another tool stored several files for it, or a damaged one
+    with suppress(InglenookError):  # another tool stored several files for this model, or damaged ones
         return store.hub_models.find(known.repository)
     return None
 

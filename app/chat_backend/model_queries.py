@@ -1,4 +1,4 @@
-"""Questions about models that need a child process or the Hub: search, fit, recommendation, and variants."""
+"""Queries about models that need a child process or the Hub: search, fit, recommendation, and variants."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tui.engine_types import Fit, ModelInfo, Recommendation, SearchResults
 
 
 class _SearchResult(Struct):
-    """One line of `ingle search --json`, with the fields in use."""
+    """One line of `ingle search --json`. Only the fields used here."""
 
     name: str
     size: int | None
@@ -25,9 +25,10 @@ class _SearchResult(Struct):
 
 
 async def search_models(words: str, memory: int) -> SearchResults:
-    """Search the Hub; models that fit come first. `memory`: bytes available to a model; 0: what is free now.
+    """Search the Hub, and return the models that fit first.
 
-    Raises AppError with the message of the search.
+    `memory`: bytes available to a model; 0: `ingle search` measures the free memory. Raises AppError with the message
+    of the search.
     """
     status, out, err = await run_ingle("search", "--json", *memory_option(memory), "--", *words.split())
     if status not in (EXIT_OK, EXIT_NOT_FOUND):
@@ -39,7 +40,7 @@ async def search_models(words: str, memory: int) -> SearchResults:
 
 
 def _model(result: _SearchResult, *, is_known: bool) -> ModelInfo:
-    """Convert a search result. `is_known`: whether the model has a short name."""
+    """Convert a search result. `is_known`: the model has a short name, and its size is an estimate."""
     return ModelInfo(
         result.name,
         result.quantization or "",
@@ -52,14 +53,16 @@ def _model(result: _SearchResult, *, is_known: bool) -> ModelInfo:
 
 
 def _note(err: bytes) -> str:
-    """Return why only models with short names were searched; empty if the Hub answered."""
+    """Return the line of stderr that says why only models with short names were searched; empty if the Hub was
+    searched.
+    """
     from app.models.hub_search import OF_FAMILIES
 
     return next((line for line in err.decode(errors="replace").splitlines() if OF_FAMILIES in line), "")
 
 
 def variants(name: str, settings: Settings, memory: int | None) -> Sequence[ModelInfo]:
-    """Return the quantizations of a repository: those that fit first, larger ones before smaller ones.
+    """Return the quantizations of a repository: those that fit first, then from large to small.
 
     `memory`: bytes available to a model; None if unknown. Raises AppError.
     """
@@ -86,7 +89,7 @@ def variants(name: str, settings: Settings, memory: int | None) -> Sequence[Mode
 
 
 class _Fit(Struct):
-    """The output of `ingle fit --json`, with the fields in use."""
+    """The output of `ingle fit --json`. Only the fields used here."""
 
     name: str
     verdict: str
@@ -109,9 +112,10 @@ async def recommended(settings: Settings) -> Recommendation | None:
 
 
 async def check_fit(name: str, settings: Settings, memory: int) -> Fit:
-    """Return whether a model fits with the context from the settings. `memory`: bytes available; 0: what is free now.
+    """Return whether a model fits with the context length from the settings.
 
-    Raises AppError with the command's message.
+    `memory`: bytes available to the model; 0: `ingle fit` measures the free memory. Raises AppError with the message of
+    the command.
     """
     context = ("--context", str(settings.context)) if settings.context else ()
     _, out, err = await run_ingle("fit", "--json", *context, *memory_option(memory), "--", name)

@@ -1,4 +1,4 @@
-"""The models of the port: list, search, download, load, and delete them."""
+"""Lists, searches, downloads, loads, and deletes models for the screens."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -48,7 +48,7 @@ class ChatModels:
         return await to_thread(listed)
 
     async def catalog(self) -> Sequence[ModelInfo]:
-        """Return the catalog; empty with a remote endpoint, because it cannot download models."""
+        """Return the catalog; empty for a remote endpoint, because it cannot download models."""
         if self._connection.is_remote:
             return ()
         memory = await self._memory()
@@ -80,7 +80,7 @@ class ChatModels:
         return await self._with_local_state(await to_thread(variants, name, self._settings, await self._memory()))
 
     async def _with_local_state(self, finds: Sequence[ModelInfo]) -> Sequence[ModelInfo]:
-        """Mark results of the Hub that are installed, loaded, or partly downloaded."""
+        """Mark search results that are installed, loaded, or partly downloaded."""
         here = {model.name: model for model in await self.installed()}
         return [
             replace(find, installed=one.installed, loaded=one.loaded, arrived=one.arrived)
@@ -144,7 +144,7 @@ class ChatModels:
                     yield Download(now.done, now.total, rate.after(now.label, now.done), stage)
 
     def _is_awaited(self, name: str) -> bool:
-        """Whether the engine is loading this model, or is paused at it."""
+        """Whether the engine is loading this model, also if loading is paused."""
         from app.models.transfer.download_queue import is_same_model
 
         store = self._store()
@@ -156,7 +156,9 @@ class ChatModels:
         return "" if self._connection.is_paused else self._store().known_name(self._connection.awaited) or ""
 
     async def _pulled_by_engine(self) -> AsyncGenerator[Download, None]:
-        """Follow the engine's download until the model is loaded. Any follower may pause it."""
+        """Follow the engine's download until the model is loaded. Cancelling pauses the download, also for other
+        followers.
+        """
         self._connection.resume()
         rate = DownloadRate()
         try:
@@ -178,19 +180,21 @@ class ChatModels:
     async def delete(self, name: str) -> None:
         self._require_local()
         store = self._store()
-        if store.known_name(name) is None:  # from another tool or from the web
+        if store.known_name(name) is None:  # installed by another tool, or from the web
             await to_thread(store.remove, name)
             return
         with client_errors():
             await self._pulls().delete(name)
 
     def _require_local(self) -> None:
-        """Raises ClientError with a remote endpoint, which manages its own models."""
+        """Raise ClientError if a remote endpoint is used, because it manages its models itself."""
         if self._connection.is_remote:
-            raise ClientError("this endpoint manages its models itself", "For others, start ingle without --endpoint.")
+            raise ClientError(
+                "this endpoint manages its models itself", "To use other models, start ingle without --endpoint."
+            )
 
     def _check_name(self, name: str) -> None:
-        """Raises ModelNotFound if no model has this name, so that none is unloaded for it."""
+        """Raise ModelNotFound if no model has this name. Otherwise the loaded model would be unloaded in vain."""
         from app.models.web_models import WebName
 
         store = self._store()
@@ -203,7 +207,7 @@ class ChatModels:
         return ModelStore(self._settings)
 
     def _pulls(self) -> "Pulls":
-        """The download queue of this process, created on the event loop that uses it."""
+        """Return the download queue of this process. It is created on first use, on the event loop that uses it."""
         from app.models.pulls import Pulls
 
         if self._pull_queue is None:

@@ -1,4 +1,4 @@
-"""The body of a request: the messages of a branch, and the sampling parameters."""
+"""Builds the body of a request: the messages of a branch, and the sampling parameters."""
 
 from collections.abc import Mapping, Sequence
 
@@ -35,7 +35,7 @@ def prompt_messages(chat: Chat, branch: Sequence[StoredMessage], *, with_reasoni
 def step_messages(steps: Sequence[ToolStep], message: int, *, with_reasoning: bool) -> list[Mapping[str, object]]:
     """Return the tool calls of a reply and their results. Calls of one turn share a message, as the model wrote them.
 
-    Ids of calls are derived from the id of the message, so that the prompt stays the same in later requests.
+    The ids of the calls are derived from the id of the message, so that later requests send the same prompt.
     """
     turns: list[list[tuple[str, ToolStep]]] = []
     for index, step in enumerate(steps):
@@ -67,7 +67,7 @@ def prompt_text(message: StoredMessage) -> str:
 def sampling_fields(
     chosen: SamplingChoice, default_sampling: Mapping[str, float | int], *, retry: bool = False
 ) -> dict[str, object]:
-    """Return the sampling fields of a request: the chat's settings, else the model's defaults.
+    """Return the sampling fields of a request: the chat's settings, or the model's defaults if unset.
 
     With `retry`, greedy decoding is replaced with sampling, because it would repeat the previous reply.
     """

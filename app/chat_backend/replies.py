@@ -1,4 +1,4 @@
-"""The replies of the port: requested from the engine, streamed to the screens, and saved while they grow."""
+"""Requests replies from the engine, streams them to the screens, and saves them while they grow."""
 
 import asyncio
 import time
@@ -23,8 +23,8 @@ from tui.client import ClientError
 
 T = TypeVar("T")
 
-MAX_TURNS = 50  # turns with tool calls in one reply
-SAVE_SECONDS = 0.5  # at most this much of a reply is lost if the program is killed
+MAX_TURNS = 50  # maximum number of turns with tool calls in one reply
+SAVE_SECONDS = 0.5  # interval between two saves: a killed program loses at most this much of a reply
 
 _FINISH = {
     State.WHOLE: types.Finish.COMPLETE,
@@ -44,17 +44,17 @@ class _ReplyInProgress:
     chat: types.ChatId
     history: History
     engine: ReadyEngine
-    reply: str = ""  # its id at the server
+    reply: str = ""  # the server's id of the reply
     text: str = ""
     reasoning: str = ""
     reasoning_started: float | None = None
     reasoning_seconds: float = 0.0
     steps: list[ToolStep] = field(default_factory=list)
-    ended: Ended = _STOPPED  # of the last turn
+    ended: Ended = _STOPPED  # how the last turn of the model ended
     saved_at: float = field(default_factory=time.monotonic)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)  # set when the stream is no longer read
-    is_stopping: bool = False  # whether the engine was asked to stop it
-    has_ended: bool = False  # whether its final state is saved
+    is_stopping: bool = False  # whether the engine was asked to stop the reply
+    has_ended: bool = False  # whether the final state of the reply is saved
 
     def add(self, part: ReasoningDelta | TextDelta) -> None:
         now = time.monotonic()
@@ -66,7 +66,7 @@ class _ReplyInProgress:
             self.text += part.text
 
     def add_step(self, call: Call, ended: CallEnded, *, joins_previous: bool) -> None:
-        """Add a call with its result. It takes the text and the reasoning that the model wrote before it."""
+        """Add a tool call with its result, and move the text and the reasoning that precede it into this step."""
         step = ToolStep(
             call.name, call.arguments, ended.result, ended.is_error, self.text, self.reasoning, joins_previous
         )
@@ -74,7 +74,7 @@ class _ReplyInProgress:
         self.text, self.reasoning = "", ""
 
     def continued(self, body: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the request for the next turn: `body` and the steps."""
+        """Return the request for the next turn: `body`, extended with the steps so far."""
         with_reasoning = self.engine.endpoint.is_inglenook
         steps = step_messages(self.steps, self.message, with_reasoning=with_reasoning)
         messages = body["messages"]
@@ -179,9 +179,9 @@ class ChatReplies:
         body: Mapping[str, object],
         offered: OfferedTools,
     ) -> AsyncGenerator[types.ReplyEvent, None]:
-        """Yield the events of a reply and save it as it grows: turns of the model, and the tool calls between them.
+        """Yield the events of a reply, and save it as it grows. Turns of the model and tool calls alternate.
 
-        Always ends with a ReplyEnd.
+        The last event is always a ReplyEnd.
         """
         try:
             for _ in range(MAX_TURNS):
@@ -207,7 +207,7 @@ class ChatReplies:
     async def _turn(
         self, growing: _ReplyInProgress, parts: AsyncGenerator[ReplyPart]
     ) -> AsyncGenerator[types.ReplyEvent, None]:
-        """Yield the events of one turn of the model, and set `ended`."""
+        """Yield the events of one turn of the model, and set `growing.ended`."""
         growing.ended = _STOPPED
         while True:
             if growing.is_save_due:
@@ -228,7 +228,9 @@ class ChatReplies:
     async def _run_calls(
         self, growing: _ReplyInProgress, calls: Sequence[Call], offered: OfferedTools
     ) -> AsyncGenerator[types.ReplyEvent, None]:
-        """Run the calls one after another and add each to the steps of the reply. Stopping the reply ends them."""
+        """Run the tool calls one after another, and add each to the steps of the reply. Stopping the reply ends the
+        calls.
+        """
         for index, call in enumerate(calls):
             async with aclosing(self._tools.run(growing.chat, call, offered)) as events:
                 while (event := await _next(events, growing.stopped)) is not None:
@@ -242,12 +244,12 @@ class ChatReplies:
             await to_thread(growing.save)
 
     async def stop(self, message: types.MessageId) -> None:
-        """Stop a reply. Inglenook then reports its usage; the connection to another server is closed."""
+        """Stop a reply. Inglenook still reports its usage; the connection to any other server is closed."""
         if (current := self._in_progress.get(int(message))) is not None:
             await self._stop(current)
 
     async def stop_by_id(self, reply: str) -> bool:
-        """Stop a reply by its id at the server. Returns whether it belongs to this chat."""
+        """Stop the reply with this server id. Returns whether it belongs to this chat."""
         current = next((one for one in self._in_progress.values() if reply and one.reply == reply), None)
         if current is not None:
             await self._stop(current)
@@ -257,7 +259,7 @@ class ChatReplies:
         current.is_stopping = True
         try:
             await current.engine.endpoint.stop(current.reply)
-        except InglenookError:  # another server, or one that has exited
+        except InglenookError:  # not an Inglenook server, or it has exited
             current.stopped.set()
 
     async def count_tokens(self, text: str) -> int:

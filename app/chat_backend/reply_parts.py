@@ -8,20 +8,20 @@ from app.history.records import State, StoredUsage
 
 
 class Accepted(NamedTuple):
-    """The server accepted the request. Servers that give replies no id do not send it."""
+    """The server accepted the request. Not sent by servers that give replies no id."""
 
-    reply: str  # its id
+    reply: str  # the server's id of the reply
 
 
 class Call(NamedTuple):
-    """A tool call of the model."""
+    """A tool call that the model requests."""
 
     name: str
     arguments: str  # JSON, not validated
 
 
 class Ended(NamedTuple):
-    """The last part of a reply. With calls, the model waits for their results."""
+    """The last part of a reply. If `calls` is not empty, the model needs their results to continue."""
 
     state: State
     usage: StoredUsage | None

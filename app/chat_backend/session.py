@@ -1,4 +1,4 @@
-"""One run of the chat, with screens or in plain lines: opens the history and the engine, and closes both."""
+"""Runs the chat, with screens or in plain lines: opens the history and the engine, and closes both."""
 
 import asyncio
 import enum
@@ -21,26 +21,26 @@ _GOODBYE = "Resume: ingle -c    All chats: ingle --resume"
 
 
 class Opening(enum.Enum):
-    """The first view of the chat."""
+    """The view that the chat opens with."""
 
     NEW = "new"
-    LAST = "last"  # the chat that was changed last
+    LAST = "last"  # the chat that was changed most recently
     CHOICE = "choice"  # a list of chats
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A run with the options of the command line. The run methods return an exit status."""
+    """One run of the chat with its command-line options. The run methods return an exit status."""
 
     settings: Settings
-    flags: Mapping[str, object]  # settings for an engine process, and `stay`
+    flags: Mapping[str, object]  # settings from the command line and `stay`, for an engine process
     endpoint: str = ""
     key: str | None = None  # API key of the endpoint
     question: str = ""
     opening: Opening = Opening.NEW
 
     def run_plain(self) -> int:
-        """Run in plain lines. Raises the errors of opening the history."""
+        """Run the plain chat. Raises an error if the history cannot be opened."""
         from app.chat_backend.plain.plain_chat import PlainChat
 
         history = History(self.settings.history_dir, _say)
@@ -50,12 +50,12 @@ class Session:
         )
 
     def run_screens(self, left: Callable[[], None]) -> int:
-        """Run with screens. `left` is called after the terminal was restored.
+        """Run the screens. `left` is called after the terminal was restored.
 
-        Raises the errors of opening the history, before the screens appear.
+        Raises an error if the history cannot be opened, before the screens appear.
         """
         history = History(self.settings.history_dir, _say)
-        for notice in history.notices:  # also shown on the screens, which disappear when the chat ends
+        for notice in history.notices:  # the screens show them as well, but disappear when the chat ends
             _say(notice.sentences)
         from tui.app import ChatApp
 
@@ -83,7 +83,7 @@ class Session:
         return asyncio.run(self._with_client(history, run))
 
     def _first_chat(self, history: History) -> ChatId | None:
-        """Return the chat to open. If there is none yet, a new one starts."""
+        """Return the chat to open, or None for a new one."""
         if self.opening is not Opening.LAST:
             return None
         chats = [chat for chat in history.chats.listed() if chat.num_messages]

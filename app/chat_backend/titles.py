@@ -1,4 +1,4 @@
-"""Titles for chats after their first reply, written by the model at low priority."""
+"""Titles for chats, written by the model at low priority after the first reply."""
 
 import re
 from textwrap import shorten
@@ -13,9 +13,9 @@ from tui.types import ChatId
 
 _ASKED = "Write a title for this conversation, of at most six words, and nothing else."
 _TOKENS = 24
-_LONGEST = 60  # characters
+_LONGEST = 60  # maximum length of a title in characters
 _CUT = "…"
-_SMALL = re.compile(r"(?<![\w.])(?:\d+m|0?\.\d+b)(?![a-z])", re.IGNORECASE)  # such as 135m and 0.5b
+_SMALL = re.compile(r"(?<![\w.])(?:\d+m|0?\.\d+b)(?![a-z])", re.IGNORECASE)  # matches model sizes such as 135m and 0.5b
 _QUOTES = "\"'“”„«»`*# "
 
 
@@ -27,8 +27,10 @@ class Titles:
         self._connection = connection
 
     async def make_title(self, chat: ChatId) -> str:
-        """Return the chat's title. If it has none, let the model write one and store it; "" if the model's answer is
-        unusable, or the model has fewer than a billion parameters: its titles say less than the question.
+        """Return the chat's title. If it has none, let the model write one, and store it.
+
+        Returns "" if the model's answer is unusable. Models with fewer than a billion parameters are not asked, because
+        their titles say less than the user's question.
         """
         if found := await to_thread(self._title, chat):
             return found
@@ -49,7 +51,9 @@ class Titles:
         return history.chats.get(number).title
 
     def _messages(self, chat: ChatId) -> list[object]:
-        """Return the chat as it was sent before, so that its prefix is cached, and the request for a title."""
+        """Return the chat's messages as they were sent before, so that the prefix is cached, then the request for a
+        title.
+        """
         history, number = self._chats.locate(chat)
         found = history.chats.get(number)
         branch: list[StoredMessage] = path_to({one.id: one for one in history.messages.in_chat(number)}, found.shown)
@@ -61,14 +65,14 @@ class Titles:
 
 
 def is_small(model: str) -> bool:
-    """Whether a model's name says that it has fewer than a billion parameters."""
+    """Whether a model's name states a size of fewer than a billion parameters."""
     return bool(_SMALL.search(model))
 
 
 def extract_title(text: str) -> str:
-    """Return the first line that is a title: without quotation marks, cut at a word. "" if there is none.
+    """Return the first line that can serve as a title, without quotation marks and cut at a word; "" if there is none.
 
-    A line that ends with a colon is skipped, because it announces the title.
+    A line that ends with a colon is skipped, because it only announces the title.
     """
     lines = [line for line in text.splitlines() if line.strip(_QUOTES) and not line.rstrip(_QUOTES).endswith(":")]
     title = single_line(lines[0]).removeprefix("Title:").strip(_QUOTES).rstrip(".") if lines else ""

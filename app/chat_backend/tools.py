@@ -1,4 +1,4 @@
-"""Tools of MCP servers in the chat: which are offered, and whether the user allows a call."""
+"""Tools of MCP servers in the chat: offers them to the model, asks for permission, and runs calls."""
 
 import asyncio
 import os
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from app.mcp.tool_servers import ToolServers
     from app.mcp.tools import Tool, ToolResult
 
-_ALLOWED_FILE = "allowed-tools.json"  # in the state folder
+_ALLOWED_FILE = "allowed-tools.json"  # name of the file in the state folder
 _PRIVATE = 0o600
 _DENIED = "The user did not allow this call."
 
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """The last event of a call."""
+    """The last event of a tool call."""
 
     result: str
     is_error: bool
@@ -42,7 +42,7 @@ class OfferedTools:
     by_name: "Mapping[str, Tool]"
 
     def field(self) -> dict[str, object]:
-        """Return the field of the request; none if there are no tools."""
+        """Return the `tools` field of a request; an empty dict if there are no tools."""
         return {"tools": [tool.as_openai() for tool in self.by_name.values()]} if self.by_name else {}
 
 
@@ -52,8 +52,8 @@ class ChatTools:
     def __init__(self, state_folder: Path) -> None:
         self._allowed_path = state_folder / _ALLOWED_FILE
         self._servers: ToolServers | None = None
-        self._changing = asyncio.Lock()  # only one caller replaces the servers
-        self._config: bytes = b""  # mcp.json as it was when the servers were created
+        self._changing = asyncio.Lock()  # held while the tool servers are replaced
+        self._config: bytes = b""  # content of mcp.json when the servers were created
         self._always: set[str] | None = None  # None: not read yet
         self._in_chat: set[tuple[types.ChatId, str]] = set()
         self._asking: dict[types.CallId, asyncio.Future[types.Permission]] = {}
@@ -95,9 +95,9 @@ class ChatTools:
         await to_thread(self._write_allowed, always)
 
     async def offered(self, disabled: Container[str]) -> OfferedTools:
-        """Return the tools for a chat, once all servers are ready or have failed.
+        """Return the tools for a chat, once each server is ready or has failed.
 
-        An invalid mcp.json offers none: `servers` reports the error.
+        If mcp.json is invalid, no tools are offered; `servers` reports the error.
         """
         try:
             servers = await self._current()
@@ -109,7 +109,7 @@ class ChatTools:
     async def run(
         self, chat: types.ChatId, call: Call, offered: OfferedTools
     ) -> AsyncGenerator[types.ReplyEvent | CallEnded, None]:
-        """Yield the events of a call, and its end last. Asks the user unless the tool is already allowed."""
+        """Yield the events of a tool call; the last is CallEnded. Asks the user unless the tool is already allowed."""
         self._num_calls += 1
         number = types.CallId(str(self._num_calls))
         tool = offered.by_name.get(call.name)
@@ -126,7 +126,7 @@ class ChatTools:
         yield CallEnded(result.text, result.is_error)
 
     async def _result(self, tool: "Tool | None", call: Call, permission: types.Permission) -> "ToolResult":
-        """Run the call, or return why it cannot run."""
+        """Run the call and return its result, or an error result that says why it cannot run."""
         from app.mcp.tools import ToolResult
 
         if tool is None:
@@ -146,9 +146,9 @@ class ChatTools:
             await self._servers.close()
 
     async def _current(self) -> "ToolServers | None":
-        """Return the servers of mcp.json. If the file has changed, the previous servers end and new ones start.
+        """Return the servers of mcp.json. If the file has changed, replace the running servers with new ones.
 
-        Without an mcp.json there are none, and the `mcp` package is not imported.
+        Without an mcp.json, returns None and does not import the `mcp` package.
         """
         async with self._changing:
             path = self.config_path()
@@ -183,7 +183,7 @@ class ChatTools:
     def _read_allowed(self) -> set[str]:
         try:
             return msgspec.json.decode(self._allowed_path.read_bytes(), type=set[str])
-        except (OSError, ValueError):  # missing or damaged: ask again
+        except (OSError, ValueError):  # the file is missing or damaged: ask again
             return set()
 
     def _write_allowed(self, allowed: set[str]) -> None:

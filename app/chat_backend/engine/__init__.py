@@ -1,1 +1,1 @@
-"""The engine of a chat: its process, its state while it loads, and the connection to it."""
+"""The engine of a chat: its process, its loading state, and the connection to it."""

@@ -26,7 +26,7 @@ from app.progress import Progress, Report, Unit
 from app.settings.settings import Settings, load_settings
 from quant.errors import InglenookError
 
-_OFTEN = 0.1  # seconds between two messages about the same task
+_OFTEN = 0.1  # seconds between two progress messages about the same task
 
 
 class ChildMessage(Struct, omit_defaults=True):
@@ -42,7 +42,7 @@ class ChildMessage(Struct, omit_defaults=True):
 
 
 class StdoutProgress:
-    """Writes progress to stdout. The reader may be gone."""
+    """Writes progress to stdout. Write errors are ignored, because the chat that reads it may have exited."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.json.Encoder()
@@ -70,7 +70,7 @@ class StdoutProgress:
 
 
 def main(flags: str) -> int:
-    """Serve until no client needs the engine. Returns the exit status."""
+    """Serve until no chat uses the engine. Returns the exit status."""
     interrupt_on_signals()
     progress = StdoutProgress()
     given = json.loads(flags)
@@ -92,7 +92,7 @@ def main(flags: str) -> int:
 
 
 def _serve(settings: Settings, progress: Progress, *, stay: bool) -> None:
-    """Serve on the port of the settings, or on a free one if that is taken."""
+    """Serve on the port from the settings, or on a free port if that one is taken."""
     from app.server.host import run_host
 
     leases = None if stay else EngineLeases(settings)

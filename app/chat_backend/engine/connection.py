@@ -1,8 +1,8 @@
 """The engine that the chat uses: a running server, a process started by the chat, or a remote endpoint.
 
 Loading runs in the background; callers that need the model wait for it with `use`. The engine is replaced only when no
-caller uses it. If a model cannot be loaded, the previous one is loaded again. A dead engine process is restarted by the
-next caller. The HTTP client is imported when there is an engine to ask.
+caller uses it. If a model cannot be loaded, the previous one is loaded again. If the engine process has died, the next
+call of `use` restarts it. The HTTP client is imported only when a server is contacted, so that the chat starts fast.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from tui.engine_types import Loading
 if TYPE_CHECKING:
     from app.chat_backend.endpoint import ChatEndpoint, ServedName
 
-_WAKE_SECONDS = 5.0  # between the record of a new server and its first answer, at most
+_WAKE_SECONDS = 5.0  # maximum time from the registration of a new server to its first answer
 _TURN_SECONDS = 0.2  # between two checks whether another chat has started the engine
 
 
@@ -52,17 +52,20 @@ class _TargetModel:
     """The model to load."""
 
     model: str
-    is_required: bool  # only this model will do; else any loaded model
+    is_required: bool  # True: only this model is acceptable; False: any loaded model is
 
 
 class EngineConnection:
-    """Used on one event loop. Call `start` first and `close` at the end."""
+    """Finds or starts the engine, and replaces it when the user switches the model.
+
+    Used on one event loop. Call `start` first and `close` at the end.
+    """
 
     def __init__(
         self, settings: Settings, flags: Mapping[str, object], endpoint: str = "", key: str | None = None
     ) -> None:
-        """`flags` are settings from the command line, and `stay`. `endpoint` is the base URL of another server, and
-        `key` its API key.
+        """`flags` are the settings from the command line and `stay`; an engine process is started with them. `endpoint`
+        is the base URL of another server, and `key` is its API key.
         """
         self._settings = settings
         self._flags = flags
@@ -70,20 +73,20 @@ class EngineConnection:
         self._key = key
         self._process: EngineProcess | None = None
         self._engine: ReadyEngine | None = None
-        self._leases = ExitStack()  # this process's leases on the engine
+        self._leases = ExitStack()  # while this process holds a lease, the engine keeps running
         self._task: asyncio.Task[None] | None = None
         self._target = _TargetModel(settings.model, settings.origins["model"] != "default")
         self._served: _TargetModel | None = None  # the target that was loaded last
         self._previous: _TargetModel | None = None  # the target before the last switch
         self._uses = 0
-        self._reply_titles: list[str] = []  # of the chats whose replies use the engine
+        self._reply_titles: list[str] = []  # titles of the chats whose replies use the engine
         self._unused = asyncio.Event()
-        self._instance: Instance | None = None  # the record of the server in use
+        self._instance: Instance | None = None  # registry entry of the server in use
         self.is_paused = False  # whether loading is paused until `resume`
         self.state = self._state_of(self._target)
 
     def start(self) -> None:
-        """Find or start the engine in the background."""
+        """Start to find or launch the engine in the background."""
         self._task = asyncio.create_task(self._load(self._target))
 
     async def close(self) -> None:
@@ -114,17 +117,17 @@ class EngineConnection:
 
     @property
     def model(self) -> str:
-        """The loaded model, or the one to load."""
+        """The name of the loaded model, or of the one to load."""
         return self._settings.model if self._engine is None else self._engine.model
 
     @property
     def answering(self) -> str:
-        """The loaded model, or ""."""
+        """The name of the loaded model, or "" if none is loaded."""
         return "" if self._engine is None else self._engine.model
 
     @property
     def awaited(self) -> str:
-        """The model that the local engine is loading or is paused at, or ""."""
+        """The model that the local engine is loading, also if loading is paused; "" if there is none."""
         is_loading = self._task is not None and not self.state.is_over
         return self._target.model if is_loading and not self._remote else ""
 
@@ -145,7 +148,10 @@ class EngineConnection:
                 await endpoint.close()
 
     async def reclaimable_memory(self) -> int:
-        """Return the bytes available to another model once this engine is unloaded. 0: only what is free now."""
+        """Return the bytes available to another model once this engine is unloaded.
+
+        Returns 0 if unloading frees nothing, because the engine is not loaded or other programs use it.
+        """
         process, engine = self._process, self._engine
         if process is None or engine is None or await asyncio.to_thread(self._is_shared, process):
             return 0
@@ -159,10 +165,11 @@ class EngineConnection:
 
     @asynccontextmanager
     async def use(self, *, retry: bool = False, reply_in: str = "") -> AsyncIterator[ReadyEngine]:
-        """Wait for the engine and keep it while the body runs. Raises ClientError, also for errors of the body.
+        """Wait for the engine and keep it while the body runs. Raises ClientError; errors of the body are converted to
+        it.
 
-        With `retry`, a load that failed is tried again. `reply_in`: title of the chat in which a reply is
-        generated. Not reentrant: nested use would deadlock with a pending model switch.
+        With `retry`, a load that failed is tried again. `reply_in`: title of the chat in which a reply is generated.
+        Not reentrant: nested use would deadlock with a pending model switch.
         """
         engine = await self._ready(retry)
         self._uses += 1
@@ -183,7 +190,7 @@ class EngineConnection:
         if self.state.is_over and await asyncio.to_thread(self._is_lost):
             self._start_target(self._target)
         state = None
-        while state is not self.state:  # because the user may switch the model meanwhile
+        while state is not self.state:  # the user may switch the model while this waits
             state = self.state
             await state.wait()
         if self._engine is None:
@@ -191,7 +198,7 @@ class EngineConnection:
         return self._engine
 
     def fetching(self) -> Running | None:
-        """Return the download of the starting engine, or None. Reads files."""
+        """Return the download that the starting engine runs, or None. Reads files."""
         process = None if self.is_paused else self._process
         running = None if process is None else running_download(self._settings.models_dir)
         return running if process and running and running.pid == process.pid else None
@@ -218,9 +225,9 @@ class EngineConnection:
             self._start_loading()
 
     async def loading(self, *, retry: bool = False) -> AsyncGenerator[Loading, None]:
-        """Yield the progress of loading, and of loading the previous model if this one fails.
+        """Yield the progress of loading. If the model fails to load, yield the progress of reloading the previous one.
 
-        Raises ClientError at the end if loading failed.
+        Raises ClientError at the end if the requested model could not be loaded.
         """
         if retry:
             self.resume()
@@ -244,14 +251,16 @@ class EngineConnection:
         raise ClientError(reason.message, f"{remedy}{before.model} is loaded again.")
 
     def switch(self, model: str) -> LoadingState:
-        """Use another model for further replies, and return its loading state. Replies in progress are not affected."""
+        """Start loading another model for later replies, and return its loading state. Replies in progress are not
+        affected.
+        """
         if model != self._target.model or self.state.is_over or self.is_paused:
             self._previous = self._target
             self._switch_to(_TargetModel(model, is_required=True))
         return self.state
 
     def cancel_switch(self, requested: LoadingState) -> None:
-        """Stop loading `requested` and return to the previous model. A partial download is kept."""
+        """Cancel the load `requested` and return to the previous model. A partial download is kept."""
         if requested.is_over or requested is not self.state:
             return
         before = self._served or self._previous
@@ -271,8 +280,8 @@ class EngineConnection:
         self._start_loading()
 
     def _state_of(self, target: _TargetModel) -> LoadingState:
-        """Return the initial state. The model of a remote endpoint is unknown until it answers, unless the user chose
-        one.
+        """Return the initial state of a load. If the user chose no model, the state of a remote load names the
+        endpoint, because its model is unknown until it answers.
         """
         if self._remote:
             return LoadingState(target.model if target.is_required else self._remote, "connecting")
@@ -283,7 +292,7 @@ class EngineConnection:
         self._task = asyncio.create_task(self._load(self._target))
 
     def _cancel(self) -> None:
-        """Cancel the loading task. The caller sets how the loading ends."""
+        """Cancel the loading task. The caller decides in which state the load ends."""
         if self._task is not None:
             self._task.cancel()
 
@@ -299,7 +308,7 @@ class EngineConnection:
             if self._served is not None and self._served != target:
                 self._start_target(self._served)
             state.finish(problem)
-        except Exception:  # a bug; without this, callers would wait indefinitely
+        except Exception:  # a bug: without this handler, callers of `use` would wait forever
             state.finish(ClientError("the engine could not be started", "Run ingle doctor, and report its output."))
             raise
         else:
@@ -319,7 +328,7 @@ class EngineConnection:
         return self._instance is not None and self._instance not in running_instances(self._settings)
 
     async def _answers(self, model: str) -> bool:
-        """Whether the engine in use still runs and has this model."""
+        """Whether the engine in use still runs and has loaded `model`."""
         if self._remote:
             return self.model == model
         found = await asyncio.to_thread(find_instance, replaced(self._settings, model=model))
@@ -338,7 +347,7 @@ class EngineConnection:
             is_shared = await asyncio.to_thread(self._is_shared, process)
             self._process = None
             if not is_shared:
-                await asyncio.shield(process.stop())  # finish stopping it, even if this task is cancelled
+                await asyncio.shield(process.stop())  # the process must be stopped even if this task is cancelled
         self._leases.close()
 
     async def _attach_remote(self, target: _TargetModel) -> ReadyEngine:
@@ -358,18 +367,20 @@ class EngineConnection:
                     f"{self._remote} has no model {requested}".rstrip(), f"Available: {there}." if there else ""
                 )
             unless_used.pop_all()
-            # Other servers may refuse sampling parameters, so only reported ones are sent.
+            # Only the parameters that the server reports are sent, because it may reject others.
             return ReadyEngine(endpoint, found.name, found.context_length, found.sampling or {})
 
     async def _find_or_start(self, target: _TargetModel, state: LoadingState) -> ReadyEngine:
-        """Attach to a running engine or start one. A lock lets one chat at a time start it; the others find it."""
+        """Attach to a running engine or start one. A lock ensures that only one chat starts it; the others wait and
+        attach.
+        """
         from filelock import FileLock, Timeout
 
         settings = replaced(self._settings, model=target.model)
         lock = FileLock(self._settings.state_dir / "engine.lock", mode=0o600, thread_local=False)
         while True:
             for instance in await asyncio.to_thread(self._running, settings, target):
-                with suppress(InglenookError):  # it serves embeddings, or is exiting
+                with suppress(InglenookError):  # the server only computes embeddings, or is exiting
                     return await self._attach(instance)
             try:
                 private_folder(self._settings.state_dir)
@@ -384,7 +395,7 @@ class EngineConnection:
             lock.release()
 
     def _running(self, settings: Settings, target: _TargetModel) -> Sequence[Instance]:
-        """Return the server of the model. If any model will do, return all servers, that one first."""
+        """Return the running server of the model. If any model is acceptable, return all servers, that one first."""
         found = find_instance(settings)
         others = [] if target.is_required else [one for one in running_instances(settings) if one != found]
         return [*([found] if found else []), *others]
@@ -406,7 +417,7 @@ class EngineConnection:
         return await self._attach(instance)
 
     async def _attach(self, instance: Instance) -> ReadyEngine:
-        """Connect to a server. Raises ServerUnreachable or ServerError if it does not serve chats."""
+        """Connect to a running server. Raises ServerUnreachable or ServerError if it cannot generate replies."""
         from app.chat_backend.endpoint import ChatEndpoint
 
         endpoint = ChatEndpoint(instance.api_url, own_key(self._settings), is_inglenook=True)
@@ -429,7 +440,7 @@ class EngineConnection:
 
 
 async def _wait_for_report(endpoint: "ChatEndpoint") -> Any:
-    """Return the engine's status report. Retries, because a server is recorded shortly before it answers."""
+    """Return the engine's status report. Retries, because a server is registered shortly before it answers."""
     from app.client.http import ServerUnreachable
 
     patience = asyncio.get_running_loop().time() + _WAKE_SECONDS
@@ -443,7 +454,7 @@ async def _wait_for_report(endpoint: "ChatEndpoint") -> Any:
 
 
 def describe_stage(message: ChildMessage, rate: DownloadRate) -> tuple[str, float | None]:
-    """Return a stage in words, with speed and time left if it counts bytes, and the done share."""
+    """Describe a loading stage. Returns the text, with speed and time left for byte counts, and the fraction done."""
     if not message.total:
         return message.stage, None
     stage = message.stage
@@ -456,7 +467,7 @@ def describe_stage(message: ChildMessage, rate: DownloadRate) -> tuple[str, floa
 
 
 def describe_wait(titles: Sequence[str]) -> str:
-    """Return which replies must end before the model is replaced, and how to stop them."""
+    """Describe which replies must end before the model can be replaced, and how to stop them."""
     if not titles:
         return "waiting for another request to finish"
     more = f" and {len(titles) - 1} more" if len(titles) > 1 else ""
@@ -464,6 +475,6 @@ def describe_wait(titles: Sequence[str]) -> str:
 
 
 def _absolute(model: str) -> str:
-    """Return an absolute path if `model` is a path, else the name."""
+    """Return an absolute path if `model` is an existing path; otherwise return `model` unchanged."""
     path = Path(model).expanduser()
     return str(path.absolute()) if path.exists() else model

@@ -1,4 +1,4 @@
-"""How far a model has loaded or downloaded, as a state, a rate, and lines of text."""
+"""Progress of loading or downloading a model: its state, its rate, and lines that describe it."""
 
 import asyncio
 import time
@@ -8,20 +8,22 @@ from collections.abc import AsyncGenerator, Callable
 from tui.client import ClientError, NotLoaded
 from tui.engine_types import Loading
 
-_WINDOW = 5.0  # seconds
+_WINDOW = 5.0  # length in seconds of the window over which the rate is averaged
 
 
 class DownloadRate:
-    """The speed of one download or load at a time, each known by its label."""
+    """The rate of a download or a load. A new label starts a new measurement."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._label = ""
-        self._marks: deque[tuple[float, int]] = deque()  # (time, units done)
+        self._marks: deque[tuple[float, int]] = deque()  # (time, units done at that time)
 
     def after(self, label: str, done: int) -> float:
-        """Return units per second after `done` units; 0 if it is not known yet. Units that were there at the first call
-        are not counted."""
+        """Return the rate in units per second, given that `done` units have been transferred.
+
+        Returns 0 until the rate is known. Units that were there at the first call are not counted.
+        """
         if label != self._label or (self._marks and (done < self._marks[-1][1] or not self._marks[-1][1])):
             self._label = label
             self._marks.clear()
@@ -37,7 +39,7 @@ LINE_SECONDS = 5.0  # seconds between two lines about one load
 
 
 class LoadingLines:
-    """The lines that describe one load."""
+    """Describes one load in lines of text, at most one every LINE_SECONDS."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -45,7 +47,7 @@ class LoadingLines:
         self._last_line = ""
 
     def line(self, state: Loading) -> str:
-        """Return the line that describes this state; empty if there is nothing new."""
+        """Return the line that describes this state; empty if it is not due or repeats the last one."""
         if state.warning:
             return f"{state.model}: {state.warning}"
         done = "" if state.fraction is None else f", {state.fraction:.0%}"
@@ -57,10 +59,10 @@ class LoadingLines:
 
 
 class LoadingState:
-    """The state of one load, which ends once, loaded or failed. Used on one event loop."""
+    """The state of one load, which ends exactly once: loaded or failed. Used on one event loop."""
 
     def __init__(self, model: str, stage: str = "starting") -> None:
-        """`stage`: the first stage, in words."""
+        """`stage`: description of the first stage."""
         self.model = model
         self.now = Loading(model, stage)
         self._changed = asyncio.Event()
@@ -72,27 +74,28 @@ class LoadingState:
         self._set(Loading(model, stage, fraction))
 
     def succeed(self, model: str, warning: str = "") -> None:
-        """End as loaded. `model`: the name of the loaded model. `warning`: a message for the user."""
+        """End the load as successful. `model`: name of the loaded model. `warning`: a message for the user."""
         self._set(Loading(model, "loaded", loaded=True, warning=warning))
         self.finish()
 
     def finish(self, problem: ClientError | None = None) -> None:
-        """End the load. Later changes have no effect."""
+        """End the load, with `problem` if it failed. Later changes have no effect."""
         if self.is_over:
             return
         self.is_over, self.problem = True, problem
         self._notify()
 
     async def wait(self) -> None:
-        """Wait for the end. Raises NotLoaded if loading failed."""
+        """Wait until the load ends. Raises NotLoaded if it failed."""
         while not self.is_over:
             await self._changed.wait()
         if self.problem is not None:
             raise NotLoaded(self.problem.message, self.problem.remedy) from self.problem
 
     async def states(self) -> AsyncGenerator[Loading, None]:
-        """Yield the current state, later ones as the consumer keeps up, and the last one. Raises the error of a failed
-        load.
+        """Yield the current state and every later one, and raise the error if the load failed.
+
+        A slow consumer misses intermediate states, but always receives the last one.
         """
         seen = -1
         while self._version != seen or not self.is_over:

@@ -1,4 +1,4 @@
-"""The engine process of a chat, and other commands of this program in child processes.
+"""The engine process of a chat, and other commands of this program that run in child processes.
 
 The process of the screens imports no torch, so code that needs torch runs in a child process.
 """
@@ -24,12 +24,12 @@ from engine.private_folder import private_folder
 
 
 def memory_option(memory: int) -> tuple[str, ...]:
-    """Return the option --memory for a device with `memory` bytes; no option for 0, which means the real memory."""
+    """Return the option --memory for `memory` bytes. 0 gives no option: `ingle` then measures the memory."""
     return ("--memory", f"{memory / 1e9:.6f}GB") if memory else ()
 
 
 async def run_ingle(*words: str) -> tuple[int | None, bytes, bytes]:
-    """Run `ingle` with these arguments. Returns exit status, stdout, and stderr. Cancelling kills it."""
+    """Run `ingle` with these arguments. Returns exit status, stdout, and stderr. Cancellation kills the process."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "app", *words,
         cwd=ROOT, env=child_environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -38,24 +38,24 @@ async def run_ingle(*words: str) -> tuple[int | None, bytes, bytes]:
         out, err = await process.communicate()
     except asyncio.CancelledError:
         process.kill()
-        await process.communicate()  # read the pipes to the end, which closes them
+        await process.communicate()  # drain and close the pipes
         raise
     return process.returncode, out, err
 
 
 def error_message(err: bytes, otherwise: str) -> str:
-    """Return the error message from a command's stderr, or `otherwise`."""
+    """Return the error message from a command's stderr, or `otherwise` if there is none."""
     lines = err.decode(errors="replace").splitlines()
     errors = (line[len("error: ") :] for line in lines if line.lower().startswith("error: "))
     return next(errors, otherwise)
 
 
 ROOT = Path(__file__).parents[3]  # the folder that contains the package `app`
-_GLANCE = 0.05  # seconds between two checks whether it serves
+_GLANCE = 0.05  # seconds between two checks whether the process serves
 _STOP_SECONDS = 10.0
-_TAIL = 400  # bytes of stderr to report if it ended without a message
+_TAIL = 400  # number of bytes of stderr to report if the process ended without a message
 LOG = "engine.log"
-PREVIOUS_LOG = "engine.log.1"  # of the previous engine, which may contain its last error
+PREVIOUS_LOG = "engine.log.1"  # log of the previous engine process, which may contain its last error
 
 
 class EngineFailed(AppError):
@@ -74,7 +74,7 @@ class EngineProcess:
 
     @classmethod
     def start(cls, settings: Settings, model: str, flags: Mapping[str, object]) -> "EngineProcess":
-        """Start a process. `flags` are settings from the command line, and `stay`. Raises OSError."""
+        """Start an engine process. `flags` are the settings from the command line and `stay`. Raises OSError."""
         given = json.dumps({**flags, "model": model})
         with _new_log(private_folder(settings.state_dir)) as log:
             process = subprocess.Popen(
@@ -97,9 +97,10 @@ class EngineProcess:
         return self._process.poll() is not None
 
     async def wait_until_serving(self, on_message: Callable[[ChildMessage], None]) -> Instance:
-        """Wait until it serves. `on_message` receives its messages until then. Raises EngineFailed."""
+        """Wait until the process serves. Until then, pass its messages to `on_message`. Raises EngineFailed."""
         loop = asyncio.get_running_loop()
-        # A daemon thread, because the process may outlive this one: a thread of the loop's pool would block the exit.
+        # Runs on a daemon thread, because the engine may outlive this process: a thread of the loop's pool would delay
+        # exit.
         self._listening = asyncio.wrap_future(start_uninterruptible(lambda: self._listen(loop, on_message)))
         while (instance := await asyncio.to_thread(self._found)) is None:
             if self.has_ended:
@@ -113,14 +114,14 @@ class EngineProcess:
         return next((instance for instance in instances if instance.pid == self.pid), None)
 
     def _listen(self, loop: asyncio.AbstractEventLoop, on_message: Callable[[ChildMessage], None]) -> None:
-        """Read messages on a thread until the process exits, so that it never blocks on a full pipe."""
+        """Read messages until the process exits, so that it never blocks on a full pipe. Runs on a thread."""
         self._last = ChildMessage()
         if self._process.stdout is None:
             return
         for line in self._process.stdout:
             with suppress(msgspec.DecodeError):
                 self._last = msgspec.json.decode(line, type=ChildMessage)
-                with suppress(RuntimeError):  # the event loop was closed
+                with suppress(RuntimeError):  # the event loop is closed
                     loop.call_soon_threadsafe(on_message, self._last)
 
     def _failure(self) -> EngineFailed:
@@ -128,8 +129,8 @@ class EngineProcess:
             return EngineFailed(self._last.problem, self._last.remedy)
         with suppress(OSError):
             said = self._log.read_bytes()[-_TAIL:].decode(errors="replace").strip()
-            return EngineFailed(f"the engine ended with status {self._process.returncode}: {said}", str(self._log))
-        return EngineFailed(f"the engine ended with status {self._process.returncode}", "ingle doctor")
+            return EngineFailed(f"the engine ended with status {self._process.returncode}: {said}", f"See {self._log}.")
+        return EngineFailed(f"the engine ended with status {self._process.returncode}", "Run ingle doctor.")
 
     async def stop(self) -> None:
         """Terminate the process, wait, and kill it if it does not exit."""
@@ -142,7 +143,7 @@ class EngineProcess:
         await asyncio.to_thread(self._reap)
 
     def _reap(self) -> None:
-        """Wait for its exit, and close its pipe."""
+        """Wait until the process has exited, and close its pipe."""
         with self._process:
             pass
 

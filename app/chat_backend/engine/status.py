@@ -1,4 +1,4 @@
-"""The engine of the port: address, loading, status, and aborting requests."""
+"""The status of the engine: its address, loading progress, and requests, which can be aborted."""
 
 import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -16,7 +16,7 @@ class ChatEngine:
     def __init__(self, connection: EngineConnection, replies: ChatReplies) -> None:
         self._connection = connection
         self._replies = replies
-        self._reply_ids: dict[RequestId, str] = {}  # of the requests in the last status
+        self._reply_ids: dict[RequestId, str] = {}  # ids of the replies that belong to the requests of the last status
 
     def address(self) -> str:
         return self._connection.address
@@ -25,7 +25,7 @@ class ChatEngine:
         return self._connection.loading(retry=retry)
 
     async def status(self) -> EngineStatus:
-        """Return the engine's status; of servers other than Inglenook, only the model."""
+        """Return the engine's status. For servers other than Inglenook, only the model is set."""
         from app.client.http import parsing_response
 
         async with self._connection.use() as engine:
@@ -37,7 +37,7 @@ class ChatEngine:
                 return _status(report)
 
     async def abort(self, request: RequestId) -> None:
-        """Abort a request. A reply of this chat is stopped as usual."""
+        """Abort a request. If it belongs to a reply of this chat, the reply is stopped and kept, as by the user."""
         if await self._replies.stop_by_id(self._reply_ids.get(request, "")):
             return
         async with self._connection.use() as engine:
@@ -60,7 +60,7 @@ def _status(report: Mapping[str, Any]) -> EngineStatus:
 
 
 def _tiers(report: Mapping[str, Any]) -> Iterator[Amount]:
-    """Yield the tiers of the KV cache in bytes, or in blocks if the size of a block is unknown."""
+    """Yield the usage of each KV cache tier in bytes, or in blocks if the block size is unknown."""
     size = int(report["block_bytes"]) or 1
     for tier in report["tiers"]:
         if tier["total"]:

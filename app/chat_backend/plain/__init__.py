@@ -1,1 +1,1 @@
-"""The chat without screens, line by line."""
+"""The plain chat: reads and prints lines instead of using screens."""

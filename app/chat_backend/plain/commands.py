@@ -1,6 +1,6 @@
 """Slash commands of the plain chat, printed as lines.
 
-Names and help texts are those of the screens. Commands that need a screen say so.
+Names and help texts are those of the screens. Commands that need a screen raise an error that says so.
 """
 
 import os
@@ -18,14 +18,14 @@ from tui.drafts import read_attachment
 from tui.types import Attachment, Chat, ChatId, ChatSettings, ChatSummary, ExportFormat, Message, MessageId, Role
 
 ONLY_IN_PLAIN = (Command("open", Owner.CHATS, "", "Open a chat of the list", "NUMBER"),)
-# arguments for what the screens ask in a dialog
+# arguments that replace the dialogs of the screens
 _TAKES = {"edit": "TEXT", "room": "summarize|drop", "models": "[catalog]", "tools": "[on|off|revoke|restart NAME]"}
 
 Handler = Callable[[str], Awaitable[MessageId | None]]
 
 
 class PlainCommands:
-    """Runs commands and keeps the open chat. `say` writes a line, and `agrees` asks a question."""
+    """Runs commands and keeps the open chat. `say` writes a line, and `agrees` asks the user a yes-or-no question."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class PlainCommands:
         self._client = client
         self._say = say
         self._chat: ChatId | None = None
-        self.is_private = False  # of the open chat, or of the new one
+        self.is_private = False  # whether the open chat, or the next new one, is private
         self._listed: Sequence[ChatSummary] = ()
         self._deleted: ChatId | None = None
         self.attached: list[Attachment] = []  # files attached to the next message
@@ -81,7 +81,7 @@ class PlainCommands:
         }
 
     def commands(self) -> Sequence[Command]:
-        """Return the commands that work here."""
+        """Return the commands that the plain chat supports."""
         listed = [command for command in (*COMMANDS, *ONLY_IN_PLAIN) if command.name in self._handlers]
         return [replace(one, takes=_TAKES.get(one.name, one.takes)) for one in listed]
 
@@ -94,7 +94,9 @@ class PlainCommands:
         return await self._client.chats.open(self._chat)
 
     async def do(self, name: str, rest: str) -> MessageId | None:
-        """Run a command. Returns a message to answer again, or None. Raises ClientError."""
+        """Run a command. Returns the message to answer again, if the command asks for a reply, or None. Raises
+        ClientError.
+        """
         found = find_command(name) or next((one for one in ONLY_IN_PLAIN if one.name == name), None)
         if found is None:
             raise ClientError(f"unknown command /{name}", "/help lists all commands.")
@@ -114,9 +116,9 @@ class PlainCommands:
         return (await self._last_question()).id
 
     async def _edit(self, rest: str) -> MessageId:
-        """Send another text in place of the last message, as a new branch."""
+        """Add the text as a new branch that replaces the user's last message."""
         if not rest:
-            raise ClientError("a text is needed", "Add the new text of your last message after /edit.")
+            raise ClientError("/edit needs a text", "Add the new text of your last message after /edit.")
         last = await self._last_question()
         chat = await self.current()
         return (await self._client.chats.add(chat.summary.id, last.parent, rest, last.attachments)).id
@@ -165,11 +167,13 @@ class PlainCommands:
 
     async def _open(self, rest: str) -> None:
         if not rest.isdecimal() or not 0 < int(rest) <= len(self._listed):
-            raise ClientError("no such number in the list", "/chats lists them; then /open 1.")
+            raise ClientError(
+                "the list has no chat with this number", "/chats lists all chats; /open 1 opens the first."
+            )
         await self.open_chat(self._listed[int(rest) - 1].id)
 
     async def open_chat(self, opened: ChatId) -> None:
-        """Open a chat, and print its shown branch."""
+        """Open a chat, and print the branch that it shows."""
         self._chat = opened
         chat = await self.current()
         self.is_private = chat.summary.private
@@ -230,5 +234,5 @@ class PlainCommands:
 
 def _path(text: str) -> Path:
     if not text:
-        raise ClientError("a path is needed", "Add it after the command.")
+        raise ClientError("the command needs a path", "Add the path after the command.")
     return Path(os.path.expanduser(text)).absolute()

@@ -10,7 +10,7 @@ from app.chat_backend.plain import settings, tools, trimming
 from tui.client import Client, ClientError
 from tui.commands import Command, find_command
 
-_SECONDS = 2.0  # limit of a question to the client
+_SECONDS = 2.0  # time limit for a request to the client
 _MAX_PATHS = 200
 
 
@@ -30,7 +30,7 @@ class Completion:
         self._words: Mapping[str, Sequence[str]] = {"set": settings.NAMES, "room": choices, "models": ("catalog",)}
 
     def complete(self, line: str) -> Sequence[str]:
-        """Return the lines that `line` can become."""
+        """Return the completions of `line`, each as a whole line."""
         if not line.startswith("/") or "\n" in line:
             return ()
         name, space, argument = line[1:].partition(" ")
@@ -53,7 +53,7 @@ class Completion:
             async with asyncio.timeout(_SECONDS):
                 return await names()
 
-        with suppress(ClientError, TimeoutError, RuntimeError):  # RuntimeError: the event loop was closed
+        with suppress(ClientError, TimeoutError, RuntimeError):  # RuntimeError: the event loop is closed
             return asyncio.run_coroutine_threadsafe(find(), self._loop).result(2 * _SECONDS)
         return ()
 

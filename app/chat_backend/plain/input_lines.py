@@ -1,4 +1,4 @@
-"""Lines of input: from a pipe, or typed with the editing, history, and completion of readline."""
+"""Reads lines of input from a pipe, or from a terminal with the editing, history, and completion of readline."""
 
 import asyncio
 import importlib.util
@@ -11,41 +11,42 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-INTERRUPTED = "\x03"  # in a line that the user abandoned with Ctrl-C
+INTERRUPTED = "\x03"  # marks a line that the user abandoned with Ctrl-C
 
-_BINDINGS = (  # GNU readline
+_BINDINGS = (  # key bindings for GNU readline
     "tab: complete",
     "set completion-query-items 0",
     "set page-completions off",
-    r'"\C-c": "\C-v\C-c\C-m"',  # inserts the character, which shows as ^C, and ends the line
+    r'"\C-c": "\C-v\C-c\C-m"',  # inserts Ctrl-C as a character, shown as ^C, and ends the line
     r'"\e\C-m": "\C-v\C-j"',  # Alt+Enter inserts a line break
 )
-_NO_PASTE_MODE = "\x1b[?2004l"  # readline turns the mode on while a line is typed
+_NO_PASTE_MODE = "\x1b[?2004l"  # ends bracketed paste, which readline turns on while a line is typed
 
-Completer = Callable[[str], Sequence[str]]  # from the typed line to complete lines; called on another thread
+# takes the typed line, returns complete lines, and is called on another thread
+Completer = Callable[[str], Sequence[str]]
 
 
 class InputLines(Protocol):
     """A source of lines."""
 
     async def next(self, prompt: str) -> str | None:
-        """Return the next line. None: the input has ended."""
+        """Return the next line, or None if the input has ended."""
 
     def shown(self) -> str:
-        """Return the prompt and the text that is being typed, to write them again below a message."""
+        """Return the prompt and the text being typed. After a message was printed, they are written again below it."""
 
     def discard(self) -> None:
-        """Discard what was typed before a question, which it cannot answer."""
+        """Discard what the user typed before a question, so that it is not taken as the answer."""
 
     def close(self) -> None:
         """Restore the terminal."""
 
 
 class PlainLines:
-    """Lines of a pipe, or of a terminal without readline."""
+    """Reads lines from a pipe, or from a terminal without readline."""
 
     def __init__(self, write: Callable[[str], None], fail: Callable[[str], None]) -> None:
-        """`write` writes a prompt. `fail` reports why the input has ended."""
+        """`write` writes a prompt. `fail` reports an error that ends the input."""
         self._write = write
         self._fail = fail
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
@@ -69,31 +70,31 @@ class PlainLines:
         pass
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read stdin on a daemon thread. At its end, put None into the queue in any case."""
+        """Read stdin on a daemon thread. At the end, also after an error, put None into the queue."""
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="replace")
-        with suppress(RuntimeError):  # the event loop was closed
+        with suppress(RuntimeError):  # the event loop is closed
             try:
                 for line in sys.stdin or ():
                     loop.call_soon_threadsafe(self._lines.put_nowait, line)
-            except (ValueError, OSError) as problem:  # stdin was closed
+            except (ValueError, OSError) as problem:  # stdin is closed
                 loop.call_soon_threadsafe(self._fail, f"error: end of input: {problem}")
             finally:
                 loop.call_soon_threadsafe(self._lines.put_nowait, None)
 
 
 def can_edit() -> bool:
-    """Whether stdin and stdout are a terminal, and readline exists."""
+    """Whether stdin and stdout are a terminal, and readline is installed."""
     if importlib.util.find_spec("readline") is None:  # Windows, whose console edits lines itself
         return False
     try:
         return os.isatty(sys.stdin.fileno()) and os.isatty(sys.stdout.fileno())
-    except (OSError, ValueError, AttributeError):  # closed, or replaced by an object without a descriptor
+    except (OSError, ValueError, AttributeError):  # a stream is closed, or replaced by an object without a descriptor
         return False
 
 
 class EditedLines:
-    """Lines typed at a terminal. Between two lines the terminal does not echo, and keeps keys for the next line."""
+    """Reads lines typed at a terminal. Keys typed between two lines are not echoed, and go into the next line."""
 
     def __init__(self, complete: Completer, *, has_modes: bool) -> None:
         """`has_modes`: the terminal understands escape sequences."""
@@ -102,7 +103,7 @@ class EditedLines:
         self._terminal = sys.stdin.fileno()
         self._before = termios.tcgetattr(self._terminal)
         self._has_modes = has_modes
-        self._prompt: str | None = None  # of the line that is being read
+        self._prompt: str | None = None  # prompt of the line that is being read
         self._prompts: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._complete = complete
@@ -113,7 +114,7 @@ class EditedLines:
         threading.Thread(target=self._read, args=(loop,), name="input", daemon=True).start()
 
     async def next(self, prompt: str) -> str | None:
-        if self._prompt is None:  # otherwise the reader of the last line was canceled
+        if self._prompt is None:  # if it is set, the previous call was cancelled, and its line is still being read
             self._prompt = prompt
             self._prompts.put(prompt)
         line = await self._lines.get()
@@ -137,15 +138,15 @@ class EditedLines:
         if self._prompt is not None:
             sys.stdout.write(_NO_PASTE_MODE * self._has_modes + "\n")
             sys.stdout.flush()
-        with suppress(termios.error):  # the terminal was closed
+        with suppress(termios.error):  # the terminal is closed
             termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
 
     def _set_up(self) -> bool:
-        """Set up readline. Returns whether Ctrl-C is a key of it, and not a signal, while a line is typed."""
+        """Set up readline. Returns whether readline handles Ctrl-C as a key; otherwise Ctrl-C sends SIGINT."""
         import readline
 
         readline.set_auto_history(False)
-        readline.set_completer_delims("")  # the whole line is completed
+        readline.set_completer_delims("")  # complete the whole line instead of its last word
         readline.set_completer(self._candidate)
         if "libedit" in (readline.__doc__ or ""):
             readline.parse_and_bind("bind ^I rl_complete")
@@ -155,8 +156,8 @@ class EditedLines:
             for binding in _BINDINGS:
                 readline.parse_and_bind(binding)
         readline.parse_and_bind("set editing-mode emacs")
-        with suppress(OSError):  # there is no inputrc
-            readline.read_init_file()  # which may choose another editing mode
+        with suppress(OSError):  # no inputrc
+            readline.read_init_file()  # may choose another editing mode
         return True
 
     def _candidate(self, line: str, number: int) -> str | None:
@@ -165,7 +166,7 @@ class EditedLines:
         return self._found[number] if number < len(self._found) else None
 
     def _be_quiet(self) -> None:
-        """Keep keys from the screen while a reply is printed. Ctrl-C is a signal."""
+        """Turn echo off while a reply is printed, and let Ctrl-C send SIGINT."""
         import termios
 
         self._change(self._before[3] & ~termios.ECHO, self._before[6])
@@ -181,16 +182,16 @@ class EditedLines:
     def _change(self, local_modes: int, keys: list[bytes | int]) -> None:
         import termios
 
-        with suppress(termios.error):  # the terminal was closed
+        with suppress(termios.error):  # the terminal is closed
             changed = termios.tcgetattr(self._terminal)
             changed[3], changed[6] = local_modes, keys
             termios.tcsetattr(self._terminal, termios.TCSADRAIN, changed)
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read a line for each prompt, on a daemon thread."""
+        """Read one line for each prompt. Runs on a daemon thread."""
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="replace")
-        with suppress(RuntimeError):  # the event loop was closed
+        with suppress(RuntimeError):  # the event loop is closed
             while True:
                 prompt = self._prompts.get()
                 self._be_editable()

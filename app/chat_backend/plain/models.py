@@ -14,7 +14,7 @@ _FITS = {None: "", True: ", fits", False: ", too large"}
 
 
 class PlainModels:
-    """Commands about models. `say` writes a line. `agrees` asks a question; a pipe always agrees."""
+    """Commands about models. `say` writes a line. `agrees` asks the user; it returns True if stdin is a pipe."""
 
     def __init__(self, client: Client, say: Callable[[str], None], agrees: Callable[[str], Awaitable[bool]]) -> None:
         self._client = client
@@ -36,7 +36,7 @@ class PlainModels:
 
     async def load(self, name: str) -> None:
         if not name:
-            raise ClientError("a name is needed", "/models lists them.")
+            raise ClientError("/load needs the name of a model", "/models lists them.")
         if not await self._may_fetch(await self._client.models.find(name)):
             self._say("Nothing was downloaded.")
             return

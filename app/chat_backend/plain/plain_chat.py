@@ -40,17 +40,17 @@ from tui.types import (
     ToolReturned,
 )
 
-_LONG = 100  # characters to hold back for the end of a line
+_LONG = 100  # characters of an unfinished line from which its whole words are written
 
 
 class WholeWords:
-    """Holds text back until a word is complete."""
+    """Buffers text so that only whole lines, or whole words of long lines, are written."""
 
     def __init__(self) -> None:
         self._waiting = ""
 
     def add(self, text: str) -> str:
-        """Add text, and return what can be written now."""
+        """Append text, and return the part that can be written now."""
         self._waiting += text
         end = self._waiting.rfind("\n") + 1
         if not end and len(self._waiting) > _LONG:
@@ -59,7 +59,7 @@ class WholeWords:
         return ready
 
     def rest(self) -> str:
-        """Return the remaining text."""
+        """Return the buffered text, and clear the buffer."""
         ready, self._waiting = self._waiting, ""
         return ready
 
@@ -70,12 +70,12 @@ _HOW_TO_LEAVE = "Press Ctrl-C again to leave, or Ctrl-D."
 
 
 class PlainChat:
-    """A chat with a user at a terminal, or with a pipe. Call `run` once."""
+    """A conversation with a user at a terminal, or with a pipe. Call `run` once."""
 
     def __init__(
         self, client: Client, question: str = "", chat: ChatId | None = None, lists_chats: bool = False
     ) -> None:
-        """`chat`: the chat to open first; None: a new one. With `lists_chats`, the chats are listed first."""
+        """`chat`: the chat to open first; None: a new one. With `lists_chats`, a list of all chats is printed first."""
         self._client = client
         self._first_chat = chat
         self._lists_chats = lists_chats
@@ -83,8 +83,8 @@ class PlainChat:
         self._trimming = PlainTrimming(client, self._say, self._ask)
         self._commands = PlainCommands(client, self._say, self._trimming, self._agrees)
         self._input: InputLines | None = None
-        self._has_ended = False  # the input
-        self._is_leaving = False  # Ctrl-C was pressed on an empty line
+        self._has_ended = False  # whether the input has ended
+        self._is_leaving = False  # whether the last key was Ctrl-C on an empty line
         self._is_person = sys.stdin is not None and sys.stdin.isatty()
         self._doing: asyncio.Task[None] | None = None
         self._conversing: asyncio.Task[None] | None = None
@@ -92,7 +92,7 @@ class PlainChat:
         self._shutdown = Shutdown(self._end)
         self._is_saved = True
         self._failed = False
-        self._ended_with = 0  # exit status requested by a signal
+        self._ended_with = 0  # the exit status that a signal requests
 
     async def run(self) -> int:
         """Run until the end of input, /quit, or a signal. Returns the exit status."""
@@ -137,7 +137,7 @@ class PlainChat:
             await self._do(self._take(line.strip()))
 
     async def _do(self, work: Coroutine[None, None, None]) -> None:
-        """Run one step, which Ctrl-C stops. A partial reply is kept."""
+        """Run one command or answer. Ctrl-C stops it; a partial reply is kept."""
         self._doing = asyncio.create_task(work)
         try:
             await self._doing
@@ -161,7 +161,7 @@ class PlainChat:
 
     async def _answer(self, text: str) -> None:
         chat, prompt = await self._commands.current(), Prompt(text, tuple(self._commands.attached))
-        await self._client.chats.save_draft(chat.summary.id, text)  # kept in case it is not sent
+        await self._client.chats.save_draft(chat.summary.id, text)  # keeps the text if it cannot be sent
         if await self._trimming.ensure_room(chat, chat.leaf, prompt.all_text):
             self._commands.attached.clear()
             message = await self._client.chats.add(chat.summary.id, chat.leaf, prompt.text, prompt.attachments)
@@ -172,14 +172,14 @@ class PlainChat:
             await self._write_reply(to)
 
     async def _write_reply(self, to: MessageId) -> None:
-        """Print a reply as it arrives."""
+        """Request a reply to the message, and print it as it arrives."""
         chat = await self._commands.current()
         words, reported_at = WholeWords(), time.monotonic()
         async with aclosing(self._client.replies.reply(chat.summary.id, to)) as events:
             async for event in events:
                 if isinstance(event, PromptProgress) and time.monotonic() - reported_at > LINE_SECONDS:
                     reported_at = time.monotonic()
-                    self._note(f"Read {event.done} of {event.total} tokens")
+                    self._note(f"Processed {event.done} of {event.total} prompt tokens")
                 elif isinstance(event, TextDelta):
                     self._write(words.add(event.text))
                 elif isinstance(event, ToolCalled | ToolReturned):
@@ -191,7 +191,7 @@ class PlainChat:
                         self._run_in_background(self._give_title(chat.summary.id))
 
     async def _tell_tool(self, event: ToolCalled | ToolReturned, text: str) -> None:
-        """Print a call or its result in one line, after the pending text. Ask whether the call is allowed."""
+        """Print a tool call or its result in one line, after the pending text. Asks the user to allow the call."""
         self._write(text + "\n" * bool(text))
         if isinstance(event, ToolReturned):
             self._note(tools.result_line(event))
@@ -218,7 +218,7 @@ class PlainChat:
                     if line := lines.line(state):
                         self._note(line)
         except ClientError:
-            return  # reported to the caller that needs the model
+            return  # the caller that needs the model reports the error
 
     async def _tell_notices(self) -> None:
         async with aclosing(self._client.chats.notices()) as notices:
@@ -236,7 +236,7 @@ class PlainChat:
                 )
 
     async def _next_line(self) -> str | None:
-        """Return the next line, which is not abandoned with Ctrl-C. None: the chat ends."""
+        """Return the next line that was not abandoned with Ctrl-C. None: the chat ends."""
         while (line := await self._read_line(self._prompt())) is not None:
             if INTERRUPTED not in line:
                 self._is_leaving = False
@@ -254,7 +254,7 @@ class PlainChat:
         return "private> " if self._commands.is_private else saved
 
     async def _read_line(self, prompt: str) -> str | None:
-        """Return a line as typed. None: the input has ended, now or before."""
+        """Return a line as typed, or None if the input has ended."""
         if self._input is None or self._has_ended:
             return None
         line = await self._input.next(prompt)
@@ -262,7 +262,7 @@ class PlainChat:
         return line
 
     def _hint_at_leaving(self) -> None:
-        """End the chat at the second Ctrl-C in a row on an empty line."""
+        """Print how to leave. The second Ctrl-C in a row on an empty line ends the chat."""
         if self._is_leaving:
             self._shutdown.request(signal.SIGINT)
         else:
@@ -270,7 +270,10 @@ class PlainChat:
             self._note(_HOW_TO_LEAVE)
 
     async def _ask(self, question: str) -> str:
-        """Ask for a line, which answers nothing that was typed before. Returns "" in a pipe, and for Ctrl-C."""
+        """Ask a question and return the line that answers it. Earlier input is discarded.
+
+        Returns "" if stdin is a pipe, or if the user presses Ctrl-C.
+        """
         if not self._is_person or self._input is None:
             return ""
         self._input.discard()
@@ -279,11 +282,11 @@ class PlainChat:
         return "" if INTERRUPTED in line else line
 
     async def _agrees(self, question: str) -> bool:
-        """Whether the user says yes. A pipe always agrees."""
+        """Ask a question. Returns whether the answer is yes; always True if stdin is a pipe."""
         return not self._is_person or (await self._ask(question)).strip().lower() in ("y", "yes")
 
     async def _give_title(self, chat: ChatId) -> None:
-        """Give the chat a title. Errors are ignored: the next reply tries again."""
+        """Give the chat a title. Errors are ignored, because the next reply tries again."""
         with suppress(ClientError):
             await self._client.chats.title(chat)
 
@@ -293,7 +296,7 @@ class PlainChat:
         task.add_done_callback(self._background.discard)
 
     def _interrupt(self) -> None:
-        """Handle a SIGINT: stop what is being done, or leave."""
+        """Handle SIGINT: stop the running command or reply, or leave."""
         if self._doing is not None and self._is_person:
             self._write("\n")
             self._doing.cancel()
@@ -317,7 +320,7 @@ class PlainChat:
         self._write(f"{sanitize(line)}\n")
 
     def _note(self, line: str) -> None:
-        """Write a line to stderr, which is not part of the conversation. A line that is being typed moves below it."""
+        """Write a message to stderr. The line that the user is typing moves below it."""
         shown = self._input.shown() if self._input is not None else ""
         sys.stderr.write("\r" * bool(shown) + f"{sanitize(line):<{len(shown)}}\n")
         sys.stderr.flush()

@@ -54,7 +54,7 @@ class PlainSettings:
 
 
 def _texts(settings: ChatSettings) -> dict[str, str]:
-    """Return the settings by the names that the user types."""
+    """Return the values of the settings as text, by the names that the user types."""
     thinking = next(text for text, value in _THINKING.items() if value is settings.sampling.thinking)
     full = next(text for text, how in _FULL.items() if how is settings.full_context)
     return {**sampling_fields.texts(settings.sampling), "thinking": thinking, "full": full}

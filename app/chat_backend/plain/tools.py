@@ -1,4 +1,4 @@
-"""Tool calls in the plain chat: one line each, the question of permission, and the command /tools."""
+"""Tool calls in the plain chat: prints one line for each call, asks for permission, and runs the command /tools."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -6,10 +6,10 @@ from dataclasses import replace
 from tui.client import Client, ClientError
 from tui.types import Chat, Permission, ToolCalled, ToolReturned, ToolServer
 
-_LONGEST = 200  # characters of arguments or of a result in a line
+_LONGEST = 200  # maximum length in characters of arguments or of a result in a line
 _MARKS = {False: "", True: ", always allowed"}
 
-TOOL_VERBS = ("on", "off", "revoke")  # followed by the name of a tool
+TOOL_VERBS = ("on", "off", "revoke")  # each is followed by the name of a tool
 QUESTION = "Allow this call? y: once, chat: in this chat, always: in all chats, N: no"
 _PERMISSIONS = {
     "y": Permission.ONCE,
@@ -20,7 +20,7 @@ _PERMISSIONS = {
 
 
 def permission(answer: str) -> Permission:
-    """Return the permission that an answer gives. Unknown answers deny."""
+    """Return the permission that the user's answer gives. Unknown answers deny the call."""
     return _PERMISSIONS.get(answer.strip().lower(), Permission.DENY)
 
 
@@ -33,7 +33,7 @@ def result_line(returned: ToolReturned) -> str:
 
 
 def _short(text: str) -> str:
-    """Return the start of a text in one line."""
+    """Return the start of a text as one line."""
     line = " ".join(text[: 2 * _LONGEST].split())
     if len(line) <= _LONGEST and len(text) <= 2 * _LONGEST:
         return line
@@ -45,7 +45,7 @@ def _server_line(server: ToolServer) -> str:
 
 
 class PlainTools:
-    """The command /tools. `say` writes a line."""
+    """Runs the command /tools. `say` writes a line."""
 
     def __init__(self, client: Client, say: Callable[[str], None], current: Callable[[], Awaitable[Chat]]) -> None:
         self._client = client
@@ -53,7 +53,7 @@ class PlainTools:
         self._current = current
 
     async def do(self, rest: str) -> None:
-        """List servers and tools, or change one of them."""
+        """List servers and tools, switch a tool on or off, revoke its permission, or restart a server."""
         verb, _, name = rest.partition(" ")
         actions = {"": self._list, "on": self._on, "off": self._off, "revoke": self._revoke, "restart": self._restart}
         if verb not in actions or bool(verb) != bool(name.strip()):

@@ -1,4 +1,4 @@
-"""Context trimming in the plain chat, and its questions."""
+"""Context trimming in the plain chat: asks how to free up context, and runs the command /room."""
 
 from collections.abc import Awaitable, Callable
 
@@ -16,7 +16,7 @@ _QUESTION = "summarize: replace the oldest messages with a summary; drop: drop t
 class PlainTrimming:
     """Trims the context.
 
-    `say` writes a line. `ask` writes a question and returns the answer, which is empty in a pipe.
+    `say` writes a line. `ask` writes a question and returns the answer, which is empty if stdin is a pipe.
     """
 
     def __init__(self, client: Client, say: Callable[[str], None], ask: Ask) -> None:
@@ -26,13 +26,14 @@ class PlainTrimming:
         self._trimmer = ContextTrimmer(client.context, self._choose, self._tell_trimmed, self._tell)
 
     async def ensure_room(self, chat: Chat, leaf: MessageId | None, typed: str) -> bool:
-        """Whether `typed` and a reply fit after `leaf`, after trimming if necessary. Raises ClientError if they cannot
-        fit.
+        """Trim the context if necessary, and return whether `typed` and a reply fit after `leaf`.
+
+        Raises ClientError if they do not fit even after trimming.
         """
         try:
             return await self._trimmer.ensure_room(chat.summary.id, leaf, typed, chat.settings.full_context)
         except NotLoaded:
-            return True  # requesting the reply tries again, or reports why
+            return True  # the request for the reply loads the model again, or reports the error
 
     async def trim(self, chat: Chat, how: str) -> None:
         """Run the command /room."""
@@ -50,7 +51,9 @@ class PlainTrimming:
             raise ClientError("the context is full: nothing was sent", "Use /room drop, or /set full drop.")
         plan = await self._context.plan(chat, leaf, how, typed)
         if not plan.suffices(budget):
-            raise ClientError("this would not free enough", "Try the other way, or start a new chat with /new.")
+            raise ClientError(
+                "this would not free enough tokens", "Choose the other option, or start a new chat with /new."
+            )
         return plan
 
     async def _tell_trimmed(self, chat: Chat) -> None:
