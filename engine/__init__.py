@@ -1,4 +1,5 @@
-"""Token ids in, token events out: scheduling, the KV cache, models, attention, and sampling.
+"""The inference engine. It takes token ids and returns token events.
 
-Text, chat templates, downloads, HTTP, and the terminal are left to `app`.
+It contains the scheduler, the KV cache, the models, attention, and sampling. `app` handles text, chat templates,
+downloads, HTTP, and the terminal.
 """

@@ -1,7 +1,7 @@
-"""Batch: the flat lists of one step, the explicit argument of `model.forward`.
+"""Batch: the flat lists of one step, which `model.forward` takes as its argument.
 
 The tokens of all scheduled requests are concatenated; `query_starts` gives the start of each request. Every index is
-checked here, on the host, against the size of what it indexes, because devices do not check the lists.
+checked here, on the host, against the size of the array it indexes, because devices do not check the lists.
 """
 
 from collections.abc import Sequence
@@ -18,26 +18,25 @@ PENDING_TOKEN = 0  # placeholder for a token that is still being sampled; the de
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens of R requests, with one list of block tables and one slot mapping per KV group."""
+    """The T tokens of R requests in one step. Each KV group has its own block tables and slot mapping."""
 
-    token_ids: Ids  # T numbers
-    positions: Ids  # T: position of each token in its request
-    # T each: block * BLOCK_SIZE + offset, where k and v are written; empty for recurrent groups
+    token_ids: Ids  # length T
+    positions: Ids  # length T: position of each token in its request
+    # length T each: block * BLOCK_SIZE + offset, where k and v are written; empty for recurrent groups
     slot_mappings: tuple[Ids, ...]
-    # R lists each: a request's blocks in order, and the null block where no token attends any more. The lists grow
-    # after the step is launched. For recurrent groups, the first entry is the state block, which the step reads and
-    # overwrites.
+    # Length R each: a request's blocks in order, with the null block for blocks that no token attends to any more. The
+    # lists grow after the step is launched. For recurrent groups, the first entry is the state block, which the step
+    # reads and overwrites.
     block_tables: tuple[Sequence[Ids], ...]
-    query_starts: Ids  # R + 1: request r has tokens query_starts[r] .. query_starts[r + 1]
-    context_lengths: Ids  # R: tokens of the request after this step
-    logit_rows: Ids  # indices of the tokens whose logits are wanted
+    query_starts: Ids  # length R + 1: request r has tokens query_starts[r] .. query_starts[r + 1]
+    context_lengths: Ids  # length R: tokens of each request after this step
+    logit_rows: Ids  # indices of the tokens whose logits are needed
 
 
 def build_batch(
     plan: StepPlan, *, vocab_size: int, num_blocks: int, groups: Sequence[GroupConfig] = (GroupConfig(),)
 ) -> Batch:
-    """Build the batch of `plan`, for groups whose pools have `num_blocks` blocks unless the group states another
-    number.
+    """Build the batch of `plan`. Group pools have `num_blocks` blocks, unless the group configures another number.
 
     Raises IndexError if a token id, a block, or a slot is out of range.
 

@@ -1,7 +1,7 @@
 """Calibration for int4: the mean square of each input column of a decoder's linear layers, over the tokens of one text.
 
-The reference operations compute the model in chunks of the text. All weights are in memory in the file's format, and as
-float32 one layer at a time.
+The reference operations run the model on one chunk of the text after another. All weights stay in memory in the file's
+format, and one layer at a time is converted to float32.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,10 +29,10 @@ from quant.linear import QLinear, ReferenceLinear
 from quant.quantize import is_linear_weight
 from quant.tensor import QTensor
 
-CHUNK = 256  # tokens
+CHUNK = 256  # tokens per chunk
 MEMORY_SHARE = 0.8  # share of the free memory that weights may take
 
-Report = Callable[[int], None]  # tokens computed so far
+Report = Callable[[int], None]  # called with the number of tokens computed so far
 
 
 def input_squares(checkpoint: Checkpoint, ids: Sequence[int], report: Report) -> dict[str, Tensor]:
@@ -60,7 +60,7 @@ def input_squares(checkpoint: Checkpoint, ids: Sequence[int], report: Report) ->
 
 
 def _readable(path: Path, config: ModelConfig, ids: Sequence[int]) -> Sequence[int]:
-    """Return the text's tokens, up to the model's context."""
+    """Return the text's tokens, truncated to the model's context."""
     if not ids or max(ids) >= config.vocab_size:
         raise UnsupportedModel(f"{path} cannot read the text: its vocabulary does not match")
     return ids[: config.context_length]
@@ -84,7 +84,7 @@ def _batches(config: ModelConfig, ids: Sequence[int], blocks: int) -> Iterator[B
 
 
 class _NamedWeights(Weights):
-    """Records the name of each weight object."""
+    """Weights that record the name of each weight object."""
 
     def __init__(self, path: Path, stored: Mapping[str, StoredWeight]) -> None:
         super().__init__(path, stored)
@@ -97,7 +97,7 @@ class _NamedWeights(Weights):
 
 
 class _MeasuredLinear(ReferenceLinear):
-    """A layer that adds up the squares of its inputs, float64 [inputs]. Its products need not be bitwise repeatable."""
+    """Adds up the squares of a layer's inputs, float64 [inputs]. Products need not be bitwise reproducible."""
 
     def __init__(self, segments: Sequence[QTensor]) -> None:
         super().__init__(segments, keep_dequantized=False)
@@ -109,7 +109,7 @@ class _MeasuredLinear(ReferenceLinear):
 
 
 class _MeasuredLayers:
-    """A `quant.linear.LinearBackend` that keeps every layer under the names of all its weights."""
+    """A `quant.linear.LinearBackend` that records every layer it makes, with the names of all weights of the layer."""
 
     name = "measured"
 

@@ -1,4 +1,4 @@
-"""The engine: requests in, token events out, one step at a time.
+"""The engine: takes requests and returns token events, one step at a time.
 
 It owns the scheduler and the runner, and exactly one thread may drive it (`engine.thread`).
 """
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _LaunchedStep(Generic[TicketT]):
-    """A step that was launched and not collected."""
+    """A step that was launched but has not been collected."""
 
     plan: StepPlan
     ticket: TicketT
@@ -51,8 +51,8 @@ class Engine(Generic[TicketT]):
         self._scheduler = Scheduler(config, block_transfer, store, clock)
         self._runner = runner
         self._under_way: deque[_LaunchedStep[TicketT]] = deque()
-        self._collected = 0.0  # time when the last step was collected
-        # Expected seconds of the current operation, from earlier steps; inf: not known. Read by other threads.
+        self._collected = 0.0  # time at which the last step was collected
+        # Expected seconds of the current step, estimated from earlier steps; inf: unknown. Other threads read it.
         self.expected_seconds = 0.0
         self._limits = StepLimits()
         self._ids = itertools.count(1)
@@ -63,12 +63,12 @@ class Engine(Generic[TicketT]):
 
     @property
     def has_requests(self) -> bool:
-        """Whether a caller waits for a request. Background copies may remain without one."""
+        """Whether any request is unfinished. Background copies may still run after the last request has ended."""
         return self._scheduler.has_requests
 
     @property
     def progress(self) -> int:
-        """Number of steps planned and copies ended so far. Read by other threads."""
+        """Number of steps planned and copies completed so far. Other threads read it."""
         return self._scheduler.progress
 
     @property
@@ -80,7 +80,7 @@ class Engine(Generic[TicketT]):
         return self._scheduler.num_waiting
 
     def state(self) -> EngineState:
-        """Return the current numbers, of about the same moment. Any thread may call it."""
+        """Return a snapshot of the engine's counters. Any thread may call this."""
         return self._scheduler.state()
 
     def request(
@@ -90,9 +90,9 @@ class Engine(Generic[TicketT]):
         end_ids: frozenset[int],
         origin: Origin = PROGRAM,
     ) -> Request:
-        """Create and validate a request for `add`. Changes no state, so any thread may call it.
+        """Create and validate a request for `add`. Changes no state, so any thread may call this.
 
-        Raises PromptTooLong or InvalidSampling, or IndexError for an id that is not in the vocabulary.
+        Raises PromptTooLong or InvalidSampling, or IndexError for a token id that is not in the vocabulary.
         """
         params.check_vocabulary(self.vocab_size)
         ids = (*prompt_ids, *end_ids)
@@ -107,9 +107,10 @@ class Engine(Generic[TicketT]):
     def search(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], origin: Origin = PROGRAM
     ) -> list[Request]:
-        """Create the results of the beam search that `params.beams` describes, for `add` to take together.
+        """Create one request per result of the beam search that `params.beams` describes. Pass them to `add` together.
 
-        When the search ends, each result gets all its tokens at once, best result first. Aborting one result ends all.
+        When the search ends, each result gets all its tokens at once, best result first. Aborting one result aborts all
+        of them.
 
         Raises the errors of `request`, and InvalidSampling or PromptTooLong if the search can never fit.
         """
@@ -122,11 +123,15 @@ class Engine(Generic[TicketT]):
         return results
 
     def add(self, *requests: Request) -> None:
-        """Queue a request, or the results of a beam search. Requests with the same prompt share its prefill."""
+        """Queue one request, several with the same prompt, or the results of a beam search. A shared prompt is
+        prefilled once.
+        """
         self._scheduler.add(*requests)
 
     def step(self) -> list[TokenEvent]:
-        """Launch up to `step_depth` steps, then collect the oldest. A step that fails ends only its own requests."""
+        """Launch steps until `step_depth` are under way, then collect the oldest. A failed step ends only its own
+        requests.
+        """
         try:
             return self._step()
         finally:
@@ -162,9 +167,9 @@ class Engine(Generic[TicketT]):
         return self._scheduler.update(step.plan, sampled)
 
     def _handle_out_of_memory(self, plan: StepPlan, error: OutOfMemory, *, launched: bool) -> list[TokenEvent]:
-        """Retry a step that ran out of memory with fewer tokens. If it cannot be smaller, its request ends."""
+        """Retry a step that ran out of memory with fewer tokens. If it cannot be made smaller, its requests end."""
         self._runner.recover()
-        while launched and self._under_way:  # they depend on its results
+        while launched and self._under_way:  # later steps depend on the results of this one
             self._scheduler.undo(self._under_way.pop().plan)
         if not self._limits.halve(plan):
             return self._handle_failure(plan, error)
@@ -181,18 +186,19 @@ class Engine(Generic[TicketT]):
         return self._scheduler.abort(request_id)
 
     def abort_all(self) -> list[TokenEvent]:
-        """End every request, and drop the steps under way with their results."""
+        """End every request. Steps under way are dropped, and their results are not used."""
         forgotten = [step.plan for step in self._under_way]
         self._under_way.clear()
         return self._scheduler.abort_all(forgotten)
 
     def flush(self, seconds: float = 60.0) -> None:
-        """Wait for the copies under way, and write dirty blocks to files; no write starts after `seconds`."""
+        """Wait for copies under way, and write dirty blocks to files. No write starts later than `seconds` from now."""
         self._scheduler.flush(seconds)
 
     def forget(self, token_ids: Sequence[int], origin: Origin = PROGRAM, *, kept: int = 0) -> None:
-        """Make the cached blocks of these tokens unfindable on the device, in RAM, and in files, except for the first
-        `kept`.
+        """Make the cached blocks of these tokens unfindable on the device, in RAM, and in files.
+
+        The first `kept` tokens stay cached.
         """
         self._scheduler.forget(token_ids, origin, kept)
 

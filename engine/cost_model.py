@@ -1,29 +1,36 @@
 """CostModel: the measured cost of steps and copies on this machine, and the decisions that follow from it.
 
-The time of a step is a fixed part plus a part per token. Recent steps count more, so both follow the current load.
+The time of a step is modeled as a fixed cost plus a cost per token. Recent steps have more weight, so both costs follow
+the current load.
 """
 
 from dataclasses import dataclass, field
 
 from engine.config import BLOCK_SIZE, EngineConfig, Preemption, Restore
 
-FEW_TOKENS = 16  # a step of at most this many tokens takes about the fixed time
-WEIGHT = 0.3  # weight of the latest step in an average; the cost per token grows while a long prompt is prefilled
-COPY_RATE = 4e9  # bytes per second, until a copy was measured
-READ_RATE = 1e9  # bytes per second from files, until a read was measured
-READ_LATENCY = 0.003  # seconds until the first byte
-READ_RATE_GROWTH = 1.05  # factor on the read rate each time reading is skipped, so that reading is tried again
-RECENT = 8  # about the number of copies in the average rate
-OUTLIER = 4.0  # times the expected time: another program was using the machine
-# share of the target latency that a step may take: step times vary, and few may exceed the target
+FEW_TOKENS = 16  # a step of at most this many tokens takes about as long as the fixed cost
+# weight of the latest step in an average; it is high, because the cost per token grows during a long prefill
+WEIGHT = 0.3
+COPY_RATE = 4e9  # assumed bytes per second until a copy has been measured
+READ_RATE = 1e9  # assumed bytes per second from files until a read has been measured
+READ_LATENCY = 0.003  # assumed seconds until the first byte arrives
+# the assumed read rate grows by this factor whenever a read is skipped, so that reading is tried again
+READ_RATE_GROWTH = 1.05
+RECENT = 8  # approximate number of copies in the average rate
+OUTLIER = 4.0  # multiple of the expected time above which another program is assumed to have slowed the step
+# share of the target latency that a step may take; step times vary, and few steps may exceed the target
 LATENCY_FRACTION = 0.5
-# Least compute time of a chunk, in fixed costs of a step, which are then at most a fifth of the prefill time.
+# Minimum compute time of a chunk, as a multiple of a step's fixed cost. The fixed costs are then at most a fifth of the
+# prefill time.
 MIN_CHUNK_RATIO = 4.0
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """seconds = fixed + per_token * tokens; `fixed` is measured with small steps, `per_token` with larger ones."""
+    """A linear model of step times: seconds = fixed + per_token * tokens.
+
+    `fixed` is measured with small steps, `per_token` with larger ones.
+    """
 
     fixed: float = 0.0
     per_token: float = 0.0
@@ -37,7 +44,7 @@ class StepTimes:
             self.per_token = _moving_average(self.per_token, max(0.0, seconds - self.fixed) / tokens)
 
     def expected(self, tokens: int) -> float:
-        """Return the expected seconds of a step; 0 if no step of about that size was measured."""
+        """Return the expected seconds of a step; 0 if no step of a similar size has been measured."""
         if tokens <= FEW_TOKENS:
             return self.fixed
         return self.fixed + self.per_token * tokens if self.per_token else 0.0
@@ -49,13 +56,13 @@ def _moving_average(known: float, seen: float) -> float:
 
 @dataclass(slots=True)
 class CostModel:
-    """Decides between swapping and recomputing, between reading and computing, and how many tokens a step takes."""
+    """Decides whether to swap or recompute, whether to read or compute, and how many tokens a step may have."""
 
     config: EngineConfig
     steps: StepTimes = field(default_factory=StepTimes)
-    copy_rate: float = COPY_RATE  # bytes per second
+    copy_rate: float = COPY_RATE  # bytes per second between the pools
     copies: int = 0  # number of measured copies
-    read_rate: float = READ_RATE  # bytes per second
+    read_rate: float = READ_RATE  # bytes per second from files
     reads: int = 0
 
     def observe_copy(self, blocks: int, seconds: float) -> None:
@@ -80,7 +87,7 @@ class CostModel:
         return faster
 
     def _compute_seconds(self, blocks: int) -> float:
-        """Return the seconds that a prefill of these blocks takes."""
+        """Return the expected seconds for prefilling `blocks` blocks."""
         return blocks * BLOCK_SIZE * (self.steps.per_token + self.steps.fixed / self.config.max_step_tokens)
 
     def prefers_swap(self, blocks: int) -> bool:
@@ -93,8 +100,8 @@ class CostModel:
     def token_budget(self, streams: int) -> int:
         """Return the token budget of the next step while `streams` requests each wait for one token.
 
-        The budget keeps the step within the target latency. But it is never so small that a prefill mostly consists of
-        the fixed cost of its steps.
+        The budget keeps the step within the target latency. However, it is never so small that the fixed cost of steps
+        takes most of the prefill time.
         """
         most, target = self.config.max_step_tokens, self.config.target_latency
         fixed, per_token = self.steps.fixed, self.steps.per_token

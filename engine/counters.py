@@ -12,12 +12,12 @@ from engine.request import NO_TOKENS, ServiceClass, TokenSources
 class Counters:
     """Totals since the engine was created."""
 
-    prompt_tokens: int = 0  # prompt tokens of requests, counted once, when a request first starts
-    prompts: TokenSources = NO_TOKENS  # sources of those tokens
+    prompt_tokens: int = 0  # prompt tokens of all requests; each request is counted once, when it first starts
+    prompts: TokenSources = NO_TOKENS  # sources of the prompt tokens
     disk_read_bytes: int = 0
     disk_written_bytes: int = 0
     disk_misses: int = 0  # restores from files that failed; the tokens were computed
-    computed_tokens: int = 0  # tokens that steps computed, in prompts and replies, including recomputed ones
+    computed_tokens: int = 0  # tokens that steps have computed, in prompts and replies, including recomputed ones
     generated_tokens: int = 0
     swapped_out: int = 0  # preemptions that copied the request's blocks to the host pools
     recomputed: int = 0  # preemptions that dropped the request's blocks
@@ -29,11 +29,11 @@ class EngineState:
     """A snapshot of an engine."""
 
     running: int
-    waiting: tuple[int, ...]  # number of waiting requests per ServiceClass, by its value
-    swapped: int  # waiting requests whose blocks are in the host pool
-    kv_blocks: int  # blocks that can be allocated
-    kv_blocks_held: int  # by requests
-    kv_blocks_cached: int  # held by no request, with content that can be reused
+    waiting: tuple[int, ...]  # number of waiting requests, indexed by the value of ServiceClass
+    swapped: int  # number of waiting requests whose blocks are in the host pool
+    kv_blocks: int  # number of blocks that could be allocated if no request held any
+    kv_blocks_held: int  # number of blocks that requests hold
+    kv_blocks_cached: int  # number of blocks that no request holds and whose content can be reused
     host_blocks: int
     host_blocks_used: int
     counters: Counters

@@ -1,4 +1,4 @@
-"""Device: the interface to one kind of hardware, with its memory for weights and caches and its kernels.
+"""Device: the interface to one kind of hardware, its memory, and its kernels.
 
 A device loads a model once and returns a function that computes batches. `backends.device_choice` chooses the device.
 """
@@ -20,10 +20,12 @@ from engine.step import Runner
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes that a model needs on a device besides its caches, estimated from its headers."""
+    """The number of bytes that a model needs on a device besides its caches, estimated from the checkpoint's
+    headers.
+    """
 
     weights: int  # bytes of the weights after loading
-    steps: int  # bytes of the buffers of steps, and of everything that is prepared for steps
+    steps: int  # bytes of the buffers that steps use, and of the structures prepared for steps
 
     @property
     def total(self) -> int:
@@ -64,7 +66,7 @@ class Device(Protocol):
 
     @property
     def max_running(self) -> int:
-        """Requests that may hold blocks at the same time."""
+        """Maximum number of requests that hold blocks at the same time."""
         ...
 
     @property
@@ -74,12 +76,12 @@ class Device(Protocol):
 
     @property
     def host_cache(self) -> int:
-        """Default bytes of the host pool. Devices that compute in the host's memory need none."""
+        """Default size of the host pool in bytes. Devices that compute in the host's memory need no host pool."""
         ...
 
     @property
     def step_depth(self) -> int:
-        """Steps that are launched before the first of them is collected."""
+        """Maximum number of steps that are launched before the first of them is collected."""
         ...
 
     def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
@@ -87,31 +89,33 @@ class Device(Protocol):
         ...
 
     def step_tokens(self, model: ModelConfig) -> int:
-        """Return the token budget of one step. An abort or a new request waits for the step under way."""
+        """Return the token budget of one step. It is limited because an abort or a new request waits for the current
+        step.
+        """
         ...
 
     def free_memory(self) -> int:
-        """Return the bytes that a model may use on this device."""
+        """Return the number of bytes that a model may use on this device."""
         ...
 
     def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
-        """Return the memory that a model with these weights will need. Reads no weight."""
+        """Return the memory that a model with these weights will need. Does not read the weights."""
         ...
 
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
-        """Return the bytes available for caches beside `weight_bytes` of weights.
+        """Return the number of bytes that caches may use beside `weight_bytes` of weights.
 
         Raises OutOfMemory if the weights alone do not fit.
         """
         ...
 
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
-        """Load the model's weights and reserve its caches, with pools of the configured size or of what fits.
+        """Load the model's weights and reserve its caches. Pools have the configured size, or as many blocks as fit.
 
         Raises UnsupportedModel, ModelFileError, or OutOfMemory.
         """
         ...
 
     def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> Runner[Any]:
-        """Return the runner that runs plans on this device."""
+        """Return the runner that executes step plans on this device."""
         ...

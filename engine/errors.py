@@ -1,16 +1,18 @@
 """The engine's branch of the error tree, whose root is `quant.errors.InglenookError`.
 
-EngineError ├── UnsupportedModel       an architecture or a config value that this version does not support ├──
-InvalidSampling        a sampling parameter that is out of bounds, by name ├── PromptTooLong          a request that can
-never fit, with the numbers ├── OutOfMemory            an allocation on a device or the host failed and was undone └──
-NoCompiler             no working C compiler, which GPU kernels need
+EngineError
+├── UnsupportedModel       an architecture or a config value that this version does not support
+├── InvalidSampling        a sampling parameter that is out of bounds, by name
+├── PromptTooLong          a request that can never fit, with the numbers
+├── OutOfMemory            an allocation on a device or the host failed and was undone
+└── NoCompiler             no working C compiler, which GPU kernels need
 """
 
 from quant.errors import InglenookError
 
 
 class EngineError(InglenookError):
-    """The engine refuses a request or cannot continue."""
+    """The engine rejects a request or cannot continue."""
 
 
 class UnsupportedModel(EngineError):
@@ -26,10 +28,11 @@ class InvalidSampling(EngineError):
 
 
 class PromptTooLong(EngineError):
-    """The request does not fit the context, even alone.
+    """The request does not fit the context, even if it runs alone.
 
-    `tokens` is the length of its prompt, or a lower bound of it unless `is_exact`. `context` is the limit of prompt and
-    reply together. `longest_context` is the largest possible --context for this model and memory. 0: not known.
+    `tokens` is the length of its prompt; if `is_exact` is false, it is only a lower bound. `context` is the limit of
+    prompt and reply together. `longest_context` is the largest possible --context for this model and memory; 0:
+    unknown.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class PromptTooLong(EngineError):
 
     @classmethod
     def of(cls, tokens: int, context: int, longest_context: int, *, is_exact: bool = True) -> "PromptTooLong":
-        """Create the error for a prompt of `tokens` tokens. See the class for the other numbers."""
+        """Create the error for a prompt of `tokens` tokens. The class describes the other numbers."""
         count = f"{tokens:,}" if is_exact else f"more than {tokens:,}"
         error = cls(
             f"The prompt has {count} tokens, and the context holds {context:,} including the reply",

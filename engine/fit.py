@@ -1,7 +1,7 @@
-"""Whether a model fits into a device's memory, and with which context length, from its headers alone.
+"""Whether a model fits into a device's memory, and with which context length, from the checkpoint's headers alone.
 
-The numbers are those that the engine itself uses when it loads a model: the device's memory and needs, and the budget
-of the caches.
+The numbers come from the same functions that the engine uses when it loads a model: the device's memory and needs, and
+the budget of the caches.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CacheFit:
-    """The context that fits with keys and values of one type."""
+    """The context length that fits with one KV cache type."""
 
     kv_type: str
     token_bytes: Mapping[int | None, int]  # bytes per token in the layers of each window; None: layers without a window
-    context: int  # tokens that fit, at most the requested number
-    size: int  # bytes of the caches for that context, or for the least useful one
-    tables: int  # bytes among them that are filled at load time, regardless of use
+    context: int  # number of tokens that fit, at most the requested number
+    # size of the caches in bytes, for `context` tokens or for the shortest useful context, whichever is longer
+    size: int
+    tables: int  # the share of `size` that rotary tables take; they are filled at load time
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,13 @@ class Fit:
     device: str  # name of the backend
     memory: int  # bytes available for the model
     needs: Needs
-    caches: tuple[CacheFit, ...]  # the type in use first; empty for a model without a KV cache
-    wanted: int  # requested tokens of context, or those the model was trained for
-    least: int  # tokens of context below which the model is of no use
+    caches: tuple[CacheFit, ...]  # one per KV type, the selected type first; empty for a model without a KV cache
+    wanted: int  # requested context length in tokens; by default, the length that the model was trained for
+    least: int  # shortest useful context length in tokens
 
     @property
     def is_possible(self) -> bool:
-        """Whether the model fits as requested, with the KV type in use."""
+        """Whether the model fits as requested, with the selected KV type."""
         return self._has(self.least)
 
     @property
@@ -60,14 +61,14 @@ class Fit:
 
     @property
     def needed(self) -> int:
-        """Bytes needed with the context that fits, or with the least useful one."""
+        """Number of bytes needed with the context that fits, or with the shortest useful one if that is longer."""
         return self.needs.total + (self.caches[0].size if self.caches else 0)
 
 
 def fit(checkpoint: Checkpoint, options: LoadOptions, memory: int = 0) -> Fit:
     """Return the fit for the device that the engine would try first.
 
-    `memory` replaces the bytes of that device's memory; 0: all of it. Raises UnsupportedModel, UnsupportedTier,
+    `memory` replaces the size of that device's memory in bytes; 0: all of it. Raises UnsupportedModel, UnsupportedTier,
     ModelFileError, or UnsupportedQuantization.
     """
     options = replace(options, host_memory=memory) if memory else options
@@ -102,7 +103,7 @@ def _devices(
     stored: Mapping[str, StoredWeight],
     memory: int,
 ) -> Iterator[tuple[str, Device]]:
-    """Yield the device with each of its KV types, the requested type first."""
+    """Yield (KV type, device configured with it) for every KV type, the requested type first."""
     gpu = _gpu(options, memory)
     if gpu is not None:
         from engine.backends.cuda.device import KV_TYPES as GPU_KV_TYPES
@@ -118,7 +119,7 @@ def _devices(
 
 
 def _gpu(options: LoadOptions, memory: int) -> "Gpu | None":
-    """Return the GPU to use; a planned one if `memory` is given."""
+    """Return the GPU to use, or None. If `memory` is given, the result is a hypothetical GPU with that many bytes."""
     if not memory:
         return gpu_for(options)
     if not options.asks_for_gpu and gpu_for(options) is None:

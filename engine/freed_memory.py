@@ -6,7 +6,7 @@ import gc
 
 
 def return_freed_memory() -> None:
-    """Collect garbage, then `trim`. Takes some tens of milliseconds, during which other threads run."""
+    """Collect garbage, then `trim`. This takes some tens of milliseconds, but does not block other threads."""
     gc.collect()
     trim()
 

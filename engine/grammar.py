@@ -1,7 +1,7 @@
 """Grammars: the interface for constraints on the tokens of a reply.
 
-The caller compiles a grammar. The engine starts one constraint of it per reply, gets the allowed next tokens from it,
-and passes it each sampled token.
+The caller compiles a grammar. For each reply, the engine starts a constraint from the grammar, gets the allowed next
+tokens from it, and passes it each sampled token.
 """
 
 from collections.abc import Sequence
@@ -14,37 +14,36 @@ Words: TypeAlias = NDArray[np.int32]  # bit t % 32 of word t // 32 belongs to to
 
 
 class Constraint(Protocol):
-    """The state of one reply within a grammar. Used by one thread at a time."""
+    """The state of one reply within a grammar. Only one thread may use it at a time."""
 
     @property
     def ended(self) -> bool:
-        """Whether no token can follow: the reply has ended."""
+        """Whether the reply has ended, so that no token can follow."""
         ...
 
     def prefetch_mask(self) -> None:
-        """Start work for `fill`, which must be the next call. Raises what `fill` raises."""
+        """Start computing the mask for `fill`, which must be the next call. Raises the errors of `fill`."""
         ...
 
     def fill(self, words: Words) -> bool:
-        """Set the bits of the allowed next tokens, and no others. Returns False if any token is allowed, without
-        changing `words`.
+        """Set the bits of the allowed next tokens, and clear all others.
 
-        An exception ends this reply only.
+        Returns False if every token is allowed; `words` is then unchanged. An exception ends this reply only.
         """
         ...
 
     def prefetch_accept(self, token_id: int) -> None:
-        """Start work for `accept` of this token, which must be the next call. Raises nothing."""
+        """Start the work of `accept` for this token, which must be the next call. Raises nothing."""
         ...
 
     def accept(self, token_id: int) -> Sequence[int]:
-        """Accept an allowed token. Returns the tokens that must follow it, which are accepted as well."""
+        """Accept an allowed token. Returns the tokens that must follow it; they are accepted as well."""
         ...
 
 
 class Grammar(Protocol):
-    """The rules for a reply. Immutable, and safe for several threads."""
+    """The rules for a reply. Immutable and thread-safe."""
 
     def start(self, *, jumps: bool) -> Constraint:
-        """Return a constraint for a new reply. Without `jumps`, its `accept` returns no tokens."""
+        """Return a constraint for a new reply. If `jumps` is false, its `accept` never returns tokens."""
         ...

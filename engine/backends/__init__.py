@@ -1,1 +1,1 @@
-"""Backends compute a step: the reference in torch, the CPU engine, and the GPU engine."""
+"""Backends that compute a step: the reference in torch, the CPU engine, and the GPU engine."""

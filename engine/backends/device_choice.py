@@ -35,7 +35,7 @@ DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
 def gpu_for(options: LoadOptions) -> "Gpu | None":
-    """Return the GPU to use if its kernels support the model, or None.
+    """Return the GPU to use, or None if there is none or its kernels do not support the model.
 
     Raises UnsupportedModel if the options require a GPU and none is usable.
     """
@@ -73,8 +73,7 @@ def cuda_device(gpu: "Gpu", options: LoadOptions, model: ModelConfig) -> Device:
 
 
 def layouts_are_compiled(layouts: frozenset[Layout] | None, options: LoadOptions) -> bool:
-    """Whether loading starts without compiling, because these kernels are in the code cache. None: no CPU kernels are
-    used.
+    """Whether the code cache holds all kernels that loading needs. Returns None if no CPU kernels are used.
 
     Raises UnsupportedTier.
     """
@@ -86,7 +85,10 @@ def layouts_are_compiled(layouts: frozenset[Layout] | None, options: LoadOptions
 
 
 def why_code_is_not_cached(options: LoadOptions) -> str:
-    """Return the code cache folder and why it cannot be written; an empty string if it can, or if there is none."""
+    """Return the code cache folder, and why it cannot be written.
+
+    The reason is an empty string if the folder can be written, or if no cache folder is configured.
+    """
     if options.code_cache is None:
         return ""
     from engine.backends.cpu import code_cache
@@ -176,7 +178,7 @@ def host_device(options: LoadOptions, model: ModelConfig, path: Path, stored: Ma
 
 
 def _spare_threads() -> int:
-    """Return half of the cores: torch's threads wait for each other, so a single busy core delays all of them."""
+    """Return half of the cores. torch's threads wait for each other, so a single busy core delays all of them."""
     return max(1, (os.cpu_count() or 1) // 2)
 
 
@@ -194,10 +196,11 @@ def physical_cores() -> int:
 
 
 def default_activation_bits(matrix_elements: int) -> int:
-    """Return the bits to which CPU kernels round the activations of a model: 14 or 8 (see `quant.cpu.activations`).
+    """Return the number of bits, 14 or 8, to which CPU kernels round a model's activations (see
+    `quant.cpu.activations`).
 
-    Rounding shows most in small models, which are fast either way: with 14 bits they answer as in float32. Large models
-    use 8 bits, as most integer engines do, and prefill nearly twice as fast.
+    Rounding has the most effect in small models, which are fast either way: with 14 bits they answer as in float32.
+    Large models use 8 bits, as most integer engines do, and prefill nearly twice as fast.
     """
     return 14 if matrix_elements < SMALL_MODEL else 8
 

@@ -32,7 +32,7 @@ class ReferenceDevice:
     contexts = step_depth = 1
     host_cache = 0
     kv_type = torch.float32
-    numerics = ("reference", "2")  # increase the number when a change of the kernels changes bits
+    numerics = ("reference", "2")  # increase the number when a change to the kernels changes result bits
 
     def __init__(self, *, keep_dequantized: bool, threads: int, memory: int = 0) -> None:
         self.threads = threads
@@ -58,7 +58,7 @@ class ReferenceDevice:
         return 4 * model.matrix_elements if self._keep_dequantized else weight_bytes
 
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
-        # Tensors are small here: more threads gain little, and lose much while another program uses a core.
+        # Tensors are small here: more threads gain little, and are much slower while another program uses a core.
         torch.set_num_threads(1)
         loaded = models.load(
             model, weights, ReferenceOperations(keep_dequantized=self._keep_dequantized), config.context_length
@@ -77,7 +77,7 @@ class ReferenceDevice:
 
 
 class ReferenceOperations:
-    """Compute each operation at once. Activations are tensors, float32 [tokens, width]."""
+    """Computes each operation immediately. Activations are tensors, float32 [tokens, width]."""
 
     def __init__(self, *, keep_dequantized: bool) -> None:
         self.weights: LinearBackend = ReferenceBackend(keep_dequantized=keep_dequantized)

@@ -21,7 +21,7 @@ from engine.step import SampledToken, ScheduledRequest, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A launched step: its parts, and the logits of their rows in the same order (see `build_batch`)."""
+    """A launched step: its logits, and its parts in the order of the logit rows (see `build_batch`)."""
 
     logits: Logits
     parts: tuple[ScheduledRequest, ...]
@@ -41,7 +41,7 @@ def first_rows(parts: Sequence[ScheduledRequest]) -> Iterator[tuple[int, Schedul
 
 @contextmanager
 def raising_out_of_memory() -> Iterator[None]:
-    """Convert all errors about exhausted memory to OutOfMemory."""
+    """Convert every error that means exhausted memory to OutOfMemory."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError) as error:

@@ -1,1 +1,1 @@
-"""Checkpoint formats: the metadata and tensors of GGUF files and safetensors folders."""
+"""Checkpoint formats: GGUF files and safetensors folders, read as metadata and tensors."""

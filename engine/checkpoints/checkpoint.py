@@ -1,4 +1,4 @@
-"""The interface of an open checkpoint: its metadata, and its weights, which are decoded when they are taken.
+"""The interface of an open checkpoint: its metadata, and weights that are decoded when they are taken.
 
 Weights have their GGUF names, such as `blk.3.attn_q.weight`. A family's `Names` maps them to the names in transformers.
 """
@@ -20,11 +20,11 @@ NOTHING = re.compile(r"(?!)")
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A tensor in a checkpoint that is not decoded yet."""
+    """A tensor in a checkpoint that has not been decoded yet."""
 
     name: str  # the tensor's name in the file
     nbytes: int  # the tensor's size in the file
-    kind: Hashable  # weights of the same kind have the same layout once loaded
+    kind: Hashable  # weights of the same kind have the same layout after loading
     decode: Callable[[], "QTensor"]  # copies the tensor, and releases the memory of the mapped file
     sample: Callable[[], "QTensor"]  # returns a small matrix of the same layout with arbitrary values
     shape: tuple[int, ...] | None = None  # row-major; None: unknown before decoding
@@ -34,9 +34,9 @@ class StoredWeight:
 class Names:
     """The names of a family's weights in transformers checkpoints."""
 
-    stems: Mapping[str, str]  # from GGUF names without `.weight` or `.bias`; {} is a layer number
-    ignored: re.Pattern[str] = field(default=NOTHING)  # tensors that the decoder does not need
-    prefix: str = ""  # part of tensor names that is removed, at any position
+    stems: Mapping[str, str]  # maps GGUF names without `.weight` or `.bias`; {} is a layer number
+    ignored: re.Pattern[str] = field(default=NOTHING)  # matches tensors that the decoder does not need
+    prefix: str = ""  # removed from tensor names, at any position
 
 
 class Checkpoint(Protocol):
@@ -47,14 +47,14 @@ class Checkpoint(Protocol):
 
     @property
     def digest(self) -> str:
-        """Hex digest of everything except the values of weights."""
+        """Hex digest of everything in the checkpoint except the values of weights."""
         ...
 
     @property
     def metadata(self) -> Metadata: ...
 
     def weights(self, names: Names) -> Mapping[str, StoredWeight]:
-        """Return all weights by GGUF name. A tensor that `names` does not map keeps its own name.
+        """Return all weights by GGUF name. A tensor that `names` does not list keeps its own name.
 
         Raises ModelFileError or UnsupportedQuantization.
         """

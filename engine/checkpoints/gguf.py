@@ -1,4 +1,6 @@
-"""A GGUF file, or all parts of a split one, as a checkpoint: metadata, and tensors that are decoded when taken."""
+"""A GGUF file, or all parts of a split one, as a checkpoint: metadata, and tensors that are decoded when they are
+taken.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,8 +18,8 @@ from quant.gguf_parts import GGUFParts
 from quant.mapped_file import Closing
 from quant.tensor import BlockTensor
 
-SAMPLE_ROWS = 2  # a single row would be the whole matrix
-SAMPLE_COLUMNS = 128  # or one block, if that is larger; a multiple of any group that shares a scale
+SAMPLE_ROWS = 2  # at least 2, because a single row would be the whole matrix
+SAMPLE_COLUMNS = 128  # one block is used if it is larger; a multiple of any group that shares a scale
 
 
 class GGUFCheckpoint(Closing):

@@ -1,7 +1,7 @@
 """Typed and bounded access to a checkpoint's metadata.
 
-A `Key` holds the name of a value in GGUF metadata and its name in a config.json. A value that is missing, has another
-type, or is out of bounds raises UnsupportedModel, which gives the key as it is spelled in the file.
+A `Key` holds the name of a value in GGUF metadata and its name in a config.json. A value that is missing, of another
+type, or out of bounds raises UnsupportedModel, and the error shows the key as it is spelled in the file.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from typing import Self, TypeVar
 
 from engine.errors import UnsupportedModel
 
-MAX_ITEMS = 1 << 16  # items per list
+MAX_ITEMS = 1 << 16  # maximum number of items in a list
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The two names of one value. An empty name: that kind of file never has the value."""
+    """The two names of one value. A name is empty if that kind of file never has the value."""
 
     gguf: str = ""  # {arch} is replaced by the architecture
     config: str = ""  # dots separate the keys of nested objects
@@ -58,7 +58,7 @@ class Metadata:
         return value
 
     def one_of(self, key: Key, choices: Mapping[str, Item], default: str | None = None) -> Item:
-        """Return the choice named by a string."""
+        """Return the choice that a string value names."""
         name, value = self._find(key, default)
         if not isinstance(value, str) or value not in choices:
             raise UnsupportedModel(
@@ -85,7 +85,7 @@ class Metadata:
         return tuple(Metadata({one.gguf: item}, "").number(one, minimum=minimum, maximum=maximum) for item in value)
 
     def with_defaults(self, defaults: Mapping[str, object]) -> Self:
-        """Return the metadata with default values, by their names in the file, for missing keys."""
+        """Return a copy of the metadata with defaults for missing keys. `defaults` uses the names in the file."""
         return replace(self, values={**defaults, **self.values})
 
     def get(self, key: Key) -> object:

@@ -1,7 +1,7 @@
 """A checkpoint of 16- or 32-bit floats that is quantized while it loads.
 
-It wraps another checkpoint. The linear layers of the blocks are quantized with `quant.quantize`; other weights are
-passed through.
+It wraps another checkpoint. `quant.quantize` quantizes the linear layers of the blocks; other weights are passed
+through.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from quant.mapped_file import Closing
 from quant.quantize import Quantizer, fp8, group_size, int4, is_linear_weight, nf4
 from quant.tensor import PlainTensor, QTensor
 
-# Quantization methods by name, given the numbers of columns of the model's matrices.
+# Quantization methods by name. Each is a function of the column counts of the model's matrices.
 METHODS: dict[str, Callable[[list[int]], Quantizer]] = {
     "fp8": lambda _columns: fp8,
     "int4": lambda columns: partial(int4, group=group_size(columns)),
@@ -71,6 +71,6 @@ def _is_plain_layer(name: str, weight: StoredWeight) -> bool:
 
 def _decode(decode: Callable[[], QTensor], quantizer: Quantizer) -> QTensor:
     weight = decode()
-    if not isinstance(weight, PlainTensor):  # the file has changed since it was opened
+    if not isinstance(weight, PlainTensor):  # possible only if the file has changed since it was opened
         raise UnsupportedQuantization(f"A weight is of type {weight.type_name}, which is quantized already")
     return quantizer(weight)

@@ -1,7 +1,7 @@
 """A folder of safetensors files with a config.json, as a checkpoint.
 
 A family's `Names` maps tensor names to GGUF names. The tensors of one layer are decoded together, because a quantized
-weight consists of several.
+weight consists of several tensors.
 """
 
 from collections import defaultdict
@@ -26,8 +26,8 @@ from quant.safetensors_values import TORCH_TYPES, decode_plain
 from quant.tensor import PlainTensor, QTensor
 
 CONFIG = "config.json"
-# (rows, columns): more than one row, because a single row would be the whole matrix; columns that are a multiple of
-# any quantization group
+# (rows, columns): at least two rows, because a single row would be the whole matrix; columns that are a multiple of any
+# quantization group
 SAMPLE_SHAPE = (2, 128)
 
 
@@ -54,7 +54,7 @@ class SafetensorsCheckpoint(Closing):
 
     def weights(self, names: Names) -> Mapping[str, StoredWeight]:
         stems = {theirs: ours for ours, theirs in names.stems.items()}
-        layers: dict[str, dict[str, str]] = defaultdict(dict)  # from the GGUF stem to the tensor names of the layer
+        layers: dict[str, dict[str, str]] = defaultdict(dict)  # GGUF stem -> tensor names of the layer
         stored: dict[str, StoredWeight] = {}
         for name, tensor in self._shards.tensors.items():
             if names.ignored.fullmatch(name):
@@ -106,7 +106,7 @@ class SafetensorsCheckpoint(Closing):
 @dataclass(frozen=True, slots=True)
 class _Found:
     stem: str  # GGUF name with the layer number
-    rest: str  # the tensor's name within its layer
+    rest: str  # the rest of the tensor's name, after the layer
 
 
 def _find(name: str, stems: Mapping[str, str]) -> _Found | None:

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint, taken by name and shape. Loading ends with a check that none is left."""
+"""The weights of a checkpoint, taken by name and shape. Loading ends with a check that all of them were taken."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -22,10 +22,10 @@ Made = TypeVar("Made")
 
 
 class Weights:
-    """The weights of an open checkpoint, each taken once.
+    """The weights of an open checkpoint, each of which can be taken once.
 
-    Decoding copies, so the checkpoint may be closed after loading. Only the weights being decoded
-    are in memory.
+    Decoding copies a weight, so the checkpoint may be closed after loading. Only the weights being decoded are in
+    memory.
     """
 
     def __init__(
@@ -42,14 +42,16 @@ class Weights:
         self._cancelled = False
 
     def matrix_samples(self) -> list[QTensor]:
-        """Return a small matrix of every layout among the layers."""
+        """Return a small matrix of every distinct layout among the layers."""
         return matrix_samples(self._stored)
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
 
     def take(self, name: str, *shape: int) -> QTensor:
-        """Return the weight in canonical form. Raises ModelFileError if it is missing or not of `shape` (row-major)."""
+        """Return a weight in canonical form. Raises ModelFileError if it is missing or does not have `shape`
+        (row-major).
+        """
         if self._cancelled:
             raise CancelledError
         if name not in self._left:
@@ -94,9 +96,9 @@ class Weights:
     def finish(self) -> None:
         """Check that all weights were taken.
 
-        Raises UnsupportedModel if tensors are left: without them the model would compute something else.
+        Raises UnsupportedModel if tensors are left over, because the model would compute something else without them.
         """
-        if self._progress and self._done < self._total:  # the model does not use some tensors
+        if self._progress and self._done < self._total:  # some tensors of the file are not used by the model
             self._progress(self._total, self._total)
         if self._left:
             names = sorted(self._left)
@@ -108,12 +110,12 @@ class Weights:
 
 
 def matrix_samples(stored: Mapping[str, StoredWeight]) -> list[QTensor]:
-    """Return a small matrix of every layout among the weights."""
+    """Return a small matrix of every distinct layout among the weights."""
     return [weight.sample() for weight in smallest_matrices(stored).values()]
 
 
 def smallest_matrices(stored: Mapping[str, StoredWeight]) -> dict[Hashable, StoredWeight]:
-    """Return the smallest matrix of each kind. Among equal ones, the first by name, which is in the first layer."""
+    """Return the smallest matrix of each kind. Among equal sizes, the first by name wins: it is in the first layer."""
     kinds: dict[Hashable, StoredWeight] = {}
     matrices = (weight for _, weight in sorted(stored.items()) if weight.shape is None or len(weight.shape) == 2)
     for weight in matrices:

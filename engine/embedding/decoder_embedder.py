@@ -1,8 +1,8 @@
 """A decoder as an embedding model: the vector of a text is the state of its last token, as in Qwen3-Embedding.
 
-The engine for text generation computes it, so texts are batched and common prefixes are computed once. The head is
-replaced by the identity, so a row of logits is a state; a runner around the engine's runner keeps the rows. The
-interface is that of `engine.embedding.encoder.Embedder`.
+The text generation engine computes the states, so texts are batched and common prefixes are computed once. The output
+head is replaced by the identity, so a row of logits is a state. A runner that wraps the engine's runner collects these
+rows. The interface is that of `engine.embedding.encoder.Embedder`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,8 @@ from engine.thread import EngineThread
 from quant.tensor import PlainTensor, QTensor
 
 HEAD = "output.weight"
-_ONE = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)  # ends with the step that computes the vector
+# the request ends with the step that computes its vector
+_ONE = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
 def _without_head(config: ModelConfig) -> ModelConfig:
@@ -41,7 +42,7 @@ def _without_head(config: ModelConfig) -> ModelConfig:
 
 
 class HeadlessWeights(Weights):
-    """The weights of a checkpoint with the identity as the head."""
+    """The weights of a checkpoint, with the identity matrix as the output head."""
 
     def __init__(
         self, path: Path, stored: Mapping[str, StoredWeight], progress: LoadProgress | None = None, threads: int = 1
@@ -64,7 +65,7 @@ def _identity(width: int) -> PlainTensor:
 
 
 class EmbeddingRunner:
-    """Wraps a runner, and keeps the vector of each request whose prompt is complete.
+    """A runner that collects the vector of each request whose prompt has been computed.
 
     The sampled tokens that it returns are meaningless.
     """
@@ -98,17 +99,17 @@ class DecoderEmbedder:
         self.hidden = hidden
         self.vocab_size = engine.vocab_size
         self.context_length = engine.config.context_length - 1  # the engine reserves a position for the next token
-        self.threads = engine.config.max_running  # largest number of texts that are computed in one batch
+        self.threads = engine.config.max_running  # maximum number of texts computed in one batch
         self._engine = engine
         self._vectors = runner.vectors
-        self._futures: dict[int, Future[Tensor]] = {}  # request id -> its vector
+        self._futures: dict[int, Future[Tensor]] = {}  # request id -> future of its vector
         self._thread = EngineThread(engine, self._on_events)
         self._thread.start()
 
     def submit(self, ids: Sequence[int], second_start: int | None = None) -> "Future[Tensor]":
         """Submit one text. Returns a future of its vector, float32 [hidden]; cancelling it aborts the request.
 
-        Raises PromptTooLong; IndexError for an id outside the vocabulary; EngineError if the engine has stopped;
+        Raises PromptTooLong; IndexError for a token id outside the vocabulary; EngineError if the engine has stopped;
         ValueError for a pair of texts.
         """
         if second_start is not None:
@@ -132,7 +133,7 @@ class DecoderEmbedder:
         return self._engine.state()
 
     def close(self) -> None:
-        """Abort waiting texts. Returns when the current step has ended."""
+        """Abort all waiting texts, and return when the current step has ended."""
         self._thread.stop()
 
     def _abort_if_cancelled(self, request_id: int, future: "Future[Tensor]") -> None:
@@ -140,7 +141,7 @@ class DecoderEmbedder:
             self._thread.abort(request_id)
 
     def _on_events(self, events: Sequence[TokenEvent]) -> None:
-        """Deliver vectors. Runs on the engine's thread."""
+        """Complete the futures of ended requests. Runs on the engine's thread."""
         for event in events:
             if event.finish is None:
                 continue
@@ -158,7 +159,7 @@ def load_decoder_embedder(
 ) -> DecoderEmbedder:
     """Load the embedder for an open checkpoint of a decoder family.
 
-    Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory; nothing stays allocated then.
+    Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory, after releasing everything it allocated.
     """
     made: list[EmbeddingRunner] = []
 

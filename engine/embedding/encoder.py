@@ -1,7 +1,7 @@
 """Encoders: models that map a text to a vector, or, as cross-encoders, a pair of texts to a relevance score.
 
 An encoder has no KV cache and no next token, so it needs no scheduler. Each thread computes one text at a time, so the
-bits of a vector depend on its own text only.
+bits of a vector depend only on its own text.
 """
 
 import enum
@@ -25,27 +25,28 @@ class EncoderModel(Protocol):
     config: EncoderConfig
 
     def forward(self, ids: Tensor, second_start: int | None = None) -> Tensor:
-        """int64 [tokens], valid ids and at most the context -> states float32 [tokens, hidden], on the model's device.
+        """Return the states of a text, float32 [tokens, hidden], on the model's device.
 
-        Tokens from index `second_start` on belong to a second text. Must be thread-safe.
+        `ids` is int64 [tokens]: valid token ids, at most as many as the context holds. Tokens from index `second_start`
+        on belong to a second text. Must be thread-safe.
         """
         ...
 
 
 class Embedder(Protocol):
-    """Returns vectors for texts, or, as a cross-encoder, a score for a pair of texts. Thread-safe."""
+    """Computes vectors of texts, or, as a cross-encoder, scores of pairs of texts. Thread-safe."""
 
     ranks: bool  # whether it is a cross-encoder
     hidden: int  # elements per vector; 1 for a cross-encoder
     vocab_size: int
-    context_length: int  # largest number of tokens per text
-    threads: int  # texts that are computed at the same time
+    context_length: int  # maximum number of tokens per text
+    threads: int  # number of texts that are computed at the same time
 
     def submit(self, ids: Sequence[int], second_start: int | None = None) -> "Future[Tensor]":
-        """Submit one text. Returns a future of its vector, float32 [hidden], normalized. It may be cancelled.
+        """Submit one text. Returns a future of its vector, float32 [hidden], normalized. The future can be cancelled.
 
-        A cross-encoder takes both texts, the second from index `second_start` on, and returns a logit, float32 [1].
-        Raises PromptTooLong, and IndexError for an id outside the vocabulary.
+        A cross-encoder takes both texts in `ids`, the second from index `second_start` on, and returns a logit, float32
+        [1]. Raises PromptTooLong, and IndexError for a token id outside the vocabulary.
         """
         ...
 
@@ -54,7 +55,7 @@ class Embedder(Protocol):
         ...
 
     def close(self) -> None:
-        """Cancel waiting texts. Returns when the running ones are computed."""
+        """Cancel all waiting texts, and return when the running ones have been computed."""
         ...
 
 
@@ -95,10 +96,11 @@ class Encoder:
         initializer: Callable[[], None] = _one_thread,
         head: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """`context_length`: limit of a text in tokens, at most the number of the model's positions.
+        """Start the threads of an encoder.
 
-        `initializer` runs once in each thread. With a `head`, from states to a score, the encoder is a cross-encoder,
-        and `pooling` is ignored.
+        `context_length` limits the tokens of a text; it is at most the number of the model's positions. `initializer`
+        runs once in each thread. With a `head`, which maps states to a score, the encoder is a cross-encoder, and
+        `pooling` is ignored.
         """
         self.ranks = head is not None
         self.hidden = model.config.hidden if head is None else 1
@@ -110,10 +112,10 @@ class Encoder:
         self._pool = ThreadPoolExecutor(threads, "encoding", initializer=initializer)
 
     def submit(self, ids: Sequence[int], second_start: int | None = None) -> "Future[Tensor]":
-        """Submit one text or a pair. Returns a future of its vector or score, float32 [hidden]. Texts are computed in
-        order.
+        """Submit one text or a pair. Returns a future of its vector, float32 [hidden], or its score, float32 [1].
 
-        Raises PromptTooLong; IndexError for no ids, or one outside the vocabulary.
+        Texts are computed in the order of submission. Raises PromptTooLong, or IndexError if there are no token ids or
+        one is outside the vocabulary.
         """
         if len(ids) > self.context_length:
             raise PromptTooLong(
@@ -133,7 +135,7 @@ class Encoder:
             return self._answer(self._model.forward(ids, second_start)).cpu()
 
     def close(self) -> None:
-        """Cancel waiting texts. Returns when the running ones are computed."""
+        """Cancel all waiting texts, and return when the running ones have been computed."""
         self._pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Self:

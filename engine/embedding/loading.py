@@ -43,23 +43,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GPU_WIDTH = 16  # widths must be a multiple of this for GPU kernels
+GPU_WIDTH = 16  # GPU kernels require every width to be a multiple of this
 
 
 class _Loads(Protocol):
-    """The class `Model` of an encoder family."""
+    """The interface of an encoder family's class `Model`."""
 
     def load(self, config: EncoderConfig, weights: Weights, backend: LinearBackend) -> EncoderModel: ...
 
 
 class _LoadsHead(Protocol):
-    """The class `RankingHead` of an encoder family."""
+    """The interface of an encoder family's class `RankingHead`."""
 
     def load(self, config: EncoderConfig, weights: Weights, backend: LinearBackend) -> Callable[[Tensor], Tensor]: ...
 
 
 class Family(Protocol):
-    """The module of an encoder family."""
+    """The interface of an encoder family's module."""
 
     NAMES: Names
     RANKING_NAMES: Names  # tensor names of cross-encoders
@@ -80,7 +80,7 @@ def is_embedding_model(checkpoint: Checkpoint) -> bool:
 def load_embedder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> Embedder:
     """Load the embedder for an open checkpoint for which `is_embedding_model` returns True.
 
-    Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory; nothing stays allocated then.
+    Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory, after releasing everything it allocated.
     """
     if _is_encoder(checkpoint):
         return load_encoder(checkpoint, options, progress)
@@ -102,7 +102,7 @@ def _is_encoder(checkpoint: Checkpoint) -> bool:
 def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> Encoder:
     """Load the encoder for an open checkpoint of an encoder family.
 
-    Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory; nothing stays allocated then.
+    Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory, after releasing everything it allocated.
     """
     with raising_out_of_memory():
         family = _family(checkpoint)
@@ -125,7 +125,7 @@ def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPro
 
 
 def embedder_layouts(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[Layout] | None:
-    """Return the layouts of the CPU kernels that loading will need, or None if it uses other kernels.
+    """Return the layouts of the CPU kernels that loading will need, or None if the model will not use CPU kernels.
 
     Raises UnsupportedModel, UnsupportedQuantization, or ModelFileError.
     """
@@ -147,7 +147,7 @@ def _names(family: Family, checkpoint: Checkpoint) -> Names:
 
 
 def _gpu(options: LoadOptions, config: EncoderConfig) -> "Gpu | None":
-    """Return the GPU that computes the model, or None for the host."""
+    """Return the GPU on which to compute the model, or None to compute it on the host."""
     gpu = gpu_for(options)
     odd = [width for width in (config.hidden, config.mlp_hidden) if width % GPU_WIDTH]
     if gpu is None or not odd:
@@ -168,7 +168,10 @@ def _gpu_backend(gpu: "Gpu", options: LoadOptions) -> LinearBackend:
 def _backend(
     checkpoint: Checkpoint, options: LoadOptions, config: EncoderConfig, stored: Mapping[str, StoredWeight]
 ) -> LinearBackend:
-    """Return the CPU kernels, or the reference kernels if the options allow it and no others support the model."""
+    """Return the backend for the CPU kernels, or for the reference kernels if the CPU kernels cannot run the model.
+
+    The reference kernels are used only if the options allow it.
+    """
     check_backend(options)
     if wants_cpu_kernels(options):
         problem = _why_unsupported(config, stored)

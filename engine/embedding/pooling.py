@@ -1,8 +1,8 @@
-"""How the states of a text are pooled, according to a checkpoint.
+"""Read from a checkpoint how the states of a text are pooled.
 
 GGUF metadata has `{arch}.pooling_type`; folders have the files of sentence-transformers (`modules.json`,
 `1_Pooling/config.json`, `sentence_bert_config.json`). The default is the mean over all tokens, as in
-sentence-transformers. Vectors are always normalized. The files are not trusted: they are validated, and nothing outside
+sentence-transformers. Vectors are always normalized. The files are not trusted: they are validated, and no file outside
 the folder is opened.
 """
 
@@ -38,17 +38,18 @@ _OF_FLAG = {
     "pooling_mode_cls_token": Pooling.CLS,
     "pooling_mode_lasttoken": Pooling.LAST,
 }
-_OF_NAME = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "lasttoken": Pooling.LAST}  # `pooling_mode` of newer files
+# values of `pooling_mode` in newer files
+_OF_NAME = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "lasttoken": Pooling.LAST}
 _FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,200}")
 _COMPUTED = ("Transformer", "Pooling", "Normalize")  # the modules that `Encoder` implements
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """How states are pooled, and the longest text."""
+    """How states are pooled, and the maximum length of a text."""
 
     pooling: Pooling = Pooling.MEAN
-    max_tokens: int | None = None  # None: the number of positions
+    max_tokens: int | None = None  # None: as many as the model has positions
 
 
 def has_pooling_config(path: Path, metadata: Metadata) -> bool:
@@ -101,7 +102,9 @@ def _pooling(folder: Path) -> Pooling:
 
 
 def _pooling_mode(folder: Path, config: Mapping[str, object]) -> Pooling:
-    """Return the single mode of a pooling module's configuration."""
+    """Return the mode that a pooling module's configuration selects. Raises UnsupportedModel if it is not exactly
+    one.
+    """
     named = config.get("pooling_mode")
     flags = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
     known = [_OF_NAME.get(named)] if isinstance(named, str) else [_OF_FLAG.get(flag) for flag in flags]
@@ -115,7 +118,7 @@ def _pooling_mode(folder: Path, config: Mapping[str, object]) -> Pooling:
 
 
 def _modules(folder: Path) -> list[Mapping[str, object]]:
-    """Return the modules of sentence-transformers, or none if the folder does not list any."""
+    """Return the modules that sentence-transformers' `modules.json` lists; empty if the folder has no such file."""
     raw = read_bytes(folder, MODULES)
     if raw is None:
         return []

@@ -17,7 +17,7 @@ def _gate_kernel(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, GELU: tl.
     inside = columns < width
     first = tl.load(gate_up + token * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(gate_up + token * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
-    # Both gates have the form x * sigmoid(y): for GELU with tanh because tanh(z) = 2 * sigmoid(2 * z) - 1.
+    # Both gates have the form x * sigmoid(y). This holds for GELU with tanh because tanh(z) = 2 * sigmoid(2 * z) - 1.
     slope = 1.5957691216057308 * (first + 0.044715 * first * first * first) if GELU else first
     tl.store(out + token * width + columns, (first * tl.sigmoid(slope) * second).to(out.dtype.element_ty), mask=inside)
 

@@ -1,9 +1,9 @@
 """Tiles: the queries that one program of an attention kernel handles, planned on the host from the shape of a step.
 
 A tile is a range of consecutive tokens of one request, with all query heads that share a KV head. A program attends
-over the whole context of a tile or over a part of it. Requests with few tokens in the step get small tiles, which are
-bound by memory bandwidth; requests with many tokens get large tiles, which read keys and values less often. The plan
-depends on lengths only, so it never waits for the device.
+over all or part of a tile's context. Requests with few tokens in the step get small tiles, which are bound by memory
+bandwidth; requests with many tokens get large tiles, which read keys and values less often. The plan depends on lengths
+only, so it never waits for the device.
 """
 
 from collections.abc import Sequence
@@ -19,21 +19,21 @@ from quant.kernels.card import Card
 
 @dataclass(frozen=True, slots=True)
 class TileQueries:
-    """Largest number of tokens per tile. Both are equal if results must not depend on the tile size."""
+    """Maximum number of tokens per tile. Both are equal if results must not depend on the tile size."""
 
-    few: int  # tokens per tile of requests with at most this many tokens in the step
-    many: int  # tokens per tile of all other requests
+    few: int  # for requests with at most this many tokens in the step
+    many: int  # for all other requests
 
 
 @dataclass(frozen=True, slots=True)
 class TileList:
-    """Tiles of equal size, which are processed by one launch."""
+    """Tiles of equal size, which one kernel launch processes."""
 
-    # int32 [n, 3]: request; first token of the tile, among the tokens of the request in this step; first token of the
-    # tile, among the tokens of this list
+    # int32 [n, 3]: the request, the index of the tile's first token among the request's tokens in this step, and the
+    # index of that token among the tokens of this list
     tiles: Tensor
     tokens: int  # tokens of all tiles together
-    queries: int  # largest number of tokens per tile
+    queries: int  # maximum number of tokens per tile
     max_context: int  # the longest context of any request in the list
 
 
@@ -48,9 +48,9 @@ class Tiles:
 
 
 def tile_queries(heads: int, kv_heads: int, head_dim: int, card: Card, *, deterministic: bool) -> TileQueries:
-    """Return the tile sizes for the shape of a layer.
+    """Return the tile sizes for a layer with these heads.
 
-    `deterministic`: a token's bits must not depend on what else is in the step.
+    `deterministic`: a token's bits must not depend on the other requests in the step.
     """
     group = heads // kv_heads
     many = max(1, prompt_rows(head_dim, card, deterministic=deterministic) // group)
@@ -70,7 +70,7 @@ def query_tiles(query_starts: Sequence[int], context_lengths: Sequence[int], que
 
 
 def decode_tiles(requests: int, max_context: int, queries: TileQueries) -> Tiles:
-    """Return the tiles of a step in which every request has one token. They depend on the number of requests only.
+    """Return the tiles of a step in which every request has one token. They depend only on the number of requests.
 
     They are meant for a captured step: `max_context` is the longest context that it may be replayed for. Padding
     requests have one token and a context of 0; their output is 0.
@@ -86,7 +86,7 @@ class _Rows:
 
     queries: int
     tokens: int = 0
-    # the columns of TileList.tiles, then the end of the tile in the context
+    # the three columns of TileList.tiles, then the end position of the tile in the context
     tiles: list[tuple[int, int, int, int]] = field(default_factory=list)
 
     def add(self, request: int, count: int, context: int) -> None:
@@ -97,7 +97,7 @@ class _Rows:
         self.tokens += count
 
     def tile_list(self) -> TileList:
-        """Return the list, sorted by descending context, so that no long tile starts last."""
+        """Return the finished list, sorted by descending context, so that no long tile starts last."""
         ordered = sorted(self.tiles, key=lambda tile: -tile[3])
         numbers = torch.tensor([tile[:3] for tile in ordered], dtype=torch.int32)
         return TileList(numbers, self.tokens, self.queries, ordered[0][3])

@@ -1,13 +1,13 @@
 """Tile and pipeline sizes of the attention kernels for each GPU architecture.
 
-They were chosen by compiling the kernels: the largest sizes that fit registers and shared memory.
+They are the largest sizes that fit registers and shared memory, found by compiling the kernels.
 """
 
 from dataclasses import dataclass
 
 from quant.kernels.card import Card
 
-DECODE_ROWS = 16  # rows of a small tile; a matrix instruction takes at least 16 rows on its left side
+DECODE_ROWS = 16  # rows of a small tile: the left operand of a matrix instruction has at least 16 rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,20 +16,20 @@ class Tuning:
 
     piece: int  # context tokens per inner loop iteration
     warps: int
-    # stages of the software pipeline: two for each piece in flight (block ids, then their contents), and one for the
-    # current piece
+    # number of stages of the software pipeline: two for each piece in flight (block ids, then their contents), and one
+    # for the current piece
     stages: int
-    # context tokens per part, a multiple of the piece; a minimum, or the exact number if parts have a fixed length
+    # context tokens per part, a multiple of `piece`: the exact number if parts have a fixed length, otherwise a minimum
     part: int
     merged_rows: int = 4  # rows per program of the merge kernel, one per warp
-    merged_parts: int = 8  # parts that the merge kernel loads at a time
+    merged_parts: int = 8  # number of parts that the merge kernel loads at a time
 
 
 def prompt_rows(columns: int, card: Card, *, deterministic: bool) -> int:
     """Return the number of rows of a large tile.
 
-    Programs that merge parts themselves have fewer registers for rows. So do programs for large heads on GPUs with
-    tensor memory, from which accumulators are loaded into registers to be scaled.
+    Programs that merge parts themselves have fewer registers left for rows. The same applies to large heads on GPUs
+    with tensor memory, because accumulators are loaded from there into registers to be scaled.
     """
     if deterministic or (columns > 128 and card.architecture in TENSOR_MEMORY):
         return 32
@@ -37,7 +37,7 @@ def prompt_rows(columns: int, card: Card, *, deterministic: bool) -> int:
 
 
 def tuning(rows: int, columns: int, card: Card, *, deterministic: bool) -> Tuning:
-    """Return the launch parameters for `rows` queries and `columns` elements per head, both after padding."""
+    """Return the launch parameters for `rows` rows and `columns` elements per head, both after padding."""
     if card.interpreted:
         return Tuning(piece=32, warps=4, stages=1, part=64, merged_rows=64, merged_parts=1)
     large = card.architecture in LARGE_SHARED_MEMORY

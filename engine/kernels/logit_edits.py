@@ -1,4 +1,4 @@
-"""Changes that requests make to logits, on a GPU: bias and forbidden tokens, then penalties, then grammar masks.
+"""Changes to logits on a GPU, as requested: bias and forbidden tokens, then penalties, then grammar masks.
 
 Reference implementations: `apply_bias`, `forbid_early_end`, `apply_penalties`, and `masked` of
 `engine.sampling.sampler`. XTC uses the same function as on the host.
@@ -15,8 +15,8 @@ from engine.kernels.sampling_rows import SampledColumns, SamplingRows
 from engine.sampling.drawing import Filters, sampled_logprobs
 from engine.sampling.filters import xtc_logits
 
-EDITS = 256  # edits per program
-BLOCK = 4096  # logits that a program masks at a time
+EDITS = 256  # edits that one program applies
+BLOCK = 4096  # logits that a program masks per iteration
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -50,9 +50,9 @@ def _edit_kernel(
 def apply_mask(
     source: tl.tensor, target: tl.tensor, words: tl.tensor, vocabulary: tl.tensor, BLOCK: tl.constexpr
 ) -> tl.tensor:
-    """Copy a row and set the logits of tokens without a bit in `words` to -inf. NaN stays NaN.
+    """Copy a row, and set the logits of all tokens whose bit in `words` is 0 to -inf. NaN stays NaN.
 
-    Returns whether no possible token is left.
+    Returns whether no token with a logit above -inf is left.
     """
     lanes = tl.arange(0, BLOCK)
     possible = tl.zeros([BLOCK], tl.int32)
@@ -88,9 +88,9 @@ def _mask_kernel(
 
 
 def edited_logits(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """Return the logits that are sampled from, in the order of `rows`: float32 [rows, vocabulary].
+    """Return the logits to sample from, in the order of `rows`: float32 [rows, vocabulary].
 
-    If the grammar leaves no possible token in an edited row, the row is masked without the other edits.
+    If the edits forbid every token that the grammar allows, the grammar is applied to the unedited row instead.
     """
     columns = rows.columns
     edited = logits.index_select(0, columns.sources)

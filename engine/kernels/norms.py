@@ -1,8 +1,8 @@
 """RMS and layer normalization of rows on a GPU. Reference implementation: `reference.normalize`.
 
 Lower bound: memory traffic. A token of width n reads 4 * n bytes and writes 2 * n, or moves 12 * n in all if the result
-is added to the residual stream. A row stays in registers, so nothing is read twice. The tile shape depends on the width
-only, so the bits of a row are the same in any batch.
+is added to the residual stream. A row stays in registers, so nothing is read twice. The tile shape depends only on the
+width, so the bits of a row are the same in any batch.
 """
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.config import NormKind
 from engine.operations import Norm
 
-TILE = 2048  # smallest number of elements per program: narrow rows share a program
+TILE = 2048  # minimum number of elements per program; narrow rows share a program
 LANE_ELEMENTS = 8  # elements per thread
 
 
@@ -82,7 +82,7 @@ def _launch(x: Tensor, norm: Norm, out: Tensor, *, add: bool) -> None:
 
 
 def _tile(width: int) -> tuple[int, int, int]:
-    """Return (rows, columns, warps) of a program."""
+    """Return (rows, columns, warps) of a program, for rows of this width."""
     block = triton.next_power_of_2(width)
     rows = max(1, TILE // block)
     return rows, block, min(32, max(4, rows * block // (32 * LANE_ELEMENTS)))

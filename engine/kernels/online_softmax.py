@@ -1,4 +1,4 @@
-"""Softmax over scores that arrive in pieces, by a running maximum (arXiv:2205.14135).
+"""Softmax over scores that are processed in pieces, with a running maximum (arXiv:2205.14135).
 
 These functions are inlined into kernels. Exponentials are base 2: scores are multiplied by log2(e) first. The state of
 a row is its peak (largest score), its total (sum of weights), and acc (weighted sum of values).
@@ -16,11 +16,11 @@ def exponent_base(peak: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def softmax_step(scores: tl.tensor, factor: tl.tensor, peak: tl.tensor, total: tl.tensor) -> tl.tensor:
-    """Add one piece of scores to a softmax.
+    """Add one piece of scores to a running softmax.
 
-    scores [rows, piece], to be multiplied by `factor`; peak and total [rows] so far. Returns the weights [rows, piece],
-    the factor for what was accumulated so far [rows], and the new peak and total. A row whose scores are all -inf is
-    unchanged.
+    `scores` [rows, piece] are multiplied by `factor` first. `peak` and `total` [rows] are the state before this piece.
+    Returns the weights [rows, piece], the factor for the previously accumulated values [rows], and the new peak and
+    total. A row whose scores are all -inf is unchanged.
     """
     top = tl.maximum(peak, tl.max(scores, 1) * factor)
     base = exponent_base(top)
@@ -48,7 +48,7 @@ def context_parts(
 
 @triton.jit
 def load_kv(pointers: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Load keys or values. e4m3 is widened to float16 without its factor E4M3_SCALE."""
+    """Load keys or values. e4m3 is widened to float16, without applying the factor E4M3_SCALE."""
     stored = tl.load(pointers, mask=mask, other=0)
     if stored.dtype == tl.uint8:
         bits = stored.to(tl.uint16)
@@ -75,7 +75,7 @@ def attend_range(
     acc: tl.tensor,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
-    MASKED: tl.constexpr,  # some rows may not see all positions
+    MASKED: tl.constexpr,  # whether some rows may not see all positions
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PIECE: tl.constexpr,
@@ -90,7 +90,7 @@ def attend_range(
         offset = (block * block_stride + position % BLOCK_SIZE * HEAD_DIM)[:, None] + column[None, :]
         inside = valid[:, None] & (column < HEAD_DIM)[None, :]
         scores = tl.dot(q, tl.trans(load_kv(keys + offset, inside)))
-        if CAPPED:  # cap * tanh(x), where tanh(x) = 1 - 2 / (1 + exp(2 * x))
+        if CAPPED:  # the soft cap: cap * tanh(x), where tanh(x) = 1 - 2 / (1 + exp(2 * x))
             scores = cap - 2.0 * cap / (1.0 + tl.exp2(scores * scale))
         if MASKED:
             seen = valid[None, :] & (position[None, :] <= last_seen[:, None])
@@ -112,10 +112,10 @@ def merge_parts(
     next_total: tl.tensor,
     next_acc: tl.tensor,
 ) -> tl.tensor:
-    """Merge two parts. If a row has seen nothing in one of them, the bits of the other are unchanged."""
+    """Merge the states of two parts. If a row has seen no position in one part, it keeps the bits of the other."""
     top = tl.maximum(peak, next_peak)
     kept, added = tl.exp2(peak - exponent_base(top)), tl.exp2(next_peak - exponent_base(top))
-    # explicit fma, so that both kernels round at the same points
+    # An explicit fma makes both kernels round at the same points.
     total = tl.fma(next_total, added, total * kept)
     acc = tl.fma(next_acc, tl.broadcast_to(added[:, None], acc.shape), acc * kept[:, None])
     return top, total, acc
@@ -125,7 +125,7 @@ def merge_parts(
 def normalize_output(
     peak: tl.tensor, total: tl.tensor, acc: tl.tensor, sink: tl.tensor, value_scale: tl.tensor
 ) -> tl.tensor:
-    """Return the attention output of each row, 0 for a row that has seen nothing.
+    """Return the attention output of each row; 0 for a row that has seen no position.
 
     `sink` takes part in the softmax like a score; -inf means no sink.
     """

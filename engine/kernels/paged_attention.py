@@ -1,15 +1,16 @@
-"""Attention over the paged KV cache on a GPU, for any mix of prefill and decode. Reference implementation:
-`reference.batch_attention`.
+"""Attention over the paged KV cache on a GPU, for any mix of prefill and decode.
 
-A program handles one tile of queries (see `attention_tiles`) and one KV head. It goes over the tile's context in pieces
-and keeps a running softmax (arXiv:2205.14135). All query heads that share the KV head are rows of the tile, so keys and
-values are read once for them. If the tiles alone do not fill the GPU, contexts are divided into parts: each part leaves
-its peak, total, and weighted sum, and a second kernel merges them (arXiv:2311.01282).
+Reference implementation: `reference.batch_attention`.
+
+A program handles one tile of queries (see `attention_tiles`) and one KV head. It iterates over the tile's context in
+pieces with a running softmax (arXiv:2205.14135). All query heads that share the KV head are rows of the tile, so keys
+and values are read once for all of them. If the tiles alone do not fill the GPU, contexts are divided into parts: the
+program of each part stores its peak, total, and weighted sum, and a second kernel merges them (arXiv:2311.01282).
 
 With `deterministic`, parts have a fixed length and are counted from the start of the context, whichever program
-computes them. All tiles have one shape and use one compiled kernel. A piece or part in which a row sees nothing leaves
-that row's bits unchanged, and both kernels merge parts in order of position with the same instructions. A token's bits
-therefore depend on its own context only.
+computes them. All tiles have one shape and use one compiled kernel. A piece or part in which a row sees no position
+leaves that row's bits unchanged, and both kernels merge parts in order of position with the same instructions. A
+token's bits therefore depend only on its own context.
 
 Lower bound for decode: read keys and values once, 2 * kv_heads * head_dim * context elements per request. For long
 prompts: 4 * heads * head_dim operations per query and visible position.
@@ -28,9 +29,10 @@ from engine.kernels.reference import ScoreRule
 from quant.kernels.card import Card
 
 LOG2E = 1.4426950408889634
-E4M3_SCALE = 256.0  # factor of e4m3 bits read as float16: the exponent biases are 7 and 15
+E4M3_SCALE = 256.0  # bits of e4m3, read as float16, are too small by this factor: the exponent biases are 7 and 15
 PROGRAMS = 4  # programs per multiprocessor: two waves of two, so that the last wave is short
-PARTS_BYTES = 1 << 27  # size limit of all parts; above it the program of a tile merges its own parts one after another
+# size limit of the stored parts in bytes; above it, the program of a tile merges its own parts one by one
+PARTS_BYTES = 1 << 27
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_slots"])  # one compiled kernel for all context lengths
@@ -42,7 +44,7 @@ def _attention_kernel(
     context_lengths: tl.tensor,
     tiles: tl.tensor,
     sinks: tl.tensor,
-    out: tl.tensor,  # written if DIRECT; otherwise accs, peaks, and merges are written
+    out: tl.tensor,  # written if DIRECT is set; otherwise accs, peaks, and merges are written
     accs: tl.tensor,
     peaks: tl.tensor,
     merges: tl.tensor,
@@ -57,8 +59,8 @@ def _attention_kernel(
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
     SINKS: tl.constexpr,
-    MANY: tl.constexpr,  # the tile has enough queries that most pieces are visible to all of them
-    DIRECT: tl.constexpr,  # each tile has one part
+    MANY: tl.constexpr,  # whether the tile has so many queries that most pieces are visible to all of them
+    DIRECT: tl.constexpr,  # whether each tile has only one part
     FIXED: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads per KV head
@@ -130,7 +132,7 @@ def _attention_kernel(
         else:
             slot = slot_row * num_slots + tl.minimum(part, num_slots - 1)
             acc_at = accs + slot[:, None] * HEAD_DIM + column[None, :]
-            if FIXED:  # merge with the part that this program stored before
+            if FIXED:  # merge with the earlier part that this program stored
                 earlier = (part > program) & (num_slots == 1)
                 tl.debug_barrier()
                 peak, total, acc = merge_parts(
@@ -201,13 +203,18 @@ def paged_attention(
     card: Card,
     deterministic: bool,
 ) -> Tensor:
-    """Causal attention of all tokens of a step over keys and values in the pool.
-
-    q bfloat16 [tokens, heads, head_dim]. pool: of one layer, [blocks, 2, kv_heads, BLOCK_SIZE, head_dim], bfloat16,
-    float16, or uint8 for e4m3; there may be gaps between blocks. tables int32 [requests, blocks]. query_starts int32
-    [requests + 1]. context_lengths int32 [requests]. sinks float32 [heads]. tiles: of the same step, made with the
-    sizes of `tile_queries` for these heads, this card, and the same `deterministic`. -> bfloat16 [tokens, heads *
+    """Causal attention of all tokens of a step over keys and values in the pool. Returns bfloat16 [tokens, heads *
     head_dim].
+
+    - q: bfloat16 [tokens, heads, head_dim]
+    - pool: one layer, [blocks, 2, kv_heads, BLOCK_SIZE, head_dim], bfloat16, float16, or uint8 for e4m3; there may be
+      gaps between blocks
+    - tables: int32 [requests, blocks]
+    - query_starts: int32 [requests + 1]
+    - context_lengths: int32 [requests]
+    - sinks: float32 [heads]
+    - tiles: those of the same step, made with the sizes of `tile_queries` for these heads, this card, and the same
+      `deterministic`
     """
     out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=torch.bfloat16, device=q.device)
     for it in tiles.lists:
@@ -228,7 +235,7 @@ def _attend(
     card: Card,
     deterministic: bool,
 ) -> None:
-    """Attend for the tokens of one list of tiles."""
+    """Compute attention for the tokens of one tile list."""
     (_, heads, head_dim), kv_heads = q.shape, pool.shape[2]
     rows = max(DECODE_ROWS, triton.next_power_of_2(tiles.queries * (heads // kv_heads)))
     columns = triton.next_power_of_2(head_dim)
@@ -310,14 +317,15 @@ def _division(
     card: Card,
     deterministic: bool,
 ) -> tuple[int, int]:
-    """Return the number of programs per tile and KV head, and the number of parts per row that can be stored.
+    """Return the number of programs per tile and KV head, and the number of parts that can be stored per row.
 
     Both depend only on sizes that the host knows, so they are also valid for a captured step.
     """
     span = tiles.max_context
     if window is not None:
         span = min(span, window + tiles.queries + tuned.piece)
-    most = triton.cdiv(span, tuned.part) + (deterministic and window is not None)  # a window may start within a part
+    # one more, because a window may start within a part
+    most = triton.cdiv(span, tuned.part) + (deterministic and window is not None)
     programs = max(1, min(most, PROGRAMS * card.multiprocessors // (len(tiles.tiles) * kv_heads)))
     if not deterministic:
         return programs, programs

@@ -23,8 +23,8 @@ def _fill_pending_kernel(
 def fill_pending_tokens(sampled: Tensor, rows: Tensor, indices: Tensor, token_ids: Tensor) -> None:
     """Set token_ids[indices] = sampled[rows] in place, without waiting for the device.
 
-    sampled and token_ids int64; rows and indices int32 [n]. Entries with a negative index are padding and ignored. If
-    no token was sampled (NOT_A_NUMBER), token 0 is used, which always exists: the request fails when the host reads the
-    result.
+    `sampled` and `token_ids` are int64; `rows` and `indices` are int32 [n]. Entries with a negative index are padding
+    and ignored. If no token was sampled (NOT_A_NUMBER), token 0 is used, which every vocabulary has: the request fails
+    when the host reads the result.
     """
     _fill_pending_kernel[(triton.cdiv(len(rows), BLOCK),)](sampled, rows, indices, token_ids, len(rows), BLOCK=BLOCK)

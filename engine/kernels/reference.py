@@ -1,8 +1,8 @@
 """Reference implementations in torch of the engine's kernels: norms, rotary embedding, KV store, attention, gated MLP.
 
-Each result row depends bit for bit on its own token and context only: work is divided into pieces of fixed shape, and
-pieces are merged in order of position. A token's bits are therefore the same alone and in a batch, with prefill chunks
-of any size, and with a cached or a computed prefix.
+Each result row depends bit for bit only on its own token and context: work is divided into pieces of fixed shape, and
+pieces are merged in order of position. A token's bits are therefore the same whether it is computed alone or in a
+batch, with prefill chunks of any size, and with a cached or a computed prefix.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from engine.config import BLOCK_SIZE, Gate, NormKind
 from engine.operations import Norm
 
-QUERY_TILE = 16  # queries of one request that are attended together
+QUERY_TILE = 16  # queries of one request per tile
 PIECE = 128  # context positions per matrix product
 PIECE_BLOCKS = PIECE // BLOCK_SIZE
 
@@ -73,19 +73,19 @@ def as_floats(pool: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRule:
-    """How scores are computed from q * k, and which positions are visible."""
+    """How scores are computed from q * k, and which positions are visible to a query."""
 
     scale: float
     softcap: float = 0.0  # see `soft_cap`; 0: none
     window: int | None = None  # number of visible positions, including the query's own; None: all
 
     def first(self, position: int) -> int:
-        """Return the first position visible from `position`."""
+        """Return the first position that the query at `position` sees."""
         return 0 if self.window is None else max(0, position - self.window + 1)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """Return cap * tanh(x / cap), which stays within the cap (arXiv:2408.00118), or x if the cap is 0."""
+    """Return cap * tanh(x / cap), which is between -cap and cap (arXiv:2408.00118). If the cap is 0, return x."""
     return cap * torch.tanh(x / cap) if cap else x
 
 
@@ -98,12 +98,15 @@ def paged_attention(
     rule: ScoreRule,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of the queries of one request over its blocks.
+    """Causal attention of the queries of one request over its blocks. Returns [n, heads, head_dim].
 
-    q [n, heads, head_dim] float32 at consecutive `positions` [n]; pool as in `LayerKV`; table [blocks] of the request.
-    `context` tokens are valid; slots after them or before the window may hold anything, including NaN. sinks [heads]:
-    scores without a value that take part in the softmax of their head. -> [n, heads, head_dim]. Operations: 4 * n *
-    heads * head_dim * context.
+    - q: float32 [n, heads, head_dim], at consecutive `positions` [n]
+    - pool: see `LayerKV`
+    - table: the request's block ids [blocks]
+    - context: number of valid tokens; slots after them or before the window may hold anything, including NaN
+    - sinks: [heads], scores without a value that take part in the softmax of their head
+
+    Operations: 4 * n * heads * head_dim * context.
     """
     first = rule.first(int(positions[0]))
     pieces = [_piece(pool, table, start, first, context) for start in range(first // PIECE * PIECE, context, PIECE)]
@@ -122,10 +125,10 @@ def batch_attention(
     rule: ScoreRule,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Run `paged_attention` for all requests of a step.
+    """Run `paged_attention` for all requests of a step. Returns [tokens, heads * head_dim].
 
-    q [tokens, heads, head_dim]; the queries of request r start at query_starts[r] and are the last tokens of its
-    context. Requests without a context are padding, whose output is 0. -> [tokens, heads * head_dim].
+    q is [tokens, heads, head_dim]; the queries of request r start at query_starts[r] and are the last tokens of its
+    context. Requests without a context are padding, and their output is 0.
     """
     out = torch.zeros_like(q)
     for request, context in enumerate(context_lengths.tolist()):
@@ -140,15 +143,15 @@ Piece = tuple[Tensor, Tensor, Tensor]  # k and v [kv_heads, PIECE, head_dim], po
 
 
 def _attend_tile(q: Tensor, positions: Tensor, pieces: list[Piece], rule: ScoreRule, sinks: Tensor | None) -> Tensor:
-    """Attend up to QUERY_TILE queries, padded to that number. Query heads that share a KV head become rows of the
-    tile.
+    """Compute attention for up to QUERY_TILE queries, padded to that number. Query heads that share a KV head become
+    rows of the tile.
     """
     count, heads, head_dim = q.shape
     kv_heads = pieces[0][0].shape[0]
     padded = F.pad(q * rule.scale, (0, 0, 0, 0, 0, QUERY_TILE - count))
     padded = padded.view(QUERY_TILE, kv_heads, heads // kv_heads, head_dim)
     rows = padded.permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
-    # padding rows see the same positions as the last query: a row that sees nothing would divide by zero
+    # Padding rows see the same positions as the last query: a row that sees no position would divide by zero.
     last = F.pad(positions, (0, QUERY_TILE - count), value=int(positions[-1])).repeat(heads // kv_heads)
     sunk = None if sinks is None else sinks.view(kv_heads, -1).repeat_interleave(QUERY_TILE, -1)
     mixed = _attend_pieces(rows, last, pieces, rule, sunk).view(heads, QUERY_TILE, head_dim)
@@ -156,7 +159,7 @@ def _attend_tile(q: Tensor, positions: Tensor, pieces: list[Piece], rule: ScoreR
 
 
 def _piece(pool: Tensor, table: Tensor, start: int, first: int, context: int) -> Piece:
-    """Return one piece of the context, starting at `start`.
+    """Return the piece of the context that begins at `start`.
 
     Keys and values before `first` or after the context are replaced by zero. A mask in the softmax would not be enough:
     they may be NaN, and zero times NaN is NaN.
@@ -170,10 +173,10 @@ def _piece(pool: Tensor, table: Tensor, start: int, first: int, context: int) ->
 
 
 def _attend_pieces(q: Tensor, last: Tensor, pieces: list[Piece], rule: ScoreRule, sinks: Tensor | None) -> Tensor:
-    """Softmax over all pieces by a running maximum (arXiv:2205.14135).
+    """Compute the softmax over all pieces, with a running maximum (arXiv:2205.14135).
 
-    q [kv_heads, rows, head_dim]; row r sees positions up to last[r]; sinks [kv_heads, rows]. A piece in which a row
-    sees nothing leaves that row's bits unchanged.
+    q is [kv_heads, rows, head_dim]; row r sees positions up to last[r]; sinks are [kv_heads, rows]. A piece in which a
+    row sees no position leaves that row's bits unchanged.
     """
     peak = torch.full(q.shape[:2], -torch.inf)
     total = torch.zeros(q.shape[:2])
@@ -184,7 +187,7 @@ def _attend_pieces(q: Tensor, last: Tensor, pieces: list[Piece], rule: ScoreRule
             seen &= positions > (last - rule.window).unsqueeze(-1)
         scores = torch.where(seen, soft_cap(q @ k.mT, rule.softcap), -torch.inf)
         new_peak = torch.maximum(peak, scores.amax(-1))
-        base = torch.where(new_peak == -torch.inf, 0.0, new_peak)  # 0 for a row that has seen nothing yet
+        base = torch.where(new_peak == -torch.inf, 0.0, new_peak)  # 0 for a row that has seen no position yet
         weights = torch.exp(scores - base.unsqueeze(-1))
         kept = torch.exp(peak - base)
         total = total * kept + weights.sum(-1)
@@ -204,6 +207,6 @@ _GATES: dict[Gate, Callable[[Tensor], Tensor]] = {
 
 
 def gated(gate_up: Tensor, gate: Gate) -> Tensor:
-    """Return gate(first half) * second half of gate_up [tokens, 2 * width]: [tokens, width] (arXiv:2002.05202)."""
+    """Return gate(first half) * second half of each row (arXiv:2002.05202). [tokens, 2 * width] -> [tokens, width]."""
     first, second = gate_up.chunk(2, dim=-1)
     return _GATES[gate](first) * second

@@ -1,8 +1,8 @@
 """Head norms, rotary embedding, and the KV store on a GPU, in one launch after the q, k, v projection.
 
 Reference implementations: `normalize_heads`, `rope`, and `store_kv` in `reference`. 8-bit floats are e4m3
-(arXiv:2209.05433) stored as uint8, and converted with integer arithmetic for GPUs without an instruction for it. Lower
-bound: memory traffic. Each element of qkv is read once and written once.
+(arXiv:2209.05433) stored as uint8. They are converted with integer arithmetic, because some GPUs have no instruction
+for it. Lower bound: memory traffic. Each element of qkv is read once and written once.
 """
 
 import torch
@@ -16,7 +16,7 @@ from engine.operations import Attention
 
 @triton.jit
 def to_e4m3(x: tl.tensor) -> tl.tensor:
-    """Convert float32 to e4m3 in uint8. Rounds to nearest, ties to even; saturates; NaN stays NaN."""
+    """Convert float32 to e4m3, stored as uint8. Rounds to nearest, ties to even; saturates; NaN stays NaN."""
     bits = x.to(tl.uint32, bitcast=True)
     size = bits & 0x7FFFFFFF
     # The exponent bias changes from 127 to 7, and 20 bits of the fraction are dropped after rounding.
@@ -28,7 +28,7 @@ def to_e4m3(x: tl.tensor) -> tl.tensor:
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
-ELEMENTS = 1024  # elements per program, if a program handles several heads
+ELEMENTS = 1024  # approximate elements per program, if a program handles several heads
 
 
 @triton.jit
@@ -53,13 +53,13 @@ def _rope_store_kernel(
     ROTARY: tl.constexpr,
     NORMED: tl.constexpr,
     CENTERED: tl.constexpr,
-    TOGETHER: tl.constexpr,  # one norm for all heads, which are then in one program
-    PER_HEAD: tl.constexpr,  # each head has its own norm weights
+    TOGETHER: tl.constexpr,  # whether one norm covers all heads, which are then in one program
+    PER_HEAD: tl.constexpr,  # whether each head has its own norm weights
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)  # heads of q, then of k, then of v
+    part = tl.program_id(1)  # first the heads of q, then those of k, then those of v
     q_parts: tl.constexpr = (HEADS + ROWS - 1) // ROWS
     kv_parts: tl.constexpr = (KV_HEADS + ROWS - 1) // ROWS
     is_q = part < q_parts
@@ -84,7 +84,7 @@ def _rope_store_kernel(
     first = tl.load(source + first_at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + second_at, mask=inside, other=0.0).to(tl.float32)
     if NORMED and not is_v:
-        normed = num_heads * HEAD_DIM if TOGETHER else HEAD_DIM  # elements that share a mean square
+        normed = num_heads * HEAD_DIM if TOGETHER else HEAD_DIM  # number of elements that share a mean square
         if CENTERED:
             sums = tl.sum(first + second, 1)[:, None]
             mean = (tl.sum(sums, 0)[None, :] if TOGETHER else sums) / normed

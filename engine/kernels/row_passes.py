@@ -3,13 +3,14 @@
 Tokens are ordered by descending logit, ties by ascending id. A token's rank is an int64 that is larger for tokens
 earlier in this order: its logit as an ordered integer, then its reversed id. A token's weight is exp((logit - peak) /
 temperature), or 0 if min-p drops it. `scale` is log2(e) / temperature, so the peak has weight 1. Weights are compared
-as 64-bit fixed-point integers with 1.0 = ONE. All sums have a fixed shape, so results depend on the row only.
+as 64-bit fixed-point integers, in which ONE represents 1.0. All sums have a fixed shape, so results depend only on the
+row.
 """
 
 import triton
 import triton.language as tl
 
-ONE = tl.constexpr(2.0**40)  # its rounding error is below that of a float32 sum
+ONE = tl.constexpr(2.0**40)  # 1.0 in fixed point; its rounding error is below that of a float32 sum
 BELOW_ALL = tl.constexpr(-(1 << 62))  # less than any rank
 
 
@@ -22,7 +23,7 @@ def to_ordered_ints(values: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def from_ordered_ints(keys: tl.tensor) -> tl.tensor:
-    """Inverse of `to_ordered_ints`."""
+    """Map integers back to floats; the inverse of `to_ordered_ints`."""
     return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
@@ -57,7 +58,7 @@ def to_fixed_point(weights: tl.tensor) -> tl.tensor:
 def lane_maxima(row: tl.tensor, vocabulary: tl.tensor, BLOCK: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Return the largest logit of each lane, float32 [BLOCK], and the lowest id that has it.
 
-    Lane i covers the ids i, i + BLOCK, and so on. NaN propagates. 3 operations per token.
+    Lane i covers the ids i, i + BLOCK, and so on. NaN propagates. Cost: 3 operations per token.
     """
     lanes = tl.arange(0, BLOCK)
     best = tl.load(row + lanes, mask=lanes < vocabulary, other=-float("inf"))
@@ -78,7 +79,7 @@ def find_argmax(best: tl.tensor, ids: tl.tensor) -> tuple[tl.tensor, tl.tensor, 
 
 @triton.jit
 def shortlist_threshold(best: tl.tensor, need: tl.tensor) -> tl.tensor:
-    """Return a logit reached by at least `need` lane maxima, and so by at least `need` tokens.
+    """Return a logit that at least `need` lane maxima reach, and therefore at least `need` tokens.
 
     The search stops early at a logit that at most 5/4 of `need` maxima reach.
     """
@@ -135,17 +136,16 @@ def write_shortlist(
     CAPACITY: tl.constexpr,
     ID_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """Write the ranks of up to CAPACITY tokens to `shortlist`. Returns the number of tokens, including those beyond
-    CAPACITY.
+    """Write the ranks of up to CAPACITY tokens to `shortlist`. Returns the number of all tokens marked in `near`.
 
-    near, int64 [BLOCK]: bit c of entry i is set for token c * BLOCK + i. Each round handles the lowest bit of all
-    entries; most entries have at most one bit, so a few rounds are enough.
+    `near` is int64 [BLOCK]: bit c of entry i is set for token c * BLOCK + i. Each round handles the lowest bit of every
+    entry; most entries have at most one bit, so a few rounds are enough.
     """
     count = 0
     left = tl.sum((near != 0).to(tl.int32))
     while left > 0:
         lowest = near & -near
-        # the index of the bit is the exponent of its value
+        # the bit's index is the exponent of its value as a float
         chunk = ((lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 0xFF) - 127
         ids = chunk * BLOCK + tl.arange(0, BLOCK)
         ranks = rank_of(tl.load(row + ids, mask=near != 0, other=0.0), ids, ID_BITS)
@@ -171,11 +171,10 @@ def weight_above(
     BLOCK: tl.constexpr,
     ID_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """Return the total weight of the tokens ranked above `above`, down to the rank `last`; if COUNTED, their number.
-    int64.
+    """Return the total weight of the tokens whose rank is above `above` and at least `last`, as int64.
 
-    The result never decreases when `above` decreases, because all sums have the same shape. About 14 operations per
-    token.
+    With COUNTED, return their number instead. The result never decreases when `above` decreases, because all sums have
+    the same shape. About 14 operations per token.
     """
     lanes = tl.arange(0, BLOCK)
     sums = tl.zeros([BLOCK], tl.float32)
@@ -205,7 +204,7 @@ def find_cutoff(
 ) -> tl.tensor:
     """Return the lowest rank from `first` down to `last` such that the weight above it is less than `limit`.
 
-    Bisects ranks: one `weight_above` pass per bit of a rank, about 50 in total.
+    The search bisects ranks: one `weight_above` pass per bit of a rank, about 50 in total.
     """
     low, high = last, first
     while low < high:
@@ -220,7 +219,8 @@ def find_cutoff(
 def find_cutoff_in_list(
     ranks: tl.tensor, weights: tl.tensor, first: tl.tensor, last: tl.tensor, limit: tl.tensor
 ) -> tl.tensor:
-    """Like `find_cutoff`, for tokens in a list: ranks and weights int64, in any order, including `first` and `last`.
+    """Like `find_cutoff`, but for tokens in a list. `ranks` and `weights` are int64, in any order, including `first`
+    and `last`.
 
     Both ends of the interval are always ranks in the list, so a few steps are enough for a hundred tokens.
     """
@@ -237,7 +237,7 @@ def find_cutoff_in_list(
 
 @triton.jit
 def draw_limit(uniform: tl.tensor, weight: tl.tensor) -> tl.tensor:
-    """Return the cutoff limit that selects the token for a uniform number in [0, 1).
+    """Return the limit with which `find_cutoff` selects the token for a uniform number in [0, 1).
 
     The selected token is the last one whose preceding weight is at most uniform * weight. The limit is that integer
     plus 1.
@@ -247,5 +247,8 @@ def draw_limit(uniform: tl.tensor, weight: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def top_p_limit(share: tl.tensor, weight: tl.tensor) -> tl.tensor:
-    """Return the cutoff limit that selects the last token kept by top-p, with `share` of a total weight."""
+    """Return the limit with which `find_cutoff` selects the last token that top-p keeps.
+
+    Top-p keeps `share` of the total `weight`.
+    """
     return tl.ceil(share * weight.to(tl.float64)).to(tl.int64)

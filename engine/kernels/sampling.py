@@ -2,9 +2,9 @@
 
 One program samples one row, whose logits are in the L2 cache. Lower bound: one pass over the logits for greedy sampling
 and two for a draw. At 64 bytes per clock and program, a pass over 128,256 logits takes 5 us on an H100. By instruction
-count, a draw with top-k and top-p takes about 35 us, 12 of them to compute weights. The token of a row depends on the
-row only. Nothing here waits for the device: sampled tokens are copied into the next step on the device (see
-`fill_pending_tokens`), and reach the host by one copy of `Sampled.buffer`.
+count, a draw with top-k and top-p takes about 35 us, 12 of them to compute weights. The token of a row depends only on
+the row. Nothing here waits for the device: sampled tokens are copied into the next step on the device (see
+`fill_pending_tokens`), and one copy of `Sampled.buffer` transfers them to the host.
 """
 
 import torch
@@ -27,12 +27,11 @@ from engine.kernels.sampling_rows import Sampled, SamplingRows
 from engine.kernels.token_draw import draw
 from engine.sampling.drawing import ATTEMPTS, PREFIXES, SMALLEST_TEMPERATURE, Filters
 
-BLOCK = 4096  # smallest number of logits that a program processes at a time
-CHUNKS = 64  # largest number of chunks per row
-# smallest number of bits of a token id in a rank; the same for most vocabularies, so that they share one compiled
-# kernel
+BLOCK = 4096  # minimum number of logits that a program processes at a time
+CHUNKS = 64  # maximum number of chunks per row
+# minimum number of bits for the token id in a rank, equal for most vocabularies, so that they share one compiled kernel
 ID_BITS = 20
-CAPACITY = 2048  # tokens of a row that fit into the shortlist
+CAPACITY = 2048  # maximum number of tokens in a row's shortlist
 WARPS = 16
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -150,7 +149,7 @@ def _logprobs_kernel(
 def _next_rank(
     row: tl.tensor, vocabulary: tl.tensor, above: tl.tensor, BLOCK: tl.constexpr, ID_BITS: tl.constexpr
 ) -> tl.tensor:
-    """Return the highest rank in the whole row below `above`."""
+    """Return the highest rank in the whole row that is below `above`."""
     lanes = tl.arange(0, BLOCK)
     found = tl.full([BLOCK], BELOW_ALL, tl.int64)
     for start in range(0, vocabulary, BLOCK):
@@ -161,11 +160,11 @@ def _next_rank(
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
-    """Sample one token for each of `rows`, which are on the device of the logits.
+    """Sample one token for each row of `rows`, whose tensors are on the device of the logits.
 
-    logits float32 [any number of rows, vocabulary], each row contiguous. They are not modified, and must stay valid
-    until the stream has passed this call. `needs_reply` tells which requests need their previous token on the host
-    first.
+    `logits` is float32 [any number of rows, vocabulary], with each row contiguous. The logits are not modified, and
+    must stay valid until the stream has executed this call. Requests for which `needs_reply` is true need their
+    previous token on the host first.
     """
     columns, count, vocabulary = rows.columns, len(rows.columns.sources), logits.shape[1]
     sampled = Sampled.blank(count, rows.alternatives, logits.device)

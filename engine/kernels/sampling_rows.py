@@ -1,6 +1,6 @@
 """Inputs and results of the sampling kernels: columns of numbers in one buffer, so that one copy transfers them.
 
-`build_rows` makes the inputs from requests, and `to_sampled_tokens` converts the results, both on the host.
+`build_rows` creates the inputs from requests, and `to_sampled_tokens` converts the results, both on the host.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,17 +20,17 @@ from engine.step import SampledToken
 
 ALIGNMENT = 16  # bytes; kernels use vector loads of this size
 UNSEEN = -1
-NOT_A_NUMBER = -1  # in place of a token id if the model computed NaN
-NO_TOKEN = -1  # fills the alternatives if fewer tokens are possible
+NOT_A_NUMBER = -1  # replaces the token id if the model computed NaN
+NO_TOKEN = -1  # fills up the alternatives if there are fewer possible tokens
 
 
 @dataclass(frozen=True, slots=True)
 class SampleTarget:
-    """One token to sample."""
+    """One token to sample for a request."""
 
-    source: int  # row of the logits
+    source: int  # index of its row in the logits
     request: Request
-    index: int  # number of reply tokens before it, including tokens that a running step has yet to sample
+    index: int  # index of the token in the reply, counting tokens that a running step has yet to sample
 
 
 class Columns(NamedTuple):
@@ -45,30 +45,32 @@ class Columns(NamedTuple):
     min_p: Tensor  # float32 [R]
     top_k: Tensor  # int32 [R], 1 .. vocabulary
     top_p: Tensor  # float32 [R]
-    repetition: Tensor  # float32 [R]; 1: no penalty
+    repetition: Tensor  # float32 [R]: penalty; 1: none
     presence: Tensor  # float32 [R]
     frequency: Tensor  # float32 [R]
-    alternatives: Tensor  # int32 [R]: log-probabilities to report besides the sampled token's; -1: report none
+    # int32 [R]: number of log-probabilities to report besides the sampled token's; -1: report none
+    alternatives: Tensor
     sources: Tensor  # int32 [R]: row of the logits
     mask_rows: Tensor  # int32 [R]: row of `words`; -1: no grammar
-    edit_rows: Tensor  # int32 [E]
-    edit_ids: Tensor  # int32 [E]
-    bias: Tensor  # float32 [E]: added first; -inf forbids the token
-    counts: Tensor  # int32 [E]: occurrences in the reply; 0: in the prompt only; UNSEEN: penalties do not apply
+    edit_rows: Tensor  # int32 [E]: row of each edit
+    edit_ids: Tensor  # int32 [E]: token of each edit
+    bias: Tensor  # float32 [E]: bias added before penalties; -inf forbids the token
+    # int32 [E]: occurrences of the token in the reply; 0: only in the prompt; UNSEEN: penalties do not apply
+    counts: Tensor
     xtc_rows: Tensor  # int64 [X]: rows that use XTC
-    xtc_thresholds: Tensor  # float32 [X]: probability from which a token is a top choice
+    xtc_thresholds: Tensor  # float32 [X]: minimum probability of a top choice
     words: Tensor  # int32 [masks, ceil(vocabulary / 32)]: one bit per token, 1 if it is allowed
-    drawn: Tensor  # int64 [D]: rows that report the distribution they are drawn from instead of the model's own
+    drawn: Tensor  # int64 [D]: rows that report the distribution that they are drawn from, instead of the model's own
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """How rows are sampled: columns over one buffer, and a summary for the host."""
+    """The sampling parameters of rows: columns over one buffer, and a summary for the host."""
 
     buffer: Tensor  # uint8 [bytes]
     columns: Columns
-    plain: bool  # all rows are greedy, without edits, masks, or log-probabilities
-    # largest number of alternatives that a row reports; None: no row reports log-probabilities
+    plain: bool  # whether all rows are greedy, without edits, masks, or log-probabilities
+    # maximum number of alternatives that a row reports; None: no row reports log-probabilities
     alternatives: int | None
 
     @property
@@ -89,22 +91,22 @@ class SamplingRows:
 
 
 class SampledColumns(NamedTuple):
-    """Results of R rows.
+    """The sampling results of R rows.
 
-    If no row asks for log-probabilities, the last three columns are empty. Entries that a row did not ask for are
+    If no row requests log-probabilities, the last three columns are empty. Entries that a row did not request are
     undefined.
     """
 
     token_ids: Tensor  # int64 [R]; NOT_A_NUMBER if the model computed NaN
-    # float32 [R]: natural logarithm of the token's probability, in the model's distribution or the one drawn from
+    # float32 [R]: natural logarithm of the token's probability, under the model's distribution or the one drawn from
     token_logprobs: Tensor
     top_ids: Tensor  # int32 [R, alternatives], most likely first; NO_TOKEN if fewer tokens are possible
-    top: Tensor  # float32 [R, alternatives]: their log-probabilities
+    top: Tensor  # float32 [R, alternatives]: log-probabilities of `top_ids`
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Sampled tokens: columns over one buffer."""
+    """Sampled tokens, as columns over one buffer."""
 
     buffer: Tensor  # uint8 [bytes]
     columns: SampledColumns
@@ -154,7 +156,7 @@ def needs_reply(request: Request) -> bool:
 
 
 def build_rows(targets: Sequence[SampleTarget], vocabulary: int, masks: Masks = NO_MASKS) -> SamplingRows:
-    """Build rows on the host, in the order of `targets`.
+    """Build the sampling rows on the host, in the order of `targets`.
 
     Raises ValueError if penalties need reply tokens that are not known yet (see `needs_reply`), and IndexError for a
     token id outside the vocabulary.
@@ -199,7 +201,7 @@ def _packed(columns: Columns, plain: bool, alternatives: int | None) -> Sampling
 
 
 def to_sampled_tokens(sampled: Sampled, targets: Sequence[SampleTarget], masks: Masks = NO_MASKS) -> list[SampledToken]:
-    """Convert results on the host to a token or a problem for each of the `targets` that `build_rows` got."""
+    """Convert results on the host to one token or problem per target. `targets` are those that `build_rows` got."""
     ids = sampled.columns.token_ids.tolist()
     reports = _reports(sampled.columns, ids, targets)
     return [_to_sampled_token(*found, masks) for found in zip(targets, ids, reports, strict=True)]
@@ -253,7 +255,7 @@ _NONE = _Edits(_NO_IDS, _NO_IDS, _NO_BIAS, _NO_IDS)
 
 
 def _edits(row: int, target: SampleTarget, vocabulary: int) -> _Edits:
-    """Return the edits of one row. Biases and DRY penalties of the same token are added up."""
+    """Return the edits of one row. Biases and DRY penalties of the same token are summed."""
     request, params = target.request, target.request.params
     if params.needs_reply and len(request.output_ids) != target.index:
         raise ValueError(f"penalties of token {target.index} of a reply need all tokens before it")
@@ -279,7 +281,7 @@ def _edits(row: int, target: SampleTarget, vocabulary: int) -> _Edits:
 
 
 def _reply_counts(target: SampleTarget, vocabulary: int) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
-    """Return the count of each token of the vocabulary as in `Columns.counts`."""
+    """Return the number of occurrences of each token of the vocabulary, as in `Columns.counts`."""
     counts = np.full(vocabulary, UNSEEN, np.int32)
     if target.request.params.penalizes:
         known = np.frombuffer(token_array(target.request), np.int64)

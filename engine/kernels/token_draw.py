@@ -39,12 +39,11 @@ def draw_from_shortlist(
     CAPACITY: tl.constexpr,
     ID_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """Draw from a shortlist of `count` tokens. Returns int32, or -1 if the shortlist may not hold all tokens that are
-    kept.
+    """Draw from a shortlist of `count` tokens. Returns int32; -1 if kept tokens may be missing from the shortlist.
 
     `complete`: no other token has any weight. `total`: the weight of the whole row. Without top-k, only tokens more
-    likely than the one at PREFIX are used, as in the reference implementation, which then continues as `draw` does.
-    Integer sums are exact, so the list may be in any order.
+    likely than the one at index PREFIX are used, as in the reference implementation, and `draw` continues if those are
+    not enough. Integer sums are exact, so the list may be in any order.
     """
     entries = tl.arange(0, CAPACITY)
     ranks = tl.load(shortlist + entries, mask=entries < count, other=BELOW_ALL)
@@ -97,7 +96,8 @@ def draw_in_id_order(
     weights = weights_of(values, peak, scale, least).to(tl.float64)
     reached = tl.cumsum(weights) + tl.sum(tl.where(chunks < chunk, sums, 0.0))
     token = tl.min(tl.where((reached > target) & (weights > 0), ids, vocabulary))
-    # The sum of a chunk and the sum of its tokens may differ in the last bit. Then take the last token with a weight.
+    # The sum of a chunk and the sum of its tokens may differ in the last bit. In that case, take the last token with a
+    # weight.
     return tl.where(token < vocabulary, token, tl.max(tl.where(weights > 0, ids, -1)))
 
 
@@ -115,7 +115,9 @@ def draw_by_bisection(
     BLOCK: tl.constexpr,
     ID_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """Draw from the whole row in order of ranks, without sorting it. int32. `best_id`: the most likely token."""
+    """Draw from the whole row in order of ranks, without sorting it. Returns int32. `best_id` is the most likely
+    token.
+    """
     first = rank_of(peak, best_id, ID_BITS)
     lowest = rank_of(tl.full([], -float("inf"), tl.float32), vocabulary - 1, ID_BITS)
     last = lowest
@@ -153,10 +155,10 @@ def draw(
     CAPACITY: tl.constexpr,
     ID_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """Draw a token, int32, by the cheapest method that applies.
+    """Draw a token with the cheapest method that applies. Returns int32.
 
-    From the shortlist if it holds all tokens that are kept; otherwise, without top-k, from the row in order of ids,
-    again if top-p drops the token; otherwise by bisection.
+    The shortlist is used if it holds all tokens that the filters keep. Otherwise, without top-k, the whole row is used
+    in order of ids, and the draw is repeated if top-p drops the token. The last resort is bisection.
     """
     unlimited = top_k >= vocabulary
     filtered = (top_k < vocabulary) | (top_p < 1)

@@ -1,4 +1,4 @@
-"""Arrivals: blocks of requests that are being copied to the device from the host pools and from files."""
+"""Arrivals: requests whose blocks are being copied to the device from the host pools and from files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from engine.kv.prefix_cache import Source
 from engine.kv.transfers import Arriving, MoveBlock, ReadBlocks, TransferHandle, Transfers
 from engine.request import Request
 
-# blocks of one group: (index in the block table, host pool block or block in a file)
+# blocks of one group: (index in the block table, block in the host pool or in a file)
 Incoming = Sequence[tuple[int, int | DiskBlock]]
 
 
 @dataclass(slots=True)
 class Arrival:
-    """The incoming blocks of one request. It is complete when all its copies have ended."""
+    """The blocks of one request that are being copied to the device. It is complete when all its copies have ended."""
 
     held: RequestBlocks
-    parts: int  # copies under way: at most one from the host pools and one from files
+    parts: int  # number of copies under way: at most one from the host pools and one from files
     reads: Sequence[ReadBlocks]
     failed: bool = False
     seconds: float = 0.0  # total time of all copies
@@ -45,10 +45,11 @@ class Arrivals:
         return request.id in self._under_way
 
     def bring(self, held: RequestBlocks, blocks: int, sources: Sequence[Mapping[int, Source]], stop: int) -> bool:
-        """Fill a request's tables with `blocks` blocks from their sources, by index. Other table entries stay null.
+        """Start filling a request's tables with `blocks` blocks. `sources` maps block indices to their sources, per
+        group.
 
-        Returns False if the pools lack free blocks for these and for the tokens up to `stop`. The caller must then
-        empty the tables.
+        Other table entries stay null. Returns False if the pools lack free blocks for these blocks and for the tokens
+        up to `stop`. The caller must then empty the tables.
         """
         incoming: list[list[tuple[int, int | DiskBlock]]] = []
         for group, table, of_group in zip(self._groups, held.tables, sources, strict=True):
@@ -72,7 +73,10 @@ class Arrivals:
         return True
 
     def finish(self, part: Arriving, handle: TransferHandle) -> Arrival | None:
-        """Handle the end of one copy. Returns the arrival if it was the last copy and its request has not ended."""
+        """Handle the end of one copy.
+
+        Returns the arrival if this was its last copy and its request has not ended.
+        """
         if part.reads:
             self._observe_read(handle)
         elif not self._host.observe(part.moves, handle):
@@ -90,7 +94,7 @@ class Arrivals:
         return None if arrival.parts else self._under_way.pop(part.held.request.id)
 
     def drop(self, request: Request) -> None:
-        """Forget the arrival of a request that has ended. Its copies continue, and their results are ignored."""
+        """Forget the arrival of a request that has ended. Its copies continue, but their results are ignored."""
         self._under_way.pop(request.id, None)
 
     def _fetch(self, held: RequestBlocks, incoming: Sequence[Incoming]) -> None:

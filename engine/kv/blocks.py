@@ -1,7 +1,7 @@
 """BlockPool: reference counts of KV blocks, and lookup of cached blocks by content. Imports no torch.
 
-A full block is found by its key, a digest of everything that its keys and values depend on: the key of the block before
-it, its token ids, and a salt for the model and the cache. It is published only after the step that filled it has
+A full block is found by its key, a digest of everything that its keys and values depend on: the key of the previous
+block, its token ids, and a salt for the model and the cache. It is published only after the step that filled it has
 completed. A lookup also compares the stored token ids, so it does not rely on the digest alone. The caller must hold
 the blocks that it found before it allocates others.
 
@@ -25,7 +25,10 @@ BlockKey = NewType("BlockKey", bytes)
 
 
 def root_key(*salt: str) -> BlockKey:
-    """Return the key before the first block. Each part of `salt` is tagged with its length, so lists cannot collide."""
+    """Return the key that serves as the parent of a chain's first block.
+
+    Each string in `salt` is tagged with its length, so that different lists never give the same key.
+    """
     digest = hashlib.sha256()
     for part in salt:
         raw = part.encode()
@@ -44,8 +47,8 @@ class Content:
 
     key: BlockKey
     token_ids: tuple[int, ...]
-    on_host: bool = False  # a copy is in the host pool, so that evicting the block here costs little
-    on_disk: bool = False  # stored in a file, or queued to be written
+    on_host: bool = False  # whether the host pool has a copy, so that evicting the block costs little
+    on_disk: bool = False  # whether it is stored in a file or queued to be written
 
 
 class BlockPool:
@@ -57,8 +60,9 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._contents: list[Content | None] = [None] * num_blocks
-        self._empty = deque(range(1, num_blocks))  # free, without content; allocated from the left
-        self._cached: OrderedDict[int, None] = OrderedDict()  # free, with content; evicted when no empty block is left
+        self._empty = deque(range(1, num_blocks))  # free blocks without content, allocated from the left
+        # free blocks with content, evicted when no empty block is left
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._by_key: dict[BlockKey, int] = {}
 
     @property
@@ -72,7 +76,7 @@ class BlockPool:
 
     @property
     def num_usable(self) -> int:
-        """Number of blocks that can be allocated when none is held."""
+        """Number of blocks that could be allocated if none were held."""
         return self.num_blocks - 1
 
     def allocate(self, count: int) -> list[int]:
@@ -87,7 +91,7 @@ class BlockPool:
     def release(self, table: Sequence[int], *, cold: bool = False) -> None:
         """Drop one reference to each block of a chain. Blocks without references become free.
 
-        Their content is evicted last, or first if `cold`. Raises ValueError if a block is not held.
+        If `cold`, their content is evicted first, otherwise last. Raises ValueError if a block is not held.
         """
         for block in reversed(table):
             if not 0 < block < self.num_blocks or self._references[block] == 0:
@@ -100,7 +104,10 @@ class BlockPool:
                 self._cached.move_to_end(block, last=not cold)
 
     def publish(self, block: int, key: BlockKey, token_ids: Sequence[int]) -> None:
-        """Make a held block findable once the step that filled it has completed. The first block of a key is kept."""
+        """Make a held block findable. Call this once the step that filled the block has completed.
+
+        If another block is already published under the same key, that block stays and this one is not published.
+        """
         if self._references[block] == 0:
             raise ValueError(f"block {block} is not held")
         if len(token_ids) != BLOCK_SIZE:
@@ -119,7 +126,7 @@ class BlockPool:
             self._empty.appendleft(block)
 
     def find(self, key: BlockKey, token_ids: Sequence[int]) -> int:
-        """Return the block with this content, or NULL_BLOCK. Adds no reference: see `hold`."""
+        """Return the block with this content, or NULL_BLOCK. Adds no reference; `hold` does."""
         block = self._by_key.get(key, NULL_BLOCK)
         content = self._contents[block]
         return block if content is not None and content.token_ids == tuple(token_ids) else NULL_BLOCK
@@ -137,7 +144,7 @@ class BlockPool:
         self._references[block] += 1
 
     def in_eviction_order(self) -> Iterator[int]:
-        """Iterate over the free blocks with content, in the order of their eviction."""
+        """Iterate over the free blocks with content, in the order in which they will be evicted."""
         return iter(self._cached)
 
     def content(self, block: int) -> tuple[BlockKey, tuple[int, ...]]:
@@ -148,7 +155,7 @@ class BlockPool:
         return content.key, content.token_ids
 
     def mark_on_host(self, block: int) -> None:
-        """Record that the content of a findable block is in the host pool, or is being copied there."""
+        """Record that the host pool has the content of a findable block, or is receiving a copy of it."""
         if content := self._contents[block]:
             content.on_host = True
 
@@ -157,7 +164,7 @@ class BlockPool:
         return content is not None and content.on_host
 
     def mark_on_disk(self, block: int, *, on_disk: bool = True) -> None:
-        """Record whether the content of a findable block is in a file, or queued to be written."""
+        """Record whether the content of a findable block is in a file or queued to be written."""
         if content := self._contents[block]:
             content.on_disk = on_disk
 
@@ -166,17 +173,15 @@ class BlockPool:
         return content is not None and content.on_disk
 
     def is_shared(self, block: int) -> bool:
-        """Whether the block has several references, so that no holder may write to it."""
+        """Whether the block has several references, so that none of its holders may write to it."""
         return self._references[block] > 1
 
     def is_findable(self, block: int) -> bool:
-        """Whether the content was published, so that no holder may write to it."""
+        """Whether the block is published, so that none of its holders may write to it."""
         return self._contents[block] is not None
 
     def check_consistency(self) -> None:
-        """Raise RuntimeError unless each block is either free or held, and each findable block is the one its key maps
-        to.
-        """
+        """Raise RuntimeError unless every block is either free or held, and every key maps to the block that has it."""
         empty = set(self._empty)
         for block in range(self.num_blocks):
             held, free = self._references[block] > 0, block in empty or block in self._cached
@@ -193,7 +198,7 @@ class BlockPool:
             raise RuntimeError("a key maps to a block without that content")
 
     def _evict(self) -> int:
-        """Drop the least recently used content and return its block."""
+        """Drop the least recently used content, and return the block that held it."""
         block, _ = self._cached.popitem(last=False)
         del self._by_key[self.content(block)[0]]
         self._contents[block] = None

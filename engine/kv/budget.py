@@ -1,4 +1,4 @@
-"""KVBudget: the context length that fits into memory, and the number of blocks in the pool of each KV group."""
+"""KVBudget: the context length that fits into memory, and the number of blocks in each KV group's pool."""
 
 import math
 from collections.abc import Iterable
@@ -10,16 +10,19 @@ from engine.errors import OutOfMemory, UnsupportedModel
 if TYPE_CHECKING:
     import torch
 
-ASSUMED_MEMORY = 8 << 30  # bytes of free memory if the system does not report it
+ASSUMED_MEMORY = 8 << 30  # bytes of free memory to assume if the system does not report it
 KV_SHARE = 0.5  # share of the host's free memory that the KV cache may take
 LESS_MEMORY = "Choose a smaller model or fewer bits per weight (ingle fit shows which fit), or close other programs."
-MIN_CONTEXT = 512  # tokens
-MAX_RUNNING = 16  # requests that hold blocks at the same time
-CACHED_WINDOWS = 2  # windows kept for later requests, for each window of a running request
+MIN_CONTEXT = 512  # shortest useful context in tokens
+MAX_RUNNING = 16  # requests that may hold blocks at the same time
+CACHED_WINDOWS = 2  # number of windows kept for later requests, per window of a running request
 
 
 class KVBudget:
-    """The memory of one model's caches. `layer_shape` is that of one layer of one block, in elements of `kv_type`."""
+    """The memory that one model's caches need.
+
+    `layer_shape` is the shape of one layer of one block, in elements of `kv_type`.
+    """
 
     def __init__(
         self,
@@ -38,20 +41,23 @@ class KVBudget:
 
     @property
     def token_bytes(self) -> dict[int | None, int]:
-        """Bytes that one token takes in the layers of each window."""
+        """Bytes per token in the layers of each window."""
         return {window: layers * self._layer_bytes // BLOCK_SIZE for window, layers in self._layers.items()}
 
     @property
     def block_bytes(self) -> int:
-        """Bytes that one block of every group takes."""
+        """Total size in bytes of one block of every group."""
         return self._model.layers * self._layer_bytes
 
     def groups(self, tokens: int) -> tuple[GroupConfig, ...]:
-        """Return pools for `tokens` tokens of one or several requests, one per window in `ModelConfig.windows`."""
+        """Return the groups, one per window in `ModelConfig.windows`, with pools for `tokens` tokens of any
+        requests.
+        """
         return tuple(GroupConfig(window, num_blocks=self._blocks(window, tokens)) for window in self._layers)
 
     def context(self, asked: int, limit: int) -> int:
-        """Return the context length to use: `asked` or the model's own, reduced to what fits into `limit` bytes.
+        """Return the context length to use: `asked` or the model's own, reduced to the tokens that fit into `limit`
+        bytes.
 
         Raises UnsupportedModel if `asked` does not fit, or if fewer than MIN_CONTEXT tokens fit.
         """
@@ -68,18 +74,18 @@ class KVBudget:
         return fits
 
     def bytes(self, tokens: int) -> int:
-        """Return the bytes of the pools and of the rotary tables, which have a row for each position."""
+        """Return the size in bytes of the pools and of the rotary tables, which have a row for each position."""
         pools = sum(
             layers * self._layer_bytes * self._blocks(window, tokens) for window, layers in self._layers.items()
         )
         return pools + self.table_bytes(tokens)
 
     def table_bytes(self, tokens: int) -> int:
-        """Return the bytes of the rotary tables."""
+        """Return the size of the rotary tables in bytes."""
         return len(self._model.ropes) * 4 * self._model.head_dim * min(tokens, self._model.context_length)
 
     def tokens(self, limit: int, most: int) -> int:
-        """Return how many tokens fit into `limit` bytes, at most `most`."""
+        """Return the number of tokens that fit into `limit` bytes, at most `most`."""
         if self.bytes(most) <= limit:
             return most
         low, high = 0, most
@@ -93,18 +99,19 @@ class KVBudget:
         whole = -(-tokens // BLOCK_SIZE)
         if window is None:
             return 1 + whole
-        # The tokens of a step and the window before the first of them, which can start anywhere in a block.
+        # A request holds the tokens of a step and the window before the first of them, which can start anywhere in a
+        # block.
         running = 1 + -(-(window + self._step_tokens) // BLOCK_SIZE)
         return 1 + min(whole, self._max_running * running * (1 + CACHED_WINDOWS))
 
 
 def host_share() -> int:
-    """Return the bytes that caches in the host's memory may take, apart from weights."""
+    """Return the number of bytes of host memory that caches may take, not counting weights."""
     return int(available_memory() * KV_SHARE)
 
 
 def host_kv_memory(needed: int, memory: int = 0) -> int:
-    """Return the bytes that caches may take in the host's memory beside `needed` bytes for weights and steps.
+    """Return the number of bytes of host memory that caches may take beside `needed` bytes for weights and steps.
 
     `memory` is the memory of the host in bytes; 0: all free memory. Raises OutOfMemory if `needed` bytes do not fit.
     """
@@ -117,14 +124,17 @@ def host_kv_memory(needed: int, memory: int = 0) -> int:
 
 
 def host_memory(given: int) -> int:
-    """Return `given` bytes, or the free memory of the host if it is 0."""
+    """Return `given`, or the free memory of the host in bytes if `given` is 0."""
     return given or available_memory()
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that can be taken without swapping, if the system reports them."""
+    """Return the number of bytes that can be allocated without swapping; ASSUMED_MEMORY if the system does not report
+    it.
+    """
     try:
-        # The kernel's estimate for a new program. It includes the page cache, unlike the free pages of sysconf.
+        # MemAvailable is the kernel's estimate for a new program. Unlike the free pages of sysconf, it includes the
+        # page cache.
         with open("/proc/meminfo", encoding="ascii") as table:
             kibibytes = next(line.split()[1] for line in table if line.startswith("MemAvailable:"))
         return int(kibibytes) << 10

@@ -1,7 +1,7 @@
-"""KVCache: the paged pools with the keys and values of every request.
+"""KVCache: the paged pools that store the keys and values of every request.
 
 Layers with the same KV shape form a group, and each group has one pool. Pools are block-major: the content of a block,
-for all layers of its group, is contiguous, so that moving a block is one copy. `engine.kv.blocks` records which blocks
+for all layers of its group, is contiguous, so that moving a block is one copy. `engine.kv.blocks` tracks which blocks
 are in use.
 """
 
@@ -28,7 +28,7 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's part of its group's pool: a view [blocks, ...] in the device's own layout."""
+    """One layer's share of its group's pool: a view [blocks, ...] in the device's own layout."""
 
     group: int  # index into the batch's block tables and slot mappings
     pool: Tensor
@@ -36,24 +36,24 @@ class LayerKV:
     head_dim: int
 
 
-# returns the shape of one layer of one block, for a number of KV heads and a head dimension
+# function that returns the shape of one layer of one block, given the number of KV heads and the head dimension
 LayerShape = Callable[[int, int], tuple[int, ...]]
 Reserve = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
 def reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Allocate host memory, in huge pages if the system has them: numpy requests those, torch does not.
+    """Allocate host memory, in huge pages if the system has them. numpy requests huge pages; torch does not.
 
-    The memory is not filled. The operating system provides each page when it is first written.
+    The memory is not initialized: the operating system provides each page when it is first written.
     """
     size = math.prod(shape) * dtype.itemsize
     return torch.from_numpy(np.empty(size, np.uint8)).view(dtype).view(shape)
 
 
 class KVCache:
-    """One pool per group, [blocks, layers, ...], and with `host_blocks` a second pool per group in the host's memory.
+    """One pool per group, [blocks, layers, ...]. With `host_blocks`, each group also has a pool in the host's memory.
 
-    `num_blocks` is one number for all groups or a sequence with one per group. Devices that do not compute in the
+    `num_blocks` is one number for all groups, or a sequence with one per group. Devices that do not compute in the
     host's memory use a subclass, and pass `reserve_pool` and `reserve_host`.
     """
 
@@ -84,7 +84,7 @@ class KVCache:
         return self._layers[layer]
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
-        """Copy blocks within their pools, in order."""
+        """Copy blocks within their pools, in the given order."""
         for copy in copies:
             pool = self.pools[copy.group]
             pool[copy.target].copy_(pool[copy.source])
@@ -98,11 +98,11 @@ class KVCache:
 
     @property
     def block_bytes(self) -> list[int]:
-        """Bytes of one block of each group."""
+        """The size of one block in bytes, for each group."""
         return [math.prod(pool.shape[1:]) * pool.itemsize for pool in self.pools]
 
     def contents(self, group: int, blocks: Sequence[int]) -> list[memoryview]:
-        """Return views of the content of blocks, to be read before the blocks are written again."""
+        """Return views of the content of blocks. Read them before the blocks are written again."""
         pool = bytes_of(self.pools[group])
         return [pool[block].numpy().data for block in blocks]
 

@@ -1,1 +1,1 @@
-"""The CPU engine: a step is recorded once as a program, and a thread pool runs it in one call."""
+"""The CPU engine. A step is recorded once as a program, which a thread pool then runs in one call per batch."""

@@ -4,13 +4,13 @@ Blocks have the layout of `kv_store`; sums are float32 for every cache type. A q
 PIECE positions. Each piece gives a partial result (see `partials`), which any thread may compute, and partial results
 are combined in order of position. A query computed alone and a query computed among others use the same sums in the
 same order, so its bits depend neither on the chunking of the prompt nor on what was cached. Positions that a query does
-not see are excluded by selection instead of adding zero, because a freed block may hold NaN. Blocks before the window
-of all rows are not read.
+not see are excluded by selection instead of adding zero, because a freed block may hold NaN. Blocks that no row's
+window reaches are not read.
 
 Rows that share a KV head are processed together, so that keys and values are loaded and widened to float32 once for all
 of them. Rows are the query heads of one token, or consecutive tokens.
 
-Lower bound for one token: reading the keys and values of its context. For a prompt: 4 * queries * heads * head_dim *
+Lower bounds: one token must read the keys and values of its context; a prompt needs 4 * queries * heads * head_dim *
 context operations. Everything here is compiled and takes addresses. Reference implementation: `paged_attention` in
 `engine.kernels.reference`.
 """
@@ -29,9 +29,9 @@ from quant.cpu.kernel import inlined, jit, kernel
 from quant.cpu.vector import F32, I32, I64, LANE_NUMBERS, LANES, Emit
 
 PIECE = 128  # positions per partial result
-QUERIES = 8  # tokens per tile; also the largest number of rows that are processed together
-SMALL_ROWS = 4  # rows that are processed together if there are fewer rows, or few vector registers
-# largest number of vectors of keys or values that are loaded together; the blocks of a piece are a multiple of it
+QUERIES = 8  # maximum number of tokens per tile, and of rows that are processed together
+SMALL_ROWS = 4  # maximum number of rows processed together in an incomplete tile, or on a CPU with few vector registers
+# maximum number of vectors of keys or values that are loaded together; it divides the number of blocks in a piece
 MAX_VECTORS = 4
 LOWEST = -1e30  # less than any score
 SCORE_ROW = 4 * PIECE  # bytes of one row of scores
@@ -54,7 +54,7 @@ class HeadBlocks(NamedTuple):
     block_bytes: int
     dim: int
     window: int  # positions that a query sees, including its own
-    softcap: int  # soft cap of scores, bits of a float32; 0: none
+    softcap: int  # soft cap of scores, as the bits of a float32; 0: none
     scores: int
     softmax: int
     weighted_sum: int
@@ -64,7 +64,7 @@ class HeadBlocks(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Arguments of all three kernels for some rows and one piece. All are i64."""
+    """The arguments of all three kernels: some rows and one piece of their context. All are i64."""
 
     at: Any  # address of the first row's query or partial result
     stride: Any  # bytes between rows
@@ -72,13 +72,13 @@ class Piece(NamedTuple):
     # number of positions up to the first row's own, counted from the start of the piece; may exceed PIECE
     first_count: Any
     count_step: Any
-    blocks: Any  # blocks of the piece in which any row sees a position
+    blocks: Any  # number of blocks of the piece, up to the last one that any row sees
     table: Any
     cache: Any
     block_bytes: Any
     dim: Any
     window: Any  # number of positions that a row attends to, including its own
-    softcap: Any  # bits of a float32
+    softcap: Any  # soft cap of scores, as the bits of a float32; 0: none
 
     def skip(self, e: Emit, rows: Any) -> "Piece":
         """Return the same piece without its first `rows` rows."""
@@ -95,7 +95,7 @@ class Piece(NamedTuple):
         return [e.b.add(self.first_count, e.b.mul(self.count_step, I64(row))) for row in range(rows)]
 
     def visible(self, e: Emit, positions: Any, count: Any) -> Any:
-        """Return which positions, an integer or a vector, a row sees: the last `window` ones before `count`."""
+        """Return a mask of the `positions` (integer or vector) that a row sees: the last `window` before `count`."""
 
         def same(value: Any) -> Any:
             return value if positions.type == I64 else e.splat(e.b.trunc(value, I32))
@@ -109,8 +109,8 @@ class Piece(NamedTuple):
 
 
 def _emit_scores(e: Emit, kv: Elements, rows: int, span: int, piece: Piece) -> None:
-    """scores[row] = q[row] * K without scales, for `span` blocks at a time. Past the last block, the last block is
-    repeated.
+    """Emit scores[row] = q[row] * K without scales, for `span` blocks at a time. The last block is repeated to fill the
+    last span.
     """
     b, size = e.b, kv.size * BLOCK_SIZE
     queries = [piece.row(e, row) for row in range(rows)]
@@ -131,18 +131,18 @@ def _emit_scores(e: Emit, kv: Elements, rows: int, span: int, piece: Piece) -> N
 
 
 def _emit_softmax(e: Emit, kv: Elements, rows: int, _: int, piece: Piece) -> None:
-    """scores[row] = exp(score - peak), 0 for positions the row does not see. Stores peak and total in the partial
-    result.
+    """Emit scores[row] = exp(score - peak), and 0 for positions that the row does not see.
 
-    Rows are interleaved, so that no row waits for its previous result. int8 scales are applied here, once per position:
-    the scale of K to the score before the soft cap, the scale of V to the result.
+    The peak and the total go into the partial result. Rows are interleaved, so that no row waits for its previous
+    result. int8 scales are applied here, once per position: the scale of K to the score before the soft cap, the scale
+    of V to the result.
     """
     b, counts = e.b, piece.counts(e, rows)
     capped, cap = b.icmp_signed("!=", piece.softcap, I64(0)), e.splat(e.float_from_bits(piece.softcap))
     tops, totals = ([e.variable(e.f(start)) for _ in range(rows)] for start in (LOWEST, 0))
 
     def rows_of_block(index: Any) -> list[tuple[Any, Any]]:
-        """Return for each row the address of its scores of a block, and the lanes that it sees."""
+        """Return, for each row, the address of its scores for a block and a mask of the positions it sees."""
         at, start = e.at(piece.scores, index, 64), b.mul(index, I64(BLOCK_SIZE))
         return [
             (e.at(at, SCORE_ROW * row), piece.visible(e, LANE_NUMBERS, b.sub(count, start)))
@@ -180,9 +180,9 @@ def _emit_softmax(e: Emit, kv: Elements, rows: int, _: int, piece: Piece) -> Non
 
 
 def _emit_weighted_sum(e: Emit, kv: Elements, rows: int, most: int, piece: Piece) -> None:
-    """partial[row] = sum of scores[row][t] * V[t] over the positions t that the row sees, in order.
+    """Emit partial[row] = sum of scores[row][t] * V[t], in order, over the positions t that the row sees.
 
-    Covers all columns of V: `most` vectors at a time while possible, then half as many.
+    The columns of V are processed `most` vectors at a time. The rest is processed with half as many, and so on.
     """
     start = I64(0)
     while most:
@@ -193,7 +193,10 @@ def _emit_weighted_sum(e: Emit, kv: Elements, rows: int, most: int, piece: Piece
 
 
 def _emit_columns(e: Emit, kv: Elements, rows: int, vectors: int, column: Any, piece: Piece) -> None:
-    """The columns from `column` on. If not all rows see a whole block, each row selects the positions that it sees."""
+    """Emit the weighted sum of `vectors` vectors of columns, starting at `column`.
+
+    In a block that some rows see only partly, each row selects the positions that it sees.
+    """
     b, counts = e.b, piece.counts(e, rows)
     cells = [(row, i) for row in range(rows) for i in range(vectors)]
     sums = {cell: e.variable(e.f(0)) for cell in cells}
@@ -225,7 +228,7 @@ def _emit_columns(e: Emit, kv: Elements, rows: int, vectors: int, column: Any, p
 
 
 def _make_kernel(name: str, kv_type: KVType, emit: Callable[[Emit, Elements, int, int, Piece], None]) -> Any:
-    """Return a kernel for up to QUERIES rows. `emit` generates code for a number of rows and of vectors at a time."""
+    """Return a kernel for up to QUERIES rows. `emit` generates code for given numbers of rows and vectors."""
     kv = ELEMENTS[kv_type]
 
     def build(
@@ -234,7 +237,7 @@ def _make_kernel(name: str, kv_type: KVType, emit: Callable[[Emit, Elements, int
     ) -> None:  # fmt: skip
         b, rest, head = e.b, rows, (cache, block_bytes, dim, window, softcap)
         piece = Piece(at, stride, scores, first_count, count_step, blocks, table, *head)
-        sums = 4 if e.has_few_registers else 16  # accumulators that fit into registers beside the operands
+        sums = 4 if e.has_few_registers else 16  # number of accumulators for which the registers suffice
         if not e.has_few_registers:
             full = b.icmp_signed("==", rows, I64(QUERIES))
             with b.if_then(full):
@@ -286,7 +289,7 @@ def attend_piece(
     for row in range(0, rows, QUERIES):
         n = min(QUERIES, rows - row)
         query, partial, count = q + row * q_stride, partials + row * partial_stride, first_count + row * count_step
-        before = max(0, count - kv.window) // BLOCK_SIZE  # blocks before the windows of all rows
+        before = max(0, count - kv.window) // BLOCK_SIZE  # number of blocks that precede the windows of all rows
         blocks = (min(PIECE, count + (n - 1) * count_step) + BLOCK_SIZE - 1) // BLOCK_SIZE - before
         count, ids = count - before * BLOCK_SIZE, table + 8 * before
         _call(
@@ -315,9 +318,10 @@ def attend_tile(
     later = partials + heads * QUERIES * size
     for start in range(first_visible(pos, kv.window) // PIECE * PIECE, pos + queries, PIECE):
         blocks = table + start // BLOCK_SIZE * 8
-        # tokens first..last see positions of this piece: not those before it, nor those whose window starts after it
+        # Tokens first..last see positions of this piece. Earlier tokens precede the piece; the windows of later ones
+        # start after it.
         first, last = max(0, start - pos), min(queries, start + PIECE + kv.window - 1 - pos)
-        # for tokens first..started it is the first piece that they see
+        # tokens first..started see no earlier piece
         started = first if start == 0 else min(last, max(first, start + kv.window - 1 - pos))
         for head in range(heads):
             at, total = q + 4 * dim * head, partials + head * QUERIES * size
@@ -334,5 +338,5 @@ def attend_tile(
 
 @jit
 def first_visible(position: int, window: int) -> int:
-    """Return the first position that is visible from `position`."""
+    """Return the first position in the window of the token at `position`."""
     return max(0, position + 1 - window)

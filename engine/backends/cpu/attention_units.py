@@ -28,7 +28,7 @@ _scale_floats = FORM_KERNELS[Form.FLOAT].scale_row
 
 @jit
 def _normalize(a: Record, x: int, weight: int) -> None:
-    """Normalize one head in place."""
+    """Normalize one head in place: by layer norm if `centered` is set, otherwise by its root mean square."""
     groups = a.head_dim // GROUP
     if a.centered:
         layer_norm_row(x, weight, groups, a.epsilon, x)
@@ -38,7 +38,7 @@ def _normalize(a: Record, x: int, weight: int) -> None:
 
 @jit
 def rope_store(a: Record, h: Record, first: int, last: int) -> None:
-    """Compute units of ROPE_STORE. A unit is one KV head of one token with its query heads. Row x holds q, k, and v."""
+    """Compute units of ROPE_STORE: one KV head of one token, with its query heads. Row x holds q, k, and v."""
     size, queries = 4 * a.head_dim, a.kv_heads * a.heads
     slots = h.slots + a.group * h.slot_group
     for unit in range(first, last):
@@ -60,7 +60,7 @@ def rope_store(a: Record, h: Record, first: int, last: int) -> None:
 
 @jit
 def _pieces(a: Record, h: Record, tile: int) -> int:
-    """Return how many pieces a tile of a single token sees; 0 for a tile of several tokens."""
+    """Return how many pieces the context of a single token has; 0 for a tile of several tokens."""
     if word(h.tile_list, 3 * tile + 1) > 1:
         return 0
     position = word(h.positions, word(h.tile_list, 3 * tile))
@@ -70,8 +70,8 @@ def _pieces(a: Record, h: Record, tile: int) -> int:
 
 @jit
 def count_attend_units(a: Record, h: Record) -> int:
-    """Count the units of ATTEND. For each KV head, a tile of several tokens is one unit, and so is each piece of a
-    single token.
+    """Count the units of ATTEND. A tile of several tokens is one unit per KV head. A single token is one unit per KV
+    head and piece.
     """
     units = 0
     for tile in range(h.tiles):
@@ -115,7 +115,7 @@ def attend(a: Record, h: Record, first: int, last: int, scratch: int) -> None:
 
 @jit
 def _tile_of(h: Record, token: int) -> int:
-    """Return the tile that contains a token. Tiles are in order."""
+    """Return the index of the tile that contains a token, by binary search: tiles are sorted by token."""
     first, last = 0, h.tiles
     while last - first > 1:
         middle = (first + last) // 2
@@ -128,7 +128,7 @@ def _tile_of(h: Record, token: int) -> int:
 
 @jit
 def _merge_token(a: Record, h: Record, tile: int, m: int, out: int, scratch: int) -> None:
-    """Write token `m` of a tile in the form of its reader. Combine its pieces first if the tile is a single token."""
+    """Write the row of token `m` in the form that its reader needs. The pieces of a single token are combined first."""
     size = 4 * a.head_dim
     partial_size = size + PARTIAL_TAIL
     request, pieces = word(h.tile_list, 3 * tile + 2), _pieces(a, h, tile)
@@ -144,7 +144,7 @@ def _merge_token(a: Record, h: Record, tile: int, m: int, out: int, scratch: int
 
 @jit
 def merge(a: Record, h: Record, first: int, last: int, copy: int, scratch: int) -> None:
-    """Compute units of MERGE. A unit is a tile, or an output row if the instruction gathers."""
+    """Compute units of MERGE. A unit is a tile, or an output row if the `gather` word is set."""
     for unit in range(first, last):
         if a.gather:
             token, out = word(h.output_rows, unit), a.out + unit * a.out_stride + copy * a.out_copy

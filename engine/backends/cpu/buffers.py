@@ -1,4 +1,4 @@
-"""Buffers: memory for values passed between the instructions of a program, and for constants.
+"""Buffers for constants and for the values passed between the instructions of a program.
 
 A buffer is reused as soon as no Rows object refers to it.
 """
@@ -18,11 +18,11 @@ from quant.cpu.activations import Form, row_bytes
 from quant.cpu.arena import Arena, Region
 
 USE_REFERENCE = "Use the reference kernels: --kernels reference."
-COPY_ALIGNMENT = 128  # bytes, so that the copies of two threads share no cache line
+COPY_ALIGNMENT = 128  # bytes; the copies of two threads must not share a cache line
 
 
 def check_multiple(what: str, width: int, of: int) -> None:
-    """Raise UnsupportedModel if a width is not a multiple of the kernels' step."""
+    """Raise UnsupportedModel if a width is not a multiple of the columns that a kernel processes at a time."""
     if width % of:
         message = f"{what}, not a multiple of {of}, has no CPU kernel"
         raise UnsupportedModel(message, USE_REFERENCE)
@@ -30,23 +30,23 @@ def check_multiple(what: str, width: int, of: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory for rows of one width and form."""
+    """Memory for rows of one width and form (see `Form`)."""
 
     region: Region
     stride: int  # bytes between rows
-    copy: int  # bytes between the threads' own copies of row 0; 0: there are no copies
+    copy: int  # bytes between the copies of row 0 that each thread has; 0: all threads share row 0
 
 
 @dataclass(eq=False)
 class Rows:
-    """The rows that an operation writes into a buffer. The buffer is not reused while this object exists."""
+    """Rows of an operation's result, in a buffer that is not reused while this object exists."""
 
     buffer: Buffer
     width: int
-    selected: bool  # one row per output row instead of one per token
+    selected: bool  # whether there is one row per output row, instead of one per token
 
     def words(self, name: str) -> dict[str, int]:
-        """Return the instruction words that locate these rows; `name` is x or out."""
+        """Return the instruction words that locate these rows. `name` is "x" (input) or "out" (output)."""
         return {
             name: self.buffer.region.address,
             f"{name}_stride": self.buffer.stride,
@@ -65,7 +65,7 @@ class Buffers:
         self._constants: dict[int, tuple[Region, Tensor]] = {}
 
     def take(self, form: Form, width: int, *, selected: bool = False, copies: bool = False) -> Rows:
-        """Return rows in an unused buffer."""
+        """Return rows in an unused buffer, allocating one if necessary."""
         limits = self._limits
         key = (form, width, limits.outputs if selected else limits.tokens, copies)
         buffer = self._free[key].pop() if self._free[key] else self._allocate(*key)
@@ -87,7 +87,7 @@ class Buffers:
         return self._arena.shared(f"pieces of {heads} heads", count * partial_bytes(kv.head_dim))
 
     def constant(self, values: Tensor) -> Region:
-        """Return a float32 tensor copied to a fixed address."""
+        """Copy a float32 tensor to a fixed address, once per tensor, and return its region."""
         if id(values) not in self._constants:
             region = self._arena.allocate("constant", values.nbytes)
             region.view(np.float32, *values.shape)[:] = values.numpy()

@@ -18,20 +18,20 @@ from quant.cpu.tiers import Target
 
 
 def is_compiled(cache_dir: Path, target: Target, layouts: Iterable[Layout] = ()) -> bool:
-    """Whether everything that weights of these layouts need is already compiled."""
+    """Whether the cache holds all machine code for weights of these layouts."""
     return _folder(cache_dir, target).holds(CORE, *(layout.part for layout in layouts))
 
 
 def why_not_cached(cache_dir: Path, target: Target) -> str:
-    """Return why compiled code cannot be stored there; an empty string if it can."""
+    """Return why compiled code cannot be stored in `cache_dir`; an empty string if it can."""
     return _folder(cache_dir, target).problem
 
 
 def load_code(cache_dir: Path | None, target: Target, layouts: Iterable[Layout]) -> Entry:
     """Return the entry point of the interpreter, compiled for `target`, with kernels for weights of these layouts.
 
-    Code is loaded from the cache, or compiled and stored; if cache_dir is None, nothing is stored. A process uses only
-    one target.
+    Code is loaded from the cache, or compiled and stored there. With cache_dir None nothing is stored. A process uses
+    only one target.
     """
     (entry, _), folder = _load_loops(cache_dir, target), _folder(cache_dir, target)
     for layout in layouts:
@@ -40,7 +40,7 @@ def load_code(cache_dir: Path | None, target: Target, layouts: Iterable[Layout])
 
 
 def load_draw(cache_dir: Path | None, target: Target) -> Entry:
-    """Return `engine.backends.cpu.token_draw.draw_rows`, loaded or compiled in the same way."""
+    """Return the compiled `engine.backends.cpu.token_draw.draw_rows`. The cache is used as in `load_code`."""
     return _load_loops(cache_dir, target)[1]
 
 

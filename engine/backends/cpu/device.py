@@ -35,11 +35,11 @@ from quant.cpu.vector import LANES
 from quant.errors import UnsupportedQuantization
 from quant.tensor import QTensor
 
-NUMERICS_VERSION = "3"  # increase when a change of the kernels changes bits: it invalidates KV caches on disk
+NUMERICS_VERSION = "3"  # increase when a change to the kernels changes result bits: this invalidates KV caches on disk
 STEP_OPERATIONS = 80_000_000_000  # operations that one thread computes in 0.2 s
-MIN_HEAD_DIM = 32  # smaller heads only occur in test models, which are read before kernels are compiled
+MIN_HEAD_DIM = 32  # smaller heads occur only in test models
 ACTIVATION_FORMS = {8: Form.BITS_8, 14: Form.BITS_14}  # keyed by the number of bits per activation
-LOCAL_PIECES = 16  # pieces of context that every thread merges for itself instead of waiting for the others
+LOCAL_PIECES = 16  # up to this many pieces, every thread merges the results itself instead of waiting for the others
 
 
 class CpuDevice:
@@ -73,7 +73,7 @@ class CpuDevice:
     def step_tokens(self, model: ModelConfig) -> int:
         """Return the number of tokens, a power of two, whose step takes about 0.2 s.
 
-        Longer steps are hardly more efficient.
+        Longer steps gain little throughput.
         """
         tokens = self.threads * STEP_OPERATIONS // (2 * model.matrix_elements)
         return min(max(1 << tokens.bit_length() - 1, 32), 512) if tokens else 32
@@ -158,15 +158,13 @@ class CpuStep:
         return self.logits(len(batch.logit_rows))
 
     def fill(self, batch: Batch) -> None:
-        """Write a batch into the header. Raises IndexError if it is larger than the recorded limits."""
+        """Write a batch into the header. Raises IndexError if it exceeds the limits of the recorded program."""
         tokens, outputs, requests = len(batch.token_ids), len(batch.logit_rows), len(batch.context_lengths)
         limits = self._limits
         if tokens > limits.tokens or requests > limits.requests or max(batch.context_lengths) > limits.context:
-            raise IndexError(
-                f"{tokens} tokens of {requests} requests exceed the batch that the program was recorded for"
-            )
+            raise IndexError(f"{tokens} tokens of {requests} requests, or their contexts, exceed the recorded limits")
         if max(len(table) for tables in batch.block_tables for table in tables) > self._tables.shape[2]:
-            raise IndexError("a block table is longer than the program was recorded for")
+            raise IndexError("a block table is longer than the recorded limit")
         self._token_ids[:tokens] = batch.token_ids
         self._positions[:tokens] = batch.positions
         self._outputs[:outputs] = batch.logit_rows
@@ -174,7 +172,7 @@ class CpuStep:
             slots[:tokens] = mapping
         for there, rows, tables in zip(self._tables_there, self._tables, batch.block_tables, strict=True):
             for number, table in enumerate(tables):
-                if there[number] != table:  # most tables do not change from step to step
+                if there[number] != table:  # usually the table is the same as in the previous step
                     there[number] = list(table)
                     rows[number, : len(table)] = table
         tiles = _tiles(batch)

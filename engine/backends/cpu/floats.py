@@ -1,4 +1,4 @@
-"""Loops over float32 arrays of any length, whose last vector may be partial.
+"""Loops over float32 arrays of any length. Their last vector may be partial.
 
 Counts are numbers of elements. Addresses need no alignment.
 """
@@ -13,7 +13,9 @@ from quant.cpu.vector import I64, LANES, Emit
 
 
 def each_vector(e: Emit, count: Any, emit: Callable[[Any, Any], None]) -> None:
-    """Call emit(index, live) for each vector of `count` numbers; `live`: None, or the lanes in use of the last one."""
+    """Call emit(index, live) for each vector of `count` numbers. `live` is None, or the mask of lanes in use in a
+    partial last vector.
+    """
     b, whole = e.b, e.b.sdiv(count, I64(LANES))
     with cgutils.for_range(b, whole) as loop:
         emit(loop.index, None)
@@ -32,7 +34,7 @@ def store_some(e: Emit, at: Any, value: Any, live: Any) -> None:
 
 @kernel
 def multiply_floats(e: Emit, x: Any, count: Any, factor: Any) -> None:
-    """x *= factor, given as bits of a float32."""
+    """x *= factor. `factor` is the bits of a float32."""
     factors = e.splat(e.float_from_bits(factor))
 
     def multiply(number: Any, live: Any) -> None:

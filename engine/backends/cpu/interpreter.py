@@ -1,7 +1,7 @@
 """Runs a recorded program on a thread pool. Within a step, no Python code runs.
 
 Threads claim units of an instruction from atomic counters, in ranges of a quarter of a thread's share, so that a slow
-core takes less of the work. Between instructions they meet in a barrier that spins briefly and then yields the core.
+core computes fewer units. Between instructions they meet in a barrier that spins briefly and then yields the core.
 Results do not depend on which thread computes a unit. `enter` is the only compiled entry point, so one piece of machine
 code is cached. Nothing is checked here: `program` checks every address when the program is recorded.
 """
@@ -22,11 +22,11 @@ from quant.cpu.vector import I64, Emit
 
 
 class Command(IntEnum):
-    """The operations of `enter`."""
+    """The commands that `enter` accepts."""
 
-    ANNOUNCE = 0  # publish a step -> bit mask of the sleeping workers to wake
+    ANNOUNCE = 0  # publish a step; returns a bit mask of the sleeping workers to wake
     RUN = 1  # compute a step as thread 0
-    SERVE = 2  # run a worker -> number of the last job if the worker should sleep, -1 if it should exit
+    SERVE = 2  # run a worker; returns the number of the last job if the worker should sleep, -1 if it should exit
 
 
 class Shared(IntEnum):
@@ -48,7 +48,7 @@ _ARRIVED, _GENERATION, _JOB = int(Shared.ARRIVED), int(Shared.GENERATION), int(S
 _STOP, _PARKED = int(Shared.STOP), int(Shared.PARKED)
 _ANNOUNCE, _RUN = int(Command.ANNOUNCE), int(Command.RUN)
 
-# Resolved by name when cached machine code is loaded: an address differs between processes.
+# The function is resolved by name when cached machine code is loaded, because its address differs between processes.
 _yield_core = types.ExternalFunction("SwitchToThread" if os.name == "nt" else "sched_yield", types.int32())
 
 
@@ -91,7 +91,7 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 @jit
 def _claim(tickets: int, i: int, count: int, units: int, thread: int, threads: int) -> tuple[int, int]:
-    """Return the next range of units of instruction i, first and last; empty if all are taken.
+    """Return the next range of units of instruction i as (first, last). The range is empty if all units are claimed.
 
     Each thread has a contiguous share of the units, so that memory is read in order, and claims it in CHUNKS ranges.
     Afterwards it claims from the shares of other threads.
@@ -125,7 +125,7 @@ def _barrier(shared: int, threads: int) -> None:
 
 @jit
 def _replay(program: Records, h: Record, tickets: int, shared: int, thread: int, threads: int) -> None:
-    """Compute the part of a step that falls to `thread`."""
+    """Run the program as `thread`: claim and compute units of every instruction."""
     for i in range(len(program)):
         a = program[i]
         units = count_units(a, h)
@@ -143,7 +143,9 @@ def _replay(program: Records, h: Record, tickets: int, shared: int, thread: int,
 
 @jit
 def _announce(tickets: int, count: int, shared: int, job: int, threads: int) -> int:
-    """Publish a job, then look for sleeping workers. `_serve` does this in reverse order, so no wake-up is lost."""
+    """Publish a job, then look for sleeping workers. `_serve` marks itself as sleeping, then looks for a job, so no
+    wake-up is lost.
+    """
     for i in range(threads * count):
         _set(tickets + 8 * i, 0)
     _set(shared + _JOB, job * MAX_THREADS + threads)
@@ -188,7 +190,7 @@ def enter(
     threads: int,
     job: int,
 ) -> int:
-    """The compiled entry point; see Command. `job` is the number of a step, or the last one that a worker has seen."""
+    """The compiled entry point; see Command. `job` is the number of the step to compute, or a worker's last job."""
     program = numba.carray(_pointer(program_address), count, INSTRUCTION)
     header = numba.carray(_pointer(header_address), 1, HEADER)[0]
     if command == _ANNOUNCE:

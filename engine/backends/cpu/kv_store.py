@@ -1,9 +1,9 @@
 """Rotary embedding, and writing keys and values into KV cache blocks.
 
-One KV head of one block holds K as [head_dim][16 tokens], then V as [16 tokens][head_dim], so that scores of 16
-positions need no sum across lanes. Other code treats a block as opaque bytes. For int8, float32 scales of the 16 keys
-follow, then those of the 16 values: x = scale * code, one scale per token and head. Reference implementations: `rope`
-and `store_kv` in `engine.kernels.reference`.
+One KV head of one block holds K as [head_dim][16 tokens], then V as [16 tokens][head_dim], so that the scores of 16
+positions need no sum across lanes. Other modules treat a block as opaque bytes. For int8, the float32 scales of the 16
+keys follow, then those of the 16 values: x = scale * code, one scale per token and head. Reference implementations:
+`rope` and `store_kv` in `engine.kernels.reference`.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ MIN_MAGNITUDE = 1e-30  # for a smaller x, 127 / x may overflow to infinity
 
 
 class KVType(IntEnum):
-    """Storage type of keys and values. Recorded programs contain its number."""
+    """Storage type of keys and values. Recorded programs contain the enum's number."""
 
     FLOAT16 = 0
     INT8 = 1
@@ -32,13 +32,14 @@ class KVType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """How 16 elements of a cache type are loaded and stored."""
+    """How to load and store 16 elements of a cache type."""
 
     vector: ir.Type
     size: int  # bytes per element
     scaled: bool
-    widen: Callable[[Emit, Any], Any]  # converts elements to float32
-    narrow: Callable[[Emit, Any], Any]  # converts float32, already divided by the scale if there is one, to elements
+    widen: Callable[[Emit, Any], Any]  # converts stored elements to float32
+    # converts float32 to stored elements; with int8, the float32 are already divided by the scale
+    narrow: Callable[[Emit, Any], Any]
 
     def load(self, e: Emit, address: Any) -> Any:
         """Load elements as float32, without their scale."""
@@ -60,7 +61,7 @@ ELEMENTS = {
 
 
 def head_bytes(kv_type: KVType, head_dim: int) -> int:
-    """Return the bytes of one KV head of one block."""
+    """Return the size of one KV head of one block in bytes."""
     elements = ELEMENTS[kv_type]
     return 2 * BLOCK_SIZE * (elements.size * head_dim + (4 if elements.scaled else 0))
 
@@ -73,14 +74,14 @@ def scales_at(e: Emit, elements: Elements, block: Any, dim: Any) -> tuple[Any, A
 
 @kernel
 def _rotate_interleaved(e: Emit, x: Any, cosine: Any, sine: Any, count: Any, scale: Any) -> None:
-    """Rotate the pairs (2i, 2i + 1) of `count` elements in place, times a scale (bits of a float32)."""
+    """Rotate the pairs (2i, 2i + 1) of `count` elements in place, and multiply them by a scale (bits of a float32)."""
     b, factor = e.b, e.splat(e.float_from_bits(scale))
     twice = ir.Constant(I32x16, [lane // 2 for lane in range(LANES)])
     swap = ir.Constant(I32x16, [lane ^ 1 for lane in range(LANES)])
     signs = ir.Constant(F32x16, [-1.0, 1.0] * (LANES // 2))
 
     def angles(table: Any, number: Any, live: Any) -> Any:
-        """Load one number per pair and repeat each twice."""
+        """Load one number per pair, and repeat each number for both elements."""
         at = e.at(table, number, 32)
         pairs = b.sdiv(b.srem(count, I64(LANES)), I64(2))
         few = e.load(at, F32x8) if live is None else e.load_some(at, e.first_lanes(pairs))
@@ -97,7 +98,9 @@ def _rotate_interleaved(e: Emit, x: Any, cosine: Any, sine: Any, count: Any, sca
 
 @kernel
 def _rotate_halves(e: Emit, x: Any, cosine: Any, sine: Any, count: Any, scale: Any) -> None:
-    """Rotate the pairs (i, i + count / 2) of `count` elements in place, times a scale (bits of a float32)."""
+    """Rotate the pairs (i, i + count / 2) of `count` elements in place, and multiply them by a scale (bits of a
+    float32).
+    """
     b, factor = e.b, e.splat(e.float_from_bits(scale))
 
     def rotate_vector(number: Any, live: Any) -> None:
@@ -115,7 +118,7 @@ def _rotate_halves(e: Emit, x: Any, cosine: Any, sine: Any, count: Any, scale: A
 def rotate(x: int, cosine: int, sine: int, dim: int, rotary_dim: int, scale: int, interleaved: int) -> None:
     """Rotate the first `rotary_dim` elements of the head at x in place, and multiply all `dim` elements by the scale.
 
-    cosine and sine: the table rows [rotary_dim / 2] of its position.
+    `cosine` and `sine` are the table rows of the token's position, float32 [rotary_dim / 2].
     """
     if interleaved:
         _rotate_interleaved(x, cosine, sine, rotary_dim, scale)
@@ -126,7 +129,9 @@ def rotate(x: int, cosine: int, sine: int, dim: int, rotary_dim: int, scale: int
 
 
 def _scale(e: Emit, x: Any, dim: Any) -> tuple[Any, Any]:
-    """Return the scale of float32 [dim], and 1 / scale (or 0) in all lanes. If an element is NaN, the scale is NaN."""
+    """Return the int8 scale of float32 [dim], and 1 / scale (or 0) in all lanes. If an element is NaN, the scale is
+    NaN.
+    """
     b, top = e.b, e.variable(e.i(0))
     with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
         v = e.load(e.at(x, loop.index, 64))
@@ -142,7 +147,9 @@ def _make_store(kv_type: KVType) -> Callable[..., None]:
     size, narrow = elements.size, elements.narrow
 
     def store(e: Emit, key: Any, value: Any, block: Any, offset: Any, dim: Any) -> None:
-        """Write k and v, float32 [dim] each, at `offset` 0..15 of one KV head of a block."""
+        """Write k and v, float32 [dim] each, into one KV head of a block. `offset` is the token's index in the block,
+        0..15.
+        """
         b, inverses = e.b, [e.f(1), e.f(1)]
         if elements.scaled:
             for n, (x, at) in enumerate(zip((key, value), scales_at(e, elements, block, dim), strict=True)):

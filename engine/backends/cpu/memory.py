@@ -11,14 +11,14 @@ from quant.cpu.ggml_formats import PAIR, TILE
 from quant.cpu.layouts import packing_of
 from quant.errors import InglenookError
 
-FLOAT = 4  # bytes
-PACKED_RATIO = 1.03  # packed bytes per byte of the file, if no sample can be packed; an upper bound
-FIXED_BYTES = 32 << 20  # bytes for compiled kernels, the recorded program, and torch's sampling; measured
+FLOAT = 4  # bytes of a float32
+PACKED_RATIO = 1.03  # upper bound of packed bytes per byte of the file, for matrices of which no sample can be packed
+FIXED_BYTES = 32 << 20  # bytes for compiled kernels, the recorded program, and torch's sampling, as measured
 
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """Memory that packed matrices of one kind take."""
+    """Measured size of packed matrices of one kind."""
 
     bytes_per_element: float  # packed bytes per element in whole pairs of tiles
     bytes_per_stored_byte: float  # packed bytes per byte in the file
@@ -40,14 +40,14 @@ def _packed(weight: StoredWeight, rates: Mapping[Hashable, _Rates]) -> int:
 
 
 def _rates(weight: StoredWeight) -> _Rates:
-    """Return the rates of a kind, measured by packing a small matrix of it."""
+    """Return the rates of a kind of weight, measured by packing a small matrix of it."""
     try:
         sample = weight.sample()
         rows, columns = sample.shape
         packing = packing_of(sample)
         tile = packing.tile_bytes
         whole = -(-rows // PAIR) * 2 * tile + packing.shared_bytes
-    except (InglenookError, ValueError, RuntimeError):  # only the header is available, without values
+    except (InglenookError, ValueError, RuntimeError):  # only the header of the checkpoint is available, without values
         elements = math.prod(weight.shape) if weight.shape else weight.nbytes
         return _Rates(PACKED_RATIO * weight.nbytes / elements, PACKED_RATIO)
     return _Rates(tile / (TILE * columns), whole / weight.nbytes)

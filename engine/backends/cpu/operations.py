@@ -1,4 +1,4 @@
-"""Operations that record: running the model code once on them writes the program of every step.
+"""Operations that record a program: running the model code on them once writes the program for every step.
 
 A value between operations is an `Activation`: rows in a buffer, or rows that are written later in the form that their
 first reader needs. A norm can therefore write quantized rows for a quantized product, without changes to the model
@@ -37,8 +37,8 @@ from quant.linear import QLinear
 class Activation:
     """A value in the model code.
 
-    `write` records how to write its rows in a form. `pick` does the same for output rows only, if that saves work.
-    `selected_from` is the value that `select` took rows from.
+    `write` records instructions that write its rows in a given form. `pick_rows` does the same for output rows only, if
+    that saves work. `selected_from` is the value that `select` took rows from.
     """
 
     width: int
@@ -46,7 +46,8 @@ class Activation:
     write: Callable[[Form], Rows]
     pick_rows: Callable[[Form], Rows] | None = None
     selected_from: "Activation | None" = None
-    # its reader adds to rows that it may depend on: all threads must finish writing it before any reads it
+    # Whether its reader adds to rows that this value may be computed from. All threads must then finish writing the
+    # value before any thread reads it.
     added_to: bool = False
     _written: dict[Form, Rows] = field(default_factory=dict)
 
@@ -69,7 +70,7 @@ PRODUCTS = {Gate.SILU: SILU_PRODUCTS, Gate.GELU: GELU_PRODUCTS}
 
 
 class CpuOperations:
-    """Records one model into `program`."""
+    """Implements the model's operations by recording them into `program`."""
 
     def __init__(self, weights: CpuBackend, program: Program) -> None:
         self.weights = weights
@@ -112,14 +113,14 @@ class CpuOperations:
             return out
 
         normed = Activation(x.width, x.selected, write)
-        itself = weakref.ref(normed)  # a weak reference: a reference cycle would keep the buffers alive
+        itself = weakref.ref(normed)  # weak, because a reference cycle would keep the buffers alive
         return normed
 
     def linear(
         self, x: Activation, weight: QLinear, add_to: Activation | None = None, bias: Tensor | None = None
     ) -> Activation:
         packed = _packed(weight)
-        # Add in place if there is something to add to. Later operations must not read `add_to` again.
+        # A residual is added in place. Later operations must not read `add_to` again.
         out = add_to.rows(Form.FLOAT) if add_to else self._buffers.take(Form.FLOAT, weight.outputs, selected=x.selected)
         self._multiply(x, packed, out, add=add_to is not None, bias=bias)
         return self._floats(out)
@@ -163,8 +164,8 @@ class CpuOperations:
     def _gated_product(
         self, x: Activation, gates: CpuLinear, gate: Part, up: Part, products: dict[Form, Any]
     ) -> Activation:
-        """Record one instruction for both products and the gate, which emits each group of 32 columns when it is
-        complete.
+        """Record one instruction that computes both products and the gate. It writes each group of 32 columns when the
+        group is complete.
         """
         width, form = gates.outputs // 2, gates.form(gate)
         one, two, four, six = gate.tile_kernels(form)
@@ -188,7 +189,7 @@ class CpuOperations:
     def _product(
         self, width: int, selected: bool, products: Container[Form], write: Callable[[Form], Rows]
     ) -> Activation:
-        """Return a value that `write` writes in the forms of `products`. Other forms are converted from floats."""
+        """Return a value that `write` writes in the forms in `products`. Other forms are converted from floats."""
         direct = Activation(width, selected, write)
 
         def rows(form: Form) -> Rows:
@@ -214,8 +215,9 @@ class CpuOperations:
         return self._floats(rows)
 
     def _head_norms(self, rows: Rows, heads: dict[str, int], norms: HeadNorms) -> dict[str, int]:
-        """Return the instruction words that normalize each head before rotation. Norms over all heads are recorded
-        before it.
+        """Return the instruction words for normalizing each head before rotation.
+
+        A norm over all heads together is recorded as an instruction of its own, and then no words are needed.
         """
         q, k, width = norms.q, norms.k, norms.q.weight.shape[-1]
         if width == heads["head_dim"]:
@@ -262,7 +264,9 @@ class CpuOperations:
     # -- parts of instructions
 
     def _normalize(self, norm: Norm, form: Form, *, add: int = 0, **words: int) -> None:
-        """Record a norm of rows as wide as its weight, written in `form` or added to existing floats."""
+        """Record a norm of rows that are as wide as its weight. The result is written in `form`, or added to existing
+        floats.
+        """
         width, kernels, op = len(norm.weight), FORM_KERNELS[form], Op.NORM
         check_multiple(f"A norm of {width} elements", width, GROUP)
         kernel = add_scaled_row if add else kernels.scale_row
@@ -292,7 +296,7 @@ class CpuOperations:
             )  # fmt: skip
 
     def _rows_for(self, x: Activation, form: Form, order: Region | None) -> Rows:
-        """Return the rows of x in the form and column order of a part of a weight."""
+        """Return the rows of x in the form and column order that a part of a weight needs."""
         return x.rows(form) if order is None else self._rewrite(x.rows(Form.FLOAT), form, order=order)
 
     def _rewrite(
@@ -321,7 +325,7 @@ def _packed(weight: QLinear) -> CpuLinear:
 
 
 def _heads(qkv: Activation, kv: LayerKV) -> dict[str, int]:
-    """Return how the columns of a qkv row divide into heads."""
+    """Return the instruction words that tell how the columns of a qkv row divide into heads."""
     return {
         "kv_heads": kv.kv_heads,
         "heads": qkv.width // kv.head_dim // kv.kv_heads - 2,

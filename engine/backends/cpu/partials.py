@@ -1,4 +1,4 @@
-"""Partial attention results over a part of the context, which can be combined in order of position (arXiv:2205.14135).
+"""Partial attention results over part of the context, which can be combined in order of position (arXiv:2205.14135).
 
 A partial result is the sum of exp(score - peak) * value, float32 [head_dim], then the peak (the largest score) and the
 total (the sum of exp(score - peak)).
@@ -15,13 +15,13 @@ PARTIAL_TAIL = 64  # bytes after the values: peak, total, padding
 
 
 def partial_bytes(head_dim: int) -> int:
-    """Return the bytes of one partial result."""
+    """Return the size of one partial result in bytes."""
     return 4 * head_dim + PARTIAL_TAIL
 
 
 @kernel
 def combine(e: Emit, partial: Any, later: Any, dim: Any, out: Any) -> None:
-    """out = a partial result combined with that of the positions after it; out may be `partial`."""
+    """Write to `out` a partial result combined with that of the positions after it. `out` may be `partial`."""
     b = e.b
     tails = [e.at(base, dim, 4) for base in (partial, later)]
     peaks = [e.load(tail, F32, 4) for tail in tails]
@@ -41,7 +41,7 @@ def combine(e: Emit, partial: Any, later: Any, dim: Any, out: Any) -> None:
 
 @kernel
 def finish(e: Emit, partial: Any, dim: Any, out: Any) -> None:
-    """out [dim] = the values of a partial result divided by its total."""
+    """Write to `out` [dim] the values of a partial result divided by its total."""
     b = e.b
     total = e.splat(e.load(e.at(e.at(partial, dim, 4), 4), F32, 4))
     with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:

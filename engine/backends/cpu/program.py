@@ -1,9 +1,9 @@
 """A step as a program: one instruction per operation of the model, over buffers at fixed addresses.
 
-It is the CPU counterpart of a CUDA graph: a program is recorded once and serves every batch. The step header holds what
-differs from step to step (tokens, positions, block tables, rows that become logits), and instructions read it. Every
-address of an instruction is checked here against the memory regions it may access with the largest batch; nothing is
-checked when it runs. `operations` records programs and `interpreter` runs them.
+It is the CPU counterpart of a CUDA graph: a program is recorded once and computes every batch. The step header holds
+the values that differ from step to step (tokens, positions, block tables, rows that become logits), and instructions
+read it. For every instruction, this module checks that its addresses stay within their memory regions with the largest
+batch; nothing is checked when it runs. `operations` records programs and `interpreter` runs them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,38 +27,39 @@ SEGMENT = 4096  # logits per unit of the argmax
 
 
 class Op(IntEnum):
-    """Instruction types. Threads claim the units of work of an instruction in ranges."""
+    """Instruction types. Threads claim ranges of an instruction's units of work."""
 
-    EMBED = 0  # one table row per token, times a scale
+    EMBED = 0  # read one table row per token, times a scale
     NORM = 1  # RMS normalization, written in the form of its reader
     LAYER_NORM = 2  # layer normalization, written in the form of its reader
     WRITE = 3  # convert float rows to another form
-    MATMUL = 4  # one weight times all rows
-    GATED = 5  # gate and up projection, and their gated product in the form of its reader
+    MATMUL = 4  # multiply all rows by one weight
+    GATED = 5  # gate and up projection, then the gated product, written in the form of its reader
     GATE = 6  # gated product of rows that hold gate and up side by side
     ROPE_STORE = 7  # normalize and rotate q and k, store k and v
-    ATTEND = 8  # attention: in one unit for tiles of several tokens, by pieces for single tokens
+    # attention: a tile of several tokens is one unit per KV head, a single token is one unit per KV head and piece
+    ATTEND = 8
     MERGE = 9  # combine the pieces of single tokens into rows
-    ARGMAX_SEGMENTS = 10  # apply the soft cap, and find the largest logit in each segment of a row
+    ARGMAX_SEGMENTS = 10  # apply the soft cap to logits, and find the largest in each segment of a row
     ARGMAX_ROWS = 11  # find the largest logit of a row among its segments
 
 
 _WORDS = (
     "op",
-    "barrier",  # 1: no thread continues before all have finished it
-    "local",  # 1: in a step of one token, every thread computes it for itself, into its own copy
-    "selected",  # 1: one row per output row instead of one per token
-    "gather",  # 1: row m of the result is computed from the token of output row m
+    "barrier",  # 1: no thread continues before all threads have finished the instruction
+    "local",  # 1: in a step of one token, every thread computes the whole instruction into its own copy
+    "selected",  # 1: the instruction computes one row per output row, instead of one per token
+    "gather",  # 1: row m of the result is computed from the token that output row m belongs to
     "x",
-    "x_stride",  # bytes
-    "x_copy",  # bytes between the threads' own copies, 0 if they share one
+    "x_stride",  # bytes between rows
+    "x_copy",  # bytes between the threads' own copies of row 0; 0: all threads share it
     "out",
     "out_stride",
     "out_copy",
-    "form",  # Form of the rows that a product reads, or that another instruction writes
+    "form",  # Form of the rows that a product reads or another instruction writes
     "out_form",  # Form that a gated product writes
-    "kernel",  # address of the kernel that reads or writes a row
-    "one",  # addresses of the kernels that multiply one, two, four, and six tokens
+    "kernel",  # address of the kernel that reads or writes one row
+    "one",  # addresses of the kernels that multiply one, two, four, or six tokens
     "two",
     "four",
     "six",
@@ -67,7 +68,7 @@ _WORDS = (
     "groups",  # groups of 32 columns per row of x
     "rows",  # rows of the weight
     "add",  # 1: add to the existing values
-    "bias",  # address of float32 added to each row of a product or layer norm; 0: none
+    "bias",  # address of the float32 bias added to each row of a product or layer norm; 0: none
     "up_one",
     "up_two",
     "up_four",
@@ -77,7 +78,7 @@ _WORDS = (
     "order",  # address of int32 column indices: the column of x for each column; 0: identity
     "vector",  # address of a norm's weight, float32
     "epsilon",  # bits of a float32
-    "group",  # KV group of the layer
+    "group",  # KV group of the layer, an index
     "cache",  # address of this layer in block 0
     "block_bytes",
     "kv_type",  # KVType of the cache
@@ -87,33 +88,33 @@ _WORDS = (
     "head_dim",
     "scale",  # factor of scores or of an embedding, bits of a float32
     "softcap",  # soft cap of scores or logits, bits of a float32; 0: none
-    "window",  # positions that a token sees, including its own
+    "window",  # number of positions that a token sees, including its own
     "q_norm",  # addresses of the head norms' weights, float32; 0: heads are not normalized
     "k_norm",
     "norm_stride",  # bytes between the norm weights of two heads; 0: all heads share them
     "centered",  # 1: subtract the mean of a head first
-    "rotary_dim",  # elements of a head that are rotated
+    "rotary_dim",  # number of elements of a head that are rotated
     "interleaved",  # 1: rotate adjacent pairs; 0: pairs half of rotary_dim apart
     "cosine",
     "sine",
     "scores",  # addresses of the attention kernels for this cache type
     "softmax",
     "weighted_sum",
-    "partials",  # partial results, [request][KV head][piece][head]
+    "partials",  # address of the partial results, [request][KV head][piece][head]
     "max_pieces",
 )
 INSTRUCTION = np.dtype([(name, np.int64) for name in _WORDS])
-Instruction = dict[str, int]  # words by name
+Instruction = dict[str, int]  # instruction words by name
 
 COUNTS = (
     "tokens",
-    "outputs",  # output rows: rows whose logits are needed
+    "outputs",  # number of output rows: rows whose logits are needed
     "tiles",
     "local",  # 1: a step of one token with a short context
 )
 HEADER_WORDS = (
     *COUNTS,
-    "token_ids",  # addresses of int64 arrays, up to `tables`
+    "token_ids",  # from here up to `tables`: addresses of int64 arrays
     "positions",
     "slots",  # [groups][tokens]
     "output_rows",
@@ -129,7 +130,7 @@ HEADER = np.dtype([(name, np.int64) for name in HEADER_WORDS])
 
 
 class Record(Protocol):
-    """An instruction or the header in compiled code, with its words as attributes."""
+    """An instruction or the step header in compiled code, with its words as attributes."""
 
     def __getattr__(self, word: str) -> int: ...
 
@@ -139,10 +140,10 @@ Records = Sequence[Record]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest batch of a program, and the sizes of what it reads."""
+    """The largest batch that a program computes, and the sizes of the tables and pools that it reads."""
 
     tokens: int
-    outputs: int  # rows of logits
+    outputs: int  # rows of logits per step
     requests: int
     context: int  # tokens per request, and rows of the rotary table
     num_blocks: tuple[int, ...]  # blocks in the pool of each KV group
@@ -154,7 +155,9 @@ class Limits:
 
     @property
     def table_blocks(self) -> int:
-        """Return the block ids per request, for whole pieces: scores are computed for several blocks at a time."""
+        """Return the length of a request's block table, rounded up to whole pieces: scores are computed for several
+        blocks at a time.
+        """
         return self.pieces * PIECE // BLOCK_SIZE
 
 
@@ -184,11 +187,11 @@ class Program:
         self._rows.append({**dict.fromkeys(_WORDS, 0), "op": int(op), "barrier": 1, **words})
 
     def scratch_bytes(self) -> int:
-        """Return the scratch memory in bytes that one thread needs for any instruction."""
+        """Return the scratch memory in bytes that one thread needs for the instructions recorded so far."""
         return max((_scratch(row) for row in self._rows), default=0)
 
     def finish(self) -> NDArray[np.void]:
-        """Return all instructions. Raises IndexError if one could access memory outside of a region of the arena."""
+        """Return all instructions. Raises IndexError if one could access memory outside of its regions of the arena."""
         ranges = self.arena.address_ranges()
         for number, row in enumerate(self._rows):
             op = Op(row["op"])
@@ -200,7 +203,7 @@ class Program:
         return np.array([tuple(row[name] for name in _WORDS) for row in self._rows], INSTRUCTION)
 
 
-# -- memory accesses of an instruction with the largest batch: (word, address, bytes)
+# -- memory accesses of an instruction in the largest batch: (word, address, bytes)
 
 Touched = Iterator[tuple[str, int, int]]
 
@@ -281,7 +284,7 @@ def _qkv(row: Instruction, limits: Limits) -> Touched:
     head = head_bytes(KVType(row["kv_type"]), row["head_dim"])
     block = (row["kv_heads"] - 1) * row["head_bytes"] + head
     yield "cache", row["cache"], (limits.num_blocks[row["group"]] - 1) * row["block_bytes"] + block
-    yield "head_bytes", row["cache"], row["head_bytes"] - head  # heads must not overlap
+    yield "head_bytes", row["cache"], row["head_bytes"] - head  # the heads of a block must not overlap
 
 
 def _rope_store(row: Instruction, limits: Limits) -> Touched:

@@ -1,9 +1,11 @@
 """The thread pool that runs a program, step after step.
 
 Workers are Python threads that stay inside one compiled call without the GIL: they spin briefly for the next step, then
-sleep until they are woken. The caller of `run` computes as thread 0. A thread that shares its core with another program
-delays its part of a step by a whole time slice, and all others wait for it. Fewer threads are faster in that case, so
-the number of threads is chosen by measurement. Results do not depend on it.
+sleep until they are woken. The caller of `run` computes as thread 0.
+
+A thread that shares its core with another program delays its share of a step by a whole time slice, and all others wait
+for it. Fewer threads are faster in that case, so the number of threads is chosen by measurement. Results do not depend
+on the number.
 """
 
 import statistics
@@ -19,8 +21,8 @@ from numpy.typing import NDArray
 from engine.backends.cpu.interpreter import Command, Shared
 from quant.cpu.native import Entry
 
-ANNOUNCE, RUN, SERVE = (int(command) for command in Command)  # numba converts plain integers much faster
-MAX_POOL_THREADS = 62  # bits of the mask of sleeping workers
+ANNOUNCE, RUN, SERVE = (int(command) for command in Command)  # plain integers, because numba converts them much faster
+MAX_POOL_THREADS = 62  # limit set by the bit mask of sleeping workers
 
 
 class WorkerPool:
@@ -39,7 +41,7 @@ class WorkerPool:
         )  # fmt: skip
         self._job = 0
         self._wake = [threading.Semaphore(0) for _ in range(threads)]
-        kept = (self._keep, self._shared, self._tickets)  # a worker may briefly outlive the pool
+        kept = (self._keep, self._shared, self._tickets)  # kept alive for a worker that may briefly outlive the pool
         for number in range(1, threads):
             worker = threading.Thread(
                 target=_work, args=(enter, self._words, number, threads, self._wake[number], kept), daemon=True
@@ -49,7 +51,8 @@ class WorkerPool:
         self.close = weakref.finalize(self, _stop, enter, self._words, threads, self._wake, self._shared, stop_at)
 
     def run(self, tokens: int, threads: int | None = None) -> None:
-        """Compute the step in the header, with `threads` threads or the fastest number for steps of `tokens` tokens.
+        """Compute the step in the header with `threads` threads, by default the fastest number for steps of `tokens`
+        tokens.
 
         Raises ValueError if the pool has fewer threads: a barrier would wait forever.
         """
@@ -77,7 +80,7 @@ class WorkerPool:
         return self._tuners[size]
 
 
-# program, its length, header, tickets, shared: arguments of every call of `enter`
+# arguments of every call of `enter`: program address, program length, header, tickets, shared
 Words = tuple[int, int, int, int, int]
 
 
@@ -102,20 +105,21 @@ def _stop(
 
 
 LARGEST_PROBED = 32  # tokens; longer steps suffer little from busy cores, and probing them is expensive
-WINDOW = 12  # recent steps whose median is the time of a number of threads
+WINDOW = 12  # number of recent steps whose median is the measured time of a thread count
 PROBE_STEPS = 6  # steps per probe
-PROBE_CHECK_STEPS = 2  # steps after which a probe ends if each took ABORT_RATIO times the current median
+PROBE_CHECK_STEPS = 2  # a probe ends after this many steps if each took ABORT_RATIO times the current median
 ABORT_RATIO = 1.3
-SWITCH_RATIO = 0.9  # another number of threads must take less than this share of the current time to replace it
-SHORTEST_PAUSE, LONGEST_PAUSE = 32, 256  # steps between probes; doubled each time that a probe changes nothing
+SWITCH_RATIO = 0.9  # a thread count replaces the current one if its steps take less than this share of the current time
+# steps between probes; the pause doubles each time that a probe changes nothing
+SHORTEST_PAUSE, LONGEST_PAUSE = 32, 256
 
 
 class ThreadTuner:
-    """Chooses the number of threads for steps of one size: mostly the current one, and now and then a neighboring one.
+    """Chooses the thread count for steps of one size: mostly the current one, and now and then a neighboring one.
 
-    If a core is busy, every other step with too many threads is long, which shows in the median; a single long step
-    does not. A probe of more threads is judged by the mean instead: the other program's time slices leave some steps
-    undisturbed.
+    If another program keeps a core busy, every other step with too many threads is long, which shows in the median; a
+    single long step does not. A probe of more threads is judged by the mean instead, because the other program's time
+    slices leave some steps undisturbed.
     """
 
     def __init__(self, threads: int, *, probing: bool = True) -> None:
@@ -152,7 +156,9 @@ class ThreadTuner:
             self._decide(other)
 
     def _much_slower(self) -> bool:
-        """Whether a neighboring number was clearly faster when it was last tried. It is then probed again."""
+        """Whether a neighboring thread count was clearly faster when it was last tried, so that it must be probed
+        again.
+        """
         now = self._times[self.current]
         beside = {self._neighbor(self.current, above) for above in (False, True)}
         others = [statistics.median(self._times[number]) for number in beside if self._times[number]]

@@ -1,4 +1,4 @@
-"""Draw tokens from rows of logits without filters, compiled.
+"""Compiled drawing of tokens from rows of logits without filters.
 
 Reference implementation: `engine.sampling.drawing.draw` for rows without filters. The same uniform number gives the
 same token, unless it is within rounding of the boundary between two tokens. Weights are summed by blocks, so that only
@@ -22,12 +22,12 @@ from quant.cpu.kernel import jit, kernel
 from quant.cpu.native import Entry
 from quant.cpu.vector import F32, I16, LANES, Emit
 
-BLOCK = 256  # tokens
+BLOCK = 256  # tokens whose weights are summed together
 LARGEST_SHARE = 1 - 2**-53
 
 
 def _allowed(e: Emit, words: Any, number: Any, live: Any) -> Any:
-    """Return which tokens of vector `number` have a bit in `words`."""
+    """Return which lanes of vector `number` belong to tokens with a bit in `words`."""
     bits = e.b.bitcast(e.load(e.at(words, number, LANES // 8), I16), ir.VectorType(ir.IntType(1), LANES))
     return bits if live is None else e.b.and_(bits, live)
 
@@ -56,7 +56,7 @@ def weigh_allowed(e: Emit, x: Any, words: Any, count: Any, settings: Any, out: A
 
     def weigh(number: Any, live: Any) -> None:
         distance = b.fmul(b.fsub(load_some(e, e.at(x, number, 64), live), best), factor)
-        # exp underflows below -87
+        # exp underflows for a distance below -87
         weighs = b.and_(_allowed(e, words, number, live), b.fcmp_ordered(">", distance, e.f(-87)))
         weights = b.select(weighs, e.exp(distance), e.f(0))
         store_some(e, e.at(out, number, 64), weights, live)
@@ -113,10 +113,10 @@ def draw_rows(
     scratch: Any,
     drawn: Any,
 ) -> None:
-    """Set drawn[i] to a token drawn from row rows[i] of the logits, among the tokens with a bit at address words[i].
+    """Set drawn[i] to a token drawn from row rows[i] of the logits, among the tokens whose bits are set at words[i].
 
-    drawn[i] is NO_TOKEN if no allowed logit is above -inf, or the largest is infinite or NaN. `scratch` has space for
-    `count` weights, the sum of each block, and two settings.
+    drawn[i] is NO_TOKEN if no allowed logit is above -inf, or if the largest is infinite or NaN. `scratch` has space
+    for `count` weights, the sum of each block, and two settings.
     """
     for i in range(len(rows)):
         drawn[i] = _draw_row(logits + stride * rows[i], words[i], count, temperatures[i], uniforms[i], scratch)
@@ -163,7 +163,7 @@ class CompiledDraw:
         return drawn.tolist()
 
     def _check_bounds(self, logits: Tensor, rows: Sequence[int], words: Words, mask_rows: Sequence[int]) -> None:
-        """Check everything that compiled code reads. Raises ValueError or IndexError."""
+        """Check that all accesses of compiled code are in range. Raises ValueError or IndexError."""
         if logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.shape[1] != self._vocabulary:
             raise ValueError(f"logits are {logits.dtype} {tuple(logits.shape)}, not float32 rows of {self._vocabulary}")
         if len(words) and words.shape[1] != len(self._all_allowed):

@@ -1,8 +1,8 @@
 """Instructions divided into units of work, which threads may compute in any order.
 
 `count_units` returns the number of units of an instruction in this step; `compute` runs a range of them. Everything
-here is compiled and takes the words of an instruction and of the step header. Nothing is checked here: `program` did
-that.
+here is compiled and takes the words of an instruction and of the step header. Nothing is checked here: `program` has
+already checked all addresses.
 """
 
 from typing import Any
@@ -83,7 +83,9 @@ def _embed(a: Record, h: Record, first: int, last: int) -> None:
 
 @jit
 def _init_with_bias(bias: int, rows: int, add: int, count: int, out: int, stride: int) -> None:
-    """Write the bias into the output of `count` tokens before products are added, or add it to the existing values."""
+    """Prepare the output of `count` tokens for products that are added to it: write the bias, or add it to the existing
+    values.
+    """
     for m in range(count):
         if add:
             add_floats(bias, rows, out + m * stride)
@@ -109,7 +111,7 @@ def _matmul(a: Record, n: int, first: int, last: int, copy: int) -> None:
 
 @jit
 def _gated(a: Record, n: int, first: int, last: int, copy: int, scratch: int) -> None:
-    """Compute units of GATED. A unit is 32 rows of gate and of up: one group of 32 columns of the product."""
+    """Compute units of GATED: 32 rows of gate and of up, which give one group of 32 columns of the gated product."""
     units, half = a.rows // PAIR, 4 * PAIR
     for unit in range(first, last):
         block, pair = unit // units * TOKENS, unit % units
@@ -138,7 +140,7 @@ def _gate(a: Record, first: int, last: int) -> None:
 
 @kernel
 def _largest(e: Emit, x: Any, count: Any, first: Any, out: Any) -> None:
-    """out = the largest of `count` float32 at x and, as int32 after it, first + its index; ties: the first."""
+    """Write to `out` the largest of `count` float32 at x, then first + its index as int32. Ties: the first wins."""
     b = e.b
     best, where = e.variable(e.f(-np.inf)), e.variable(e.splat(I32(0)))
     vectors = b.sdiv(b.add(count, I64(LANES - 1)), I64(LANES))
@@ -162,14 +164,16 @@ def _argmax_segments(a: Record, first: int, last: int) -> None:
     for unit in range(first, last):
         start = unit % segments * SEGMENT
         x, count = a.x + unit // segments * a.x_stride + 4 * start, min(SEGMENT, a.rows - start)
-        if a.softcap != 0:  # before the search: different logits may be equal after the cap
+        if a.softcap != 0:  # before the search, because different logits may be equal after the cap
             cap_floats(x, count, a.softcap)
         _largest(x, count, start, a.out + 8 * unit)
 
 
 @kernel
 def _largest_pair(e: Emit, largest: Any, count: Any, out: Any) -> None:
-    """out = the id of the largest of `count` (value, id) pairs; ties: the first; -1 if no value is above -inf."""
+    """Write to `out` the id of the largest of `count` (value, id) pairs, or -1 if no value is above -inf. Ties: the
+    first wins.
+    """
     b = e.b
     best, where = e.variable(F32(-np.inf)), e.variable(I64(-1))
     with cgutils.for_range(b, count) as loop:

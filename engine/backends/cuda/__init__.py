@@ -1,1 +1,1 @@
-"""The GPU engine: a step launches its kernels one by one, or replays a captured CUDA graph."""
+"""The GPU engine. A step launches its kernels one by one, or replays a captured CUDA graph."""

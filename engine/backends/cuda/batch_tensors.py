@@ -2,8 +2,7 @@
 
 The lists of a batch are packed into one host buffer and copied to the GPU in one transfer. The offset of each list
 depends only on the number of tokens and requests, so a captured step finds its inputs where they were during capture.
-Block tables stay on the GPU between steps, because they are long and usually grow by a block now and then: only entries
-that have changed are sent.
+Block tables stay on the GPU between steps, because they are long and seldom change: only changed entries are sent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,15 +20,15 @@ from engine.batch import Batch
 from engine.kernels.attention_tiles import TileList, Tiles
 from engine.kernels.pending_tokens import fill_pending_tokens
 
-ALIGNMENT = 16  # bytes; kernels are compiled for this alignment
-STAGED_ENTRIES = 4096  # block table entries that fit into the buffer of a step; more are sent separately
+ALIGNMENT = 16  # bytes; kernels are compiled for tensors with this alignment
+STAGED_ENTRIES = 4096  # block table entries that fit into a step's buffer; further entries are sent separately
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The largest batch."""
+    """The largest batch that a step may have."""
 
     tokens: int
     requests: int
@@ -39,14 +38,14 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class BatchTensors:
-    """T tokens of R requests, including padding requests. See also `engine.batch.Batch`."""
+    """A batch on the GPU: T tokens of R requests, including padding requests. See also `engine.batch.Batch`."""
 
     token_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
     slots: tuple[Tensor, ...]  # per KV group, int64 [T]
     tables: tuple[Tensor, ...]  # per KV group, int32 [R, blocks]; entries after a request's blocks are stale
     query_starts: Tensor  # int32 [R + 1]
-    context_lengths: Tensor  # int32 [R]; 0 for padding requests
+    context_lengths: Tensor  # int32 [R]: tokens of each request after this step; 0 for padding requests
     logit_rows: Tensor | None  # int64 [rows]; None: all tokens
     tiles: Tiles
 
@@ -57,14 +56,14 @@ class PendingTokens:
 
     indices: list[int]  # token indices in the batch
     rows: list[int]  # rows of `sampled`
-    sampled: Tensor | None = None  # int64 [rows or more], on the GPU
+    sampled: Tensor | None = None  # int64 [at least the rows above], on the GPU
 
 
 NO_PENDING_TOKENS = PendingTokens([], [])
 
 
 class StepBuffers:
-    """The memory of an engine's batches.
+    """The GPU memory that holds an engine's batches, one at a time.
 
     A batch is valid until the next call of `fill`. Kernels that read it must be launched before that, on the same
     stream.
@@ -85,8 +84,8 @@ class StepBuffers:
     ) -> BatchTensors:
         """Send a batch to the GPU. Raises IndexError if it exceeds the limits.
 
-        `requests`: pad the batch to this number of requests with one token each. Padding requests write to the null
-        block.
+        If `requests` is larger than the batch, it is padded to that number with requests of one token. Padding requests
+        write to the null block.
         """
         self._check_limits(batch)
         padding = max(0, requests - len(batch.context_lengths))
@@ -123,7 +122,7 @@ class StepBuffers:
         indices, values = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
         for number, (known, tables) in enumerate(zip(self._sent_tables, batch.block_tables, strict=True)):
             for row, table in enumerate(tables):
-                if known[row] == table:  # most tables do not change from step to step
+                if known[row] == table:  # usually the table is the same as in the previous step
                     continue
                 first = len(known[row]) if table[: len(known[row])] == known[row] else 0
                 known[row] = list(table)
@@ -133,7 +132,7 @@ class StepBuffers:
         return np.concatenate(indices), np.concatenate(values)
 
     def invalidate_tables(self) -> None:
-        """Send whole block tables next time: a failed step may not have run its copies."""
+        """Make the next `fill` send whole block tables, because a failed step may not have copied its entries."""
         for known in self._sent_tables:
             known[:] = [[] for _ in known]
 
@@ -156,7 +155,7 @@ class StepBuffers:
         return placed + [torch.from_numpy(array).to(self._gpu.device) for array in arrays[fitting:]]
 
     def _apply(self, tensors: BatchTensors, pending: PendingTokens, *sent: Tensor) -> None:
-        """Update the parts of a batch that depend on data on the GPU: pending tokens and block tables."""
+        """Apply the copied updates: pending tokens to the token ids, and changed entries to the block tables."""
         indices, rows, entries, values = sent
         if pending.sampled is not None:
             fill_pending_tokens(pending.sampled, rows, indices, tensors.token_ids)
@@ -168,14 +167,14 @@ _TYPES = {np.int64: torch.int64, np.int32: torch.int32}
 
 
 def _padded(numbers: Sequence[int], padding: int) -> Array:
-    """Return an int64 array with zeros appended."""
+    """Return an int64 array of the numbers, with `padding` zeros appended."""
     array = np.zeros(len(numbers) + padding, np.int64)
     array[: len(numbers)] = numbers
     return array
 
 
 def _starts(starts: Sequence[int], padding: int) -> Array:
-    """Return an int32 array with requests of one token appended."""
+    """Return an int32 array of the query starts, with `padding` requests of one token appended."""
     array = np.empty(len(starts) + padding, np.int32)
     array[: len(starts)] = starts
     array[len(starts) :] = starts[-1] + 1 + np.arange(padding)
@@ -183,7 +182,7 @@ def _starts(starts: Sequence[int], padding: int) -> Array:
 
 
 def _on_host(tiles: Tiles) -> Iterator[Array]:
-    """Yield the tiles that belong to this step only. Those of a captured step are already on the GPU."""
+    """Yield the tile lists that must be sent with this step. The tiles of a captured step are already on the GPU."""
     for each in tiles.lists:
         if not each.tiles.is_cuda:
             yield each.tiles.numpy()

@@ -1,11 +1,11 @@
-"""The KV cache of a GPU: pools in GPU memory, and host pools that it copies from and to asynchronously.
+"""The KV cache of a GPU: pools in GPU memory, and host pools for asynchronous copies in both directions.
 
-Copies run on separate streams, in parallel with steps, and do not wait for steps. The caller must ensure that the
-steps that wrote the source have been collected, and must hold the target until the copy has ended (see
+Copies run on separate streams, in parallel with steps, and do not wait for steps. The caller must ensure that the steps
+that wrote the source have been collected, and must hold the target until the copy has ended (see
 `engine.kv.transfers`). Blocks that are adjacent on both sides are copied together.
 
-A host pool is pinned in parts, when a part is first copied to: pinned memory cannot be swapped out by the system, and
-most of a pool may never be used.
+A part of a host pool is pinned when it is first used: the system cannot swap out pinned memory, and most of a pool may
+never be used.
 """
 
 import logging
@@ -25,12 +25,12 @@ from engine.kv.transfers import MoveBlock
 log = logging.getLogger(__name__)
 
 PAGE = 4096
-PIN_BYTES = 256 << 20  # bytes pinned at a time, approximately
+PIN_BYTES = 256 << 20  # approximate bytes pinned at a time
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRange:
-    """Adjacent blocks that are copied to adjacent blocks."""
+    """A run of adjacent source blocks that is copied to adjacent target blocks."""
 
     group: int
     to_host: bool
@@ -42,7 +42,8 @@ class BlockRange:
 def merge_ranges(moves: Iterable[MoveBlock], piece: Sequence[int]) -> Iterator[BlockRange]:
     """Merge copies into as few ranges as possible.
 
-    No range crosses the end of a pinned part of a host pool; those of group g have piece[g] blocks.
+    No range crosses the border between two parts of a host pool that are pinned separately. In group g, each part has
+    piece[g] blocks.
     """
     part: BlockRange | None = None
     for move in sorted(moves, key=lambda it: (it.group, it.to_host, it.source)):
@@ -81,7 +82,7 @@ class GpuBlocks(KVCache):
         self._gpu = gpu
         self._streams = threading.local()
         self._pieces = [_piece_blocks(size) for size in self.block_bytes]
-        self._pinned: set[tuple[int, int]] = set()  # (group, part of the host pool)
+        self._pinned: set[tuple[int, int]] = set()  # (group, number of a part of its host pool)
         self._registered: list[Tensor] = []
         weakref.finalize(self, _unpin, gpu, self._registered)
 
@@ -135,7 +136,7 @@ def _unpin(gpu: Gpu, registered: Sequence[Tensor]) -> None:
 
 
 def _piece_blocks(block_bytes: int) -> int:
-    """Return the blocks per pinned part: a whole number of pages, so that no two parts share a page."""
+    """Return the number of blocks per pinned part: a whole number of pages, so that no two parts share a page."""
     step = PAGE // math.gcd(PAGE, block_bytes)
     return -(-PIN_BYTES // (block_bytes * step)) * step
 

@@ -1,8 +1,9 @@
-"""Find a C compiler for Triton, which launches kernels through a small Python module that it builds on the machine.
+"""Find a C compiler for Triton, which launches kernels through a small Python module that it builds on the user's
+machine.
 
 Most users' machines have no compiler. These are tried in order: the one named by CC, gcc, clang, cc, and the one in the
-`ziglang` package from PyPI. Each builds a module that Python then loads, before any kernel is launched, because there
-is no other way to know whether it works. Triton caches what was built, including this test module.
+`ziglang` package from PyPI. To test a compiler, this module builds a Python module with it and loads that module before
+any kernel is launched. Triton caches what was built, including this test module.
 """
 
 import shlex
@@ -33,7 +34,7 @@ PyMODINIT_FUNC PyInit_inglenook_trial(void) { return PyModule_Create(&definition
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A compiler command."""
+    """A C compiler, given by its command line."""
 
     command: tuple[str, ...]
 
@@ -68,7 +69,7 @@ class Compiler:
 
 
 def _linked(library: str, folders: list[str]) -> str:
-    """Return the argument that links a library. A library file in one of the folders is given by path, which all
+    """Return the argument that links a library. A library file found in a folder is given by its path, which all
     compilers accept.
     """
     paths = (Path(folder, library) for folder in folders)
@@ -77,14 +78,14 @@ def _linked(library: str, folders: list[str]) -> str:
 
 
 def _first_error(text: str) -> str:
-    """Return the first line of a compiler's output that contains an error."""
+    """Return the first line of a compiler's output that mentions an error, or the last line if none does."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else "no error message"
     return next((line for line in lines if "error" in line.lower()), last)
 
 
 def python_headers() -> str:
-    """Return the folder of Python.h."""
+    """Return the folder that contains Python.h."""
     scheme = sysconfig.get_default_scheme()
     # Debian's default scheme points to /usr/local, where no package installs headers.
     return sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
@@ -104,7 +105,7 @@ def compilers(named: str | None) -> Iterator[Compiler]:
 def prepare_compiler() -> None:
     """Make Triton use a compiler that works. Call this before the first kernel is launched.
 
-    Takes about a second if Triton has built nothing yet, and no time otherwise. Raises NoCompiler.
+    The call takes about a second if Triton has built nothing yet, and hardly any time otherwise. Raises NoCompiler.
     """
     if not find_spec("triton"):
         raise NoCompiler("GPU kernels need Triton, which is not installed", "Install torch with CUDA.")
@@ -132,7 +133,7 @@ def _working_compiler(named: str | None) -> Compiler:
 
 
 def _launcher_is_built() -> bool:
-    """Whether Triton's cache has the module that launches kernels. Before Triton 3.7 each kernel had its own module."""
+    """Whether Triton has cached the module that launches kernels. Before Triton 3.7 each kernel had its own module."""
     import triton
     from triton.runtime.build import platform_key
     from triton.runtime.cache import get_cache_manager
@@ -146,13 +147,14 @@ def _launcher_is_built() -> bool:
 
 
 def _build_trial(compiler: Compiler) -> None:
-    """Make Triton build a module and load it, or only load it if it is in Triton's cache."""
+    """Make Triton build and load a test module, or only load it if it is cached. Raises NoCompiler."""
     from triton import knobs
     from triton.runtime.build import compile_module_from_src
 
     knobs.build.impl = compiler.build
     try:
-        compile_module_from_src(f"{SOURCE}// {compiler.command}\n", MODULE)  # Triton's cache key is the source
+        # the compiler is part of the source, because Triton's cache key is the source
+        compile_module_from_src(f"{SOURCE}// {compiler.command}\n", MODULE)
     except (OSError, ImportError, RuntimeError) as error:
         raise NoCompiler(f"Triton cannot build the module that launches kernels: {error}", INSTALL_COMPILER) from None
     finally:

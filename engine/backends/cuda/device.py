@@ -24,13 +24,13 @@ from engine.models import Model
 from quant.cuda.linear import CudaBackend
 from quant.kernels.tiles import MeasuredTiles
 
-NUMERICS_VERSION = "1"  # increase when a change of the kernels changes bits: it invalidates KV caches on disk
+NUMERICS_VERSION = "1"  # increase when a change to the kernels changes result bits: this invalidates KV caches on disk
 KV_TYPES = {"auto": torch.bfloat16, "bf16": torch.bfloat16, "f16": torch.float16, "fp8": torch.uint8}
 MAX_RUNNING = 128
 HEAD_DIMS = range(16, 257)
-WIDTH = 16  # widths must be a multiple of this
+WIDTH = 16  # every width of a model must be a multiple of this
 STEP_SECONDS = 0.2
-STEP_OPERATIONS = 1_500_000_000_000  # operations per multiprocessor and second
+STEP_OPERATIONS = 1_500_000_000_000  # operations that one multiprocessor computes per second
 MAX_STEP_TOKENS = 4096
 MIN_STEP_TOKENS = 256
 
@@ -49,13 +49,13 @@ class CudaDevice:
     """See `engine.device.Device`."""
 
     name = "cuda"
-    threads = 4  # host threads for loading
+    threads = 4  # number of host threads that load weights
     max_running = contexts = MAX_RUNNING
     step_depth = 2
 
     def __init__(self, gpu: Gpu, options: CudaOptions) -> None:
         order = "deterministic" if options.deterministic else "any order"
-        # The architecture determines the kernels and their tiles.
+        # The architecture is included because it determines the kernels and their tiles.
         self.numerics = ("cuda", NUMERICS_VERSION, f"sm_{gpu.card.architecture}", order, repr(options.tiles))
         self._tiles = options.tiles
         self.kv_type = options.kv_type
@@ -119,7 +119,9 @@ class CudaDevice:
         return CudaStep(self._gpu, loaded, kv, limits, queries)
 
     def _fitting_pools(self, loaded: Model, config: EngineConfig) -> list[int]:
-        """Return the blocks per group that fit beside the largest step, which is run once to measure its memory."""
+        """Return the number of blocks per group that fits beside the largest step. Runs that step once to measure its
+        memory.
+        """
         model, requests = loaded.config, min(config.max_running, config.max_step_tokens)
         step = self._step(loaded, config.with_pools([1] * len(config.groups)).without_host_pools())
         batch = largest_batch(config.max_step_tokens, requests, len(config.groups))

@@ -24,12 +24,12 @@ def driver_version() -> str | None:
     return found[1] if found else ""
 
 
-MIN_CAPABILITY = (8, 0)  # the kernels need bfloat16 matrix instructions
+MIN_CAPABILITY = (8, 0)  # bfloat16 matrix instructions require this compute capability
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """Why no GPU can be used."""
+    """The reason why no GPU can be used."""
 
     reason: str
     remedy: str = ""
@@ -38,7 +38,7 @@ class Unusable:
 
 @cache
 def find_gpu(index: int | None = None) -> Gpu | Unusable:
-    """Return the GPU with this index, or the first usable one."""
+    """Return the GPU with this index, or the first usable one. Returns Unusable if there is none."""
     if torch.version.cuda is None:
         remedy = "Install torch for CUDA: https://pytorch.org/get-started/locally/"
         return Unusable(f"torch {torch.__version__} is not built for CUDA", remedy, driver_version() is not None)

@@ -1,6 +1,6 @@
-"""One GPU, driven through torch; or the CPU instead, if the card is interpreted.
+"""One GPU, driven through torch. With an interpreted card, the CPU runs the kernels instead.
 
-Only this module handles the difference: without a GPU nothing is asynchronous, so nothing has to be waited for.
+Only this module handles the difference: without a GPU nothing is asynchronous, so there is nothing to wait for.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from quant.kernels.card import Card
 
 @dataclass(frozen=True, slots=True)
 class GpuEvent:
-    """A point in the work of a GPU stream."""
+    """A point in a GPU stream, reached when everything launched before it has ended."""
 
     _event: torch.cuda.Event | None
 
     def wait(self) -> None:
-        """Return when the GPU has reached the event."""
+        """Block until the GPU has reached the event."""
         if self._event is not None:
             self._event.synchronize()
 
@@ -30,7 +30,7 @@ class GpuEvent:
 class CopyStream:
     """A stream for copies, which runs in parallel with other streams.
 
-    As a context manager it waits at exit for the copies that were started inside.
+    On exit, the context manager waits for the copies that were started inside it.
     """
 
     def __init__(self, gpu: "Gpu") -> None:
@@ -38,7 +38,7 @@ class CopyStream:
         self._stream = None if gpu.card.interpreted else torch.cuda.Stream(gpu.index)  # type: ignore[no-untyped-call]
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copy asynchronously. Host memory must be pinned; otherwise the thread waits."""
+        """Copy asynchronously if the host memory is pinned. Otherwise the calling thread waits for the copy."""
         target.copy_(source, non_blocking=True)
 
     def __enter__(self) -> Self:
@@ -55,7 +55,7 @@ class CopyStream:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as the target of launches."""
+    """A GPU on which kernels are launched."""
 
     card: Card
     index: int = 0
@@ -81,7 +81,7 @@ class Gpu:
         return torch.empty(shape, dtype=dtype, pin_memory=not self.card.interpreted)
 
     def record_event(self) -> GpuEvent:
-        """Return an event after everything that this thread has launched on its stream so far."""
+        """Record and return an event after all work that this thread has launched on its stream so far."""
         if self.card.interpreted:
             return GpuEvent(None)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -89,14 +89,14 @@ class Gpu:
         return GpuEvent(event)
 
     def graph_pool(self) -> Any:
-        """Return a memory pool that graphs share if they never run at the same time."""
+        """Return a memory pool that several graphs can share if they never run at the same time."""
         return None if self.card.interpreted else torch.cuda.graph_pool_handle()
 
     def capture(self, work: Callable[[], None], pool: Any) -> Callable[[], None]:
         """Capture the kernels that `work` launches as a CUDA graph, and return a function that replays them.
 
         The graph always uses the same tensors. `work` runs once before the capture, so that kernels are compiled and
-        libraries allocate their memory. Raises RuntimeError.
+        libraries allocate their memory. Raises RuntimeError if the capture fails.
         """
         if self.card.interpreted:
             return work
@@ -106,7 +106,7 @@ class Gpu:
             work()
         torch.cuda.current_stream(self.index).wait_stream(side_stream)
         graph: Any = torch.cuda.CUDAGraph()
-        # thread_local: other threads may copy blocks during the capture
+        # With thread_local, other threads may copy blocks during the capture.
         with torch.cuda.graph(graph, pool=pool, stream=side_stream, capture_error_mode="thread_local"):
             work()
         replay: Callable[[], None] = graph.replay
@@ -116,7 +116,7 @@ class Gpu:
         return CopyStream(self)
 
     def pin(self, memory: Tensor) -> bool:
-        """Pin host memory, so that the GPU can copy from and to it asynchronously. Returns whether it succeeded."""
+        """Pin host memory for asynchronous copies from and to the GPU. Returns whether this succeeded."""
         if self.card.interpreted:
             return True
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -128,16 +128,16 @@ class Gpu:
             runtime.cudaHostUnregister(memory.data_ptr())
 
     def free_memory(self) -> int:
-        """Return the free bytes, including those that this process's allocator caches."""
+        """Return the number of free bytes, including those that this process's allocator caches."""
         free, _ = torch.cuda.mem_get_info(self.index)
         return free + torch.cuda.memory_reserved(self.index) - torch.cuda.memory_allocated(self.index)
 
     def own_memory(self) -> int:
-        """Return the bytes that this process has allocated."""
+        """Return the number of bytes that this process has allocated on the GPU."""
         return torch.cuda.memory_allocated(self.index)
 
     def peak_memory(self, work: Callable[[], object]) -> int:
-        """Return the peak of additional bytes that `work` allocates."""
+        """Run `work`, and return the peak of the bytes that it allocates."""
         before = self.own_memory()
         torch.cuda.reset_peak_memory_stats(self.index)
         work()
@@ -145,12 +145,12 @@ class Gpu:
         return torch.cuda.max_memory_allocated(self.index) - before
 
     def drop_caches(self) -> None:
-        """Return cached memory to the driver."""
+        """Return the allocator's cached memory to the driver."""
         if not self.card.interpreted:
             torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
-        """Wait for everything that was launched."""
+        """Wait for everything that was launched on the GPU."""
         if not self.card.interpreted:
             torch.cuda.synchronize(self.index)
 
@@ -168,13 +168,13 @@ def read_card(index: int) -> Card:
     )
 
 
-# Values of a mid-range card. They determine the number of tokens per step, and little else in an estimate.
+# Values of a mid-range card. They determine the number of tokens per step, and otherwise hardly affect an estimate.
 CAPABILITY, MULTIPROCESSORS, SHARED_MEMORY, L2_BYTES = (8, 9), 46, 99 << 10, 36 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedGpu(Gpu):
-    """A GPU for estimates, all of whose memory is free."""
+    """A hypothetical GPU for estimates. All of its memory is free."""
 
     def free_memory(self) -> int:
         return self.card.memory_bytes

@@ -1,10 +1,10 @@
 """CUDA graphs of decode steps: steps in which every request has one token are captured once per size and replayed.
 
 A step of few tokens runs hundreds of short kernels, and launching them one by one takes longer than running them. A
-graph launches them all at once. It computes on the tensors it was captured with, so a batch is written to those. The
-batch is padded to the next captured number of requests. Contexts are rounded up to a few sizes, because the grid of an
-attention kernel depends on the longest context. A size is captured when it first occurs. All graphs share one memory
-pool, except for the logits, which go to one buffer.
+graph launches them all at once. A graph reads and writes the tensors it was captured with, so every batch is written to
+those tensors. The batch is padded to the next captured number of requests. Contexts are rounded up to a few sizes,
+because the grid of an attention kernel depends on the longest context. A size is captured when it first occurs. All
+graphs share one memory pool and one buffer for logits.
 """
 
 import logging
@@ -28,10 +28,10 @@ CONTEXT_FACTOR = 4  # ratio of consecutive context sizes
 
 @dataclass(frozen=True, slots=True)
 class GraphSize:
-    """The size of one graph."""
+    """The numbers of requests and tokens that one graph is captured for."""
 
     requests: int
-    context: int  # limit of the longest context of any request
+    context: int  # maximum context length of a request, in tokens
 
 
 class StepGraphs:
@@ -57,7 +57,7 @@ class StepGraphs:
         self._disabled = False
 
     def fitting_size(self, batch: Batch) -> GraphSize | None:
-        """Return the size of the graph for a batch, or None if it cannot run as a graph."""
+        """Return the size of the graph that can run a batch, or None if no graph can."""
         requests = len(batch.context_lengths)
         if self._disabled or not len(batch.token_ids) == requests == len(batch.logit_rows) <= self._requests[-1]:
             return None
@@ -68,13 +68,16 @@ class StepGraphs:
         )
 
     def tiles(self, size: GraphSize) -> Tiles:
-        """Return the tiles for batches of this size, always the same tensors."""
+        """Return the attention tiles for batches of this size, always in the same tensors."""
         if size not in self._tiles:
             self._tiles[size] = decode_tiles(size.requests, size.context, self._queries).to(self._gpu.device)
         return self._tiles[size]
 
     def run(self, size: GraphSize, tensors: BatchTensors) -> Tensor:
-        """Return logits float32 [requests, vocabulary], valid until the next run."""
+        """Replay the graph of this size, capturing it first if needed.
+
+        Returns logits float32 [requests, vocabulary], valid until the next run.
+        """
         if size not in self._captured and not self._capture(size, tensors):
             return self._compute(tensors)
         self._captured[size]()
@@ -90,7 +93,7 @@ class StepGraphs:
 
         try:
             self._captured[size] = self._gpu.capture(work, self._pool)
-        except RuntimeError as problem:  # includes out of memory
+        except RuntimeError as problem:  # RuntimeError includes out-of-memory errors
             self._disabled = True
             self.clear()
             log.warning("CUDA graphs are disabled, so steps are slower: %s", problem)

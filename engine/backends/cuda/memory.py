@@ -1,7 +1,8 @@
 """The GPU memory that the KV cache may take: the free memory, minus reserves for the display and for steps.
 
-The free memory is read from the driver, so memory of other programs is not counted. The memory of a step is measured
-with the largest step. Before the weights are loaded it is estimated, rather too high than too low, to choose a context.
+The driver reports the free memory, so memory that other programs use is not counted. The memory of a step is measured
+with the largest step. Before the weights are loaded it is estimated instead, on the high side, to choose a context
+length.
 """
 
 from engine.backends.cuda.gpu import Gpu
@@ -12,26 +13,26 @@ from engine.kv.budget import available_memory, host_share
 
 RESERVE_SHARE = 0.06  # share of the GPU's memory that is left for the display and other programs
 MAX_RESERVE = 1 << 30  # bytes
-HOST_SHARE = 0.25  # share of the host's free memory that KV blocks may use
+HOST_SHARE = 0.25  # share of the host's free memory that KV blocks in host pools may use
 MAX_HOST = 32 << 30  # bytes
 UNMEASURED_BYTES = 192 << 20  # bytes for graphs and libraries, which allocate later
-LOADED_RATIO = 1.04  # GPU bytes per byte of the file
+LOADED_RATIO = 1.04  # GPU bytes per byte of the weights' files
 USE_LESS = "Choose a shorter context with --context, a smaller model, or close other programs that use the GPU."
 
 
 class GpuMemory:
-    """The memory of one GPU that one engine may take."""
+    """The GPU memory that one engine may use."""
 
     def __init__(self, gpu: Gpu, limit: MemoryLimit) -> None:
         self._gpu = gpu
         self._limit = limit
 
     def host_cache(self) -> int:
-        """Return the bytes of host memory for blocks of preempted requests and of prefixes."""
+        """Return the size in bytes of the host pools, which hold blocks of preempted requests and cached prefixes."""
         return 0 if self._gpu.card.interpreted else min(int(HOST_SHARE * available_memory()), MAX_HOST)
 
     def kv_bytes_before_loading(self, model: ModelConfig, weight_bytes: int, step_tokens: int, rows: int) -> int:
-        """Return the bytes for the KV cache before the weights are loaded.
+        """Return the size of the KV cache in bytes, estimated before the weights are loaded.
 
         `weight_bytes`: size of the weights in their files. `rows`: logit rows per step. Raises OutOfMemory if the
         weights alone do not fit.
@@ -52,13 +53,14 @@ class GpuMemory:
         return Needs(int(LOADED_RATIO * weight_bytes), step_bytes(model, step_tokens, rows) + UNMEASURED_BYTES)
 
     def kv_bytes_after_loading(self, step_bytes: int) -> int:
-        """Return the bytes for the KV cache after the weights are loaded. `step_bytes`: measured memory of the largest
-        step.
+        """Return the size of the KV cache in bytes, after the weights are loaded.
+
+        `step_bytes`: measured memory of the largest step.
         """
         return self.allowed() - step_bytes - UNMEASURED_BYTES
 
     def allowed(self) -> int:
-        """Return the bytes that may still be allocated."""
+        """Return the number of bytes that this engine may still allocate."""
         if self._gpu.card.interpreted:
             return self._limit.num_bytes or available_memory()
         total, free = self._gpu.card.memory_bytes, self._gpu.free_memory()
@@ -69,7 +71,9 @@ class GpuMemory:
 
 
 def step_bytes(model: ModelConfig, tokens: int, rows: int) -> int:
-    """Return the approximate memory of a step: activations, one dequantized matrix, and the logits twice."""
+    """Return the approximate memory of a step in bytes: activations, one dequantized matrix, and two copies of the
+    logits.
+    """
     widest = max(2 * model.mlp_hidden, (model.heads + 2 * model.kv_heads) * model.head_dim)
     activations = tokens * (8 * model.hidden + 6 * widest)
     return activations + 2 * widest * model.hidden + 8 * rows * model.vocab_size

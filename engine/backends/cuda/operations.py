@@ -1,4 +1,4 @@
-"""Operations on a GPU. Each launches kernels on tensors, and none waits.
+"""Operations on a GPU. Each launches kernels on tensors, and returns without waiting for them.
 
 Between layers, activations are float32 [tokens, hidden], and products are added to them in place. The results of norms,
 attention, gates, and the q, k, v projection are bfloat16.

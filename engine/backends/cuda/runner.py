@@ -33,7 +33,7 @@ from engine.step import SampledToken, ScheduledRequest, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class CudaTicket:
-    """A launched step."""
+    """A launched step on a GPU, with its samples."""
 
     parts: tuple[ScheduledRequest, ...]
     logits: Tensor | None  # on the GPU; only if the step reports log-probabilities of a prompt
@@ -71,9 +71,10 @@ class CudaRunner:
         self._gpu.drop_caches()
 
     def prepare(self) -> None:
-        """Compile what first replies need: a captured step of one token, with greedy and with random sampling.
+        """Compile the kernels that first replies need, and capture a step of one token, with greedy and with random
+        sampling.
 
-        Call it before any request exists, because it writes to block 1.
+        Call this before any request exists, because it writes to block 1.
         """
         for params in (SamplingParams(temperature=0), SamplingParams(temperature=1, top_k=20, top_p=0.9)):
             tables = tuple([NULL_BLOCK + 1] for _ in self._groups)
@@ -106,7 +107,9 @@ class CudaRunner:
         )
 
     def _pending_tokens(self, plan: StepPlan, batch: Batch) -> PendingTokens:
-        """Return the tokens that the previous step is sampling. Each is the last token of its request."""
+        """Return the tokens of the plan that the previous step is still sampling. Each is the last token of its
+        request.
+        """
         pending = [
             (batch.query_starts[number + 1] - 1, part)
             for number, part in enumerate(plan.scheduled)

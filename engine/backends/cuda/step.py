@@ -36,9 +36,9 @@ class CudaStep:
         return Logits(self.launch(batch))
 
     def launch(self, batch: Batch, pending: PendingTokens = NO_PENDING_TOKENS, *, kept: bool = False) -> Tensor:
-        """Launch a step. Returns its logits, float32 [logit rows, vocabulary], before they are computed.
+        """Launch a step. Returns its logits, float32 [logit rows, vocabulary], before the GPU has computed them.
 
-        The logits are valid until the next launch. With `kept` they stay valid, and no graph is used.
+        The logits are valid until the next launch. If `kept` is set, they stay valid afterwards, and no graph is used.
         """
         with torch.inference_mode(), self.gpu.current():
             size = None if kept else self._graphs.fitting_size(batch)
@@ -49,7 +49,7 @@ class CudaStep:
             return self._compute(self._buffers.fill(batch, tiles, pending))
 
     def recover(self) -> None:
-        """Recover after memory has run out: wait for launched work, and release memory that only serves speed."""
+        """Recover from exhausted memory: wait for launched work, and release memory that only serves speed."""
         with self.gpu.current():
             self.gpu.synchronize()
             self._graphs.clear()
@@ -62,8 +62,9 @@ class CudaStep:
 
 
 def largest_batch(tokens: int, requests: int, groups: int) -> Batch:
-    """Return a batch with the largest number of tokens and requests, all in the null block, to measure the memory of a
-    step.
+    """Return a batch with the largest number of tokens and requests, for measuring the memory of a step.
+
+    All of its keys and values are in the null block.
     """
     starts = [number * tokens // requests for number in range(requests + 1)]
     counts = [stop - start for start, stop in pairwise(starts)]

@@ -1,4 +1,4 @@
-"""Tile sizes measured on a card, in one file per card and version of the kernels.
+"""Measured tile sizes, stored in one file per GPU model and version of the kernels.
 
 A damaged file is ignored: the default tiles always work.
 """
@@ -27,13 +27,13 @@ CHOICES = {"rows": ROWS, "warps": WARPS, "tokens": TILE_TOKENS, "splits": SPLITS
 
 
 def tile_file(folder: Path, card: Card) -> Path:
-    """Return the path of a card's file in the cache folder."""
+    """Return the path of a GPU model's tile file in the cache folder."""
     name = re.sub(r"[^a-z0-9]+", "-", card.name.lower()).strip("-")
     return folder / "tiles" / f"{name}-{_kernel_version()}.json"
 
 
 def read_tiles(folder: Path | None, card: Card) -> MeasuredTiles:
-    """Return the measured tiles, none if the file is missing or invalid."""
+    """Return the measured tiles. The result is empty if the file is missing or invalid."""
     if folder is None or not (file := tile_file(folder, card)).exists():
         return {}
     try:
@@ -44,7 +44,7 @@ def read_tiles(folder: Path | None, card: Card) -> MeasuredTiles:
 
 
 def write_tiles(folder: Path, card: Card, found: Mapping[ProductShape, ProductTile]) -> Path:
-    """Add tiles to a card's file, and return its path. Tiles of other models are kept."""
+    """Add tiles to the file of a GPU model, and return its path. Tiles measured for other language models are kept."""
     file = tile_file(folder, card)
     private_folder(file.parent)
     all_tiles = {**read_tiles(folder, card), **found}

@@ -22,14 +22,14 @@ from quant.linear import QLinear
 from quant.tensor import QTensor
 
 Call = Callable[[], object]
-Timer = Callable[[Sequence[Call]], float]  # seconds per call, when all calls run in turn
-CONTEXT = 64  # tokens of the rotary tables, which are not used
+Timer = Callable[[Sequence[Call]], float]  # returns the seconds per call, when all calls run in turn
+CONTEXT = 64  # tokens in the rotary tables, which no measurement uses
 REPLAYS = 7
 
 
 @dataclass(frozen=True)
 class _RecordingBackend(CudaBackend):
-    """A backend that records the layers it makes."""
+    """A linear backend that records the layers it creates."""
 
     made: list[CudaLinear] = field(default_factory=list)
 
@@ -41,9 +41,9 @@ class _RecordingBackend(CudaBackend):
 
 
 class Tuning:
-    """A model's packed matrices on a GPU, with a timer for products. Raises the same errors as loading a model.
+    """A model's packed matrices on a GPU, for timing products with them. Raises the same errors as loading a model.
 
-    `timer`: replaces the GPU timer.
+    `timer` replaces the GPU timer in tests.
     """
 
     def __init__(self, checkpoint: Checkpoint, gpu: Gpu, progress: LoadProgress, timer: Timer | None = None) -> None:
@@ -55,16 +55,16 @@ class Tuning:
 
     @property
     def shapes(self) -> list[ProductShape]:
-        """Return all products to measure."""
+        """Return the shapes of all products to measure."""
         return [ProductShape(*key, tokens) for key in self._matrices for tokens in TOKENS]
 
     def fastest(self, shape: ProductShape) -> ProductTile:
-        """Return the fastest tile, or the default one if no other is clearly faster."""
+        """Return the fastest tile for a shape. The default tile wins unless another is clearly faster."""
         with self._gpu.current(), torch.inference_mode():
             return fastest_tile(shape, self._gpu.card, partial(self._seconds, shape))
 
     def _seconds(self, shape: ProductShape, tile: ProductTile) -> float | None:
-        """Return the seconds per product, or None if the tile does not fit.
+        """Return the seconds per product with a tile, or None if the tile does not fit the GPU.
 
         All matrices of the shape are used in turn, so that little of the next one is in the cache.
         """
@@ -78,7 +78,7 @@ class Tuning:
 
 
 def _matrices(checkpoint: Checkpoint, gpu: Gpu, progress: LoadProgress) -> list[PackedMatrix]:
-    """Load a model, and return all packed matrices as its layers have them."""
+    """Load a model, and return all packed matrices in the form that its layers use."""
     config = models.read_config(checkpoint.metadata)
     backend = _RecordingBackend(gpu.device, gpu.card, deterministic=False)
     weights = Weights(checkpoint.path, models.stored_weights(checkpoint), progress)
@@ -88,7 +88,7 @@ def _matrices(checkpoint: Checkpoint, gpu: Gpu, progress: LoadProgress) -> list[
 
 def _recorded_seconds(gpu: Gpu, calls: Sequence[Call]) -> float:
     """Return the median seconds per call over several replays of a CUDA graph."""
-    calls[0]()  # compiles the kernels
+    calls[0]()  # this call compiles the kernels
     gpu.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -1,1 +1,1 @@
-"""The disk tier: computed blocks in files that outlive the process."""
+"""The disk tier: computed blocks in files, which are kept after the process ends."""

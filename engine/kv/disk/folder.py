@@ -1,9 +1,9 @@
-"""The root folder of the disk tier: which model has which subfolder, what each one holds, and how to delete it.
+"""The root folder of the disk tier: maps models to subfolders, lists their contents, and deletes them.
 
-A subfolder is named after the fingerprint of everything that keys and values depend on. Beside the files of a
-`DiskStore` it holds `about.json`, a description for people that no code depends on. Only files with the names of this
+A subfolder is named after the fingerprint of everything that keys and values depend on. Besides the files of a
+`DiskStore` it contains `about.json`, a description for users that no code depends on. Only files with the names of this
 cache are counted or deleted, so other files in the root folder are kept. All functions are safe while other processes
-read and write: those find fewer blocks.
+read and write; those processes merely find fewer blocks.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from engine.kv.disk.segment_file import (
 from engine.private_folder import private_folder
 
 ABOUT = "about.json"
-MIN_PREFIX = 4  # characters of a fingerprint that are enough to name it
+MIN_PREFIX = 4  # minimum number of fingerprint digits that identify a subfolder
 
 _NAME_DIGITS = 32  # hex digits of the fingerprint in a folder name
 _FOLDER_NAME = re.compile(rf"[0-9a-f]{{{_NAME_DIGITS}}}")
@@ -44,30 +44,30 @@ _SHARD_NAME = re.compile(r"[0-9a-f]{2}")
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The description of a subfolder. Unknown fields are empty."""
+    """The description of a subfolder, from `about.json`. Unknown fields are empty."""
 
-    model: str = ""  # name for people
+    model: str = ""  # name shown to users
     sha256: str = ""  # digest of the model file, in hex
     backend: str = ""
     kv_type: str = ""
-    made: str = ""  # creation time of the subfolder, ISO 8601 in UTC
+    made: str = ""  # creation time of the subfolder, in ISO 8601 and UTC
 
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """The cache of one model, as computed by one backend with one KV type."""
+    """The cache of one model, computed by one backend with one KV type."""
 
     folder: Path
     about: About
     files: int
-    size: int  # bytes
-    blocks: int  # in readable files
+    size: int  # size of all files in bytes
+    blocks: int  # number of blocks in readable files
     tokens: int
-    used: int  # time of the last use in ns of Unix time; 0: no files
+    used: int  # time of the last use, in ns of Unix time; 0: there are no files
 
     @property
     def fingerprint(self) -> str:
-        """The leading hex digits of the fingerprint, which name the subfolder."""
+        """The leading hex digits of the fingerprint, which are the subfolder's name."""
         return self.folder.name
 
 
@@ -75,17 +75,17 @@ class CachedModel:
 class ClearResult:
     """The result of `clear` and `delete`."""
 
-    freed: int = 0  # bytes
-    left: int = 0  # files that could not be deleted
+    freed: int = 0  # freed bytes
+    left: int = 0  # number of files that could not be deleted
 
     def __add__(self, other: "ClearResult") -> "ClearResult":
         return ClearResult(self.freed + other.freed, self.left + other.left)
 
 
 def model_folder(root: Path, fingerprint: bytes, about: About) -> Path:
-    """Return the subfolder of an engine fingerprint. Creates it, private to the user, with its description.
+    """Return the subfolder of an engine fingerprint. Creates it with its description; only the user can access it.
 
-    Returns the path even if it cannot be written: `DiskStore` logs that when it writes blocks.
+    The path is returned even if it cannot be written. In that case `DiskStore` logs the problem when it writes blocks.
     """
     folder = root / fingerprint.hex()[:_NAME_DIGITS]
     with contextlib.suppress(OSError):
@@ -99,20 +99,24 @@ def model_folder(root: Path, fingerprint: bytes, about: About) -> Path:
 
 
 def cached_models(root: Path) -> list[CachedModel]:
-    """Return the models with a cache, the most recently used first. Reads the head of every file."""
+    """Return all cached models, the most recently used first. Reads the header and table of every file."""
     models = [_cached_model(folder) for folder in subfolders(root, _FOLDER_NAME)]
     return sorted((model for model in models if model.files), key=lambda model: model.used, reverse=True)
 
 
 def find_cached_models(models: Sequence[CachedModel], name: str, sha256: str = "") -> list[CachedModel]:
-    """Return the models with this name or file digest, or else those whose fingerprint starts with the name."""
+    """Return the models with this name or file digest. If there are none, match `name` with the start of
+    fingerprints.
+    """
     by_name = [model for model in models if model.about.model == name or model.about.sha256 == (sha256 or None)]
     prefix = name.lower()
     return by_name or [model for model in models if len(name) >= MIN_PREFIX and model.fingerprint.startswith(prefix)]
 
 
 def resolve_limit(root: Path, limit: int | None, kept: int) -> int:
-    """Return the size limit for the files of all models: `limit`, or a default that depends on the free space."""
+    """Return the size limit for the files of all models: `limit`, or if it is None, a default based on the free
+    space.
+    """
     if limit is not None:
         return limit
     existing = next(path for path in (root, *root.parents) if path.exists())
@@ -125,7 +129,7 @@ def segment_files(root: Path) -> list[CachedFile]:
 
 
 def find_damage(path: Path) -> str:
-    """Return the damage in the content or the path of a segment file; empty if it is fine or gone.
+    """Return a description of the damage in a segment file's content or path; empty if it is undamaged or was deleted.
 
     Reads the whole file.
     """
@@ -134,7 +138,9 @@ def find_damage(path: Path) -> str:
 
 
 def clear(folder: Path) -> ClearResult:
-    """Delete all blocks of a subfolder. Its description stays, because a running process may still write there."""
+    """Delete all blocks in a subfolder. Its description stays, because a running process may still write blocks
+    there.
+    """
     done = ClearResult()
     for shard in subfolders(folder, _SHARD_NAME):
         for entry in dir_entries(shard):
@@ -146,7 +152,7 @@ def clear(folder: Path) -> ClearResult:
 
 
 def delete(path: Path) -> ClearResult:
-    """Try to delete a file."""
+    """Delete a file. If that fails, the result counts it as left."""
     try:
         size = path.lstat().st_size
         path.unlink()
@@ -169,7 +175,7 @@ def _cached_model(folder: Path) -> CachedModel:
                 with contextlib.suppress(OSError, BadSegment), open_segment(Path(entry.path)) as file:
                     head = read_head(file)
                     blocks[head.header.group] += len(head.entries)
-    # A token has a block in every group.
+    # A token has a block in every group, so the group with the most blocks determines the number of tokens.
     tokens = BLOCK_SIZE * max(blocks.values(), default=0)
     return CachedModel(folder, _read_about(folder), files, size, blocks.total(), tokens, used)
 

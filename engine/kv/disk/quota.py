@@ -1,6 +1,7 @@
 """Quota: the size limit of the files of all models, and the deletion of the least recently used ones.
 
-A writer enforces the limit after each share of new bytes. Several processes may do so in the same folder.
+A writer enforces the limit whenever it has written a certain number of bytes. Several processes may do so in the same
+folder.
 """
 
 import contextlib
@@ -17,7 +18,8 @@ from engine.kv.disk.segment_file import SUFFIX, UNFINISHED, dir_entries, subfold
 GIB = 1 << 30
 MIN_LIMIT, MAX_LIMIT = 8 * GIB, 100 * GIB  # bounds of the automatic limit
 SHARE = 0.1  # share of the free space that the automatic limit allows
-SWEEP_FRACTION = 32  # 1 / SWEEP_FRACTION of the limit is written between two sweeps, and freed by a sweep
+# 1 / SWEEP_FRACTION of the limit is written between two sweeps, and each sweep frees the same number of bytes
+SWEEP_FRACTION = 32
 UNFINISHED_MAX_AGE = 3600.0  # seconds after which an unfinished file is deleted
 
 
@@ -26,7 +28,7 @@ class CachedFile:
     """One segment file."""
 
     path: Path
-    size: int  # bytes
+    size: int  # size in bytes
     used: int  # time of the last use in ns of Unix time
 
 
@@ -41,25 +43,25 @@ def cached_files(root: Path) -> Iterator[CachedFile]:
 def automatic_limit(free: int, kept: int) -> int:
     """Return the automatic limit in bytes: a tenth of the space that is free or already used by the cache.
 
-    It is kept between MIN_LIMIT and MAX_LIMIT, but is at most half of that space.
+    The limit is at least MIN_LIMIT and at most MAX_LIMIT, but never more than half of that space.
     """
     there = free + kept
     return min(max(MIN_LIMIT, min(MAX_LIMIT, int(SHARE * there))), there // 2)
 
 
 class Quota:
-    """Enforces the limit of one root folder. Safe for several threads."""
+    """Enforces the size limit of one root folder. Thread-safe."""
 
     def __init__(self, root: Path, limit: int | None) -> None:
-        """`limit` is in bytes; None: an automatic limit by the free space."""
+        """Set the limit in bytes; None: an automatic limit based on the free space."""
         self._root = root
         self._limit = limit
         self._lock = threading.Lock()
-        self._written: int | None = None  # bytes since the last sweep; None: there was none
-        self._step = 0  # bytes between two sweeps
+        self._written: int | None = None  # bytes written since the last sweep; None: no sweep yet
+        self._step = 0  # bytes to write between two sweeps
 
     def charge(self, num_bytes: int) -> None:
-        """Count bytes that were written, and delete files if that exceeds the limit."""
+        """Count written bytes, and sweep if enough bytes were written since the last sweep."""
         with self._lock:
             if self._written is not None:
                 self._written += num_bytes
@@ -67,7 +69,7 @@ class Quota:
                 self._sweep()
 
     def enforce(self) -> None:
-        """Delete files over the limit now, however few bytes were written."""
+        """Delete files over the limit now, regardless of the number of bytes written."""
         with self._lock:
             self._sweep()
 

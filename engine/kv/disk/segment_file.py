@@ -6,8 +6,8 @@
     data     the blocks, in the order of their entries, from DATA_START on
 
 All numbers are little-endian. The data of a block is written before its entry, so that a file is consistent at any
-moment. After an interrupted write a block has no entry, or a last entry whose last byte is zero, which is ignored.
-Everything that is read is checked before it is used.
+moment. After an interrupted write a block has no entry, or it has a last entry whose last byte is zero. Such an entry
+is ignored. All data is verified before it is used.
 
 The path of a file is MODEL/SHARD/KEY-GROUP-RANDOM.run in the root folder. MODEL is the fingerprint, KEY the start of
 the segment's first key, and SHARD the first byte of KEY, all in hex.
@@ -29,16 +29,16 @@ from pathlib import Path
 from engine.config import BLOCK_SIZE
 from engine.kv.blocks import BlockKey
 
-SEGMENT_BLOCKS = 64  # blocks of a segment, and of one file at most
+SEGMENT_BLOCKS = 64  # number of blocks in a segment, and maximum number in one file
 SUFFIX, UNFINISHED = ".run", ".tmp"  # suffixes of file names
 
 MAGIC = b"INGLEKV\0"
 VERSION = 1
 KEY_BYTES = 32
-DATA_START = 8192  # after header and table, at the start of a page
-# approximate bytes per read, so that data is still in the CPU cache when its checksums are verified
+DATA_START = 8192  # the header and the table end before it; the start of a page
+# approximate bytes per read, so that the data is still in the CPU cache when its checksums are verified
 READ_BATCH_BYTES = 1 << 20
-MAX_READS, READ_INTERVAL = 3, 2e-3  # reads of a table that another process may be writing, and seconds between them
+MAX_READS, READ_INTERVAL = 3, 2e-3  # retries for a table that another process may be writing, and seconds between them
 
 _HEADER = struct.Struct(f"<8sIIIQ{KEY_BYTES}s{KEY_BYTES}s16s")
 _CHECKSUM = struct.Struct("<I")
@@ -47,7 +47,7 @@ _ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
 _TABLE_START = _HEADER.size + _CHECKSUM.size
 _ABSENT = bytes(_ENTRY_BYTES)
 
-# If the system supports it: do not follow links, wait for pipes, or translate bytes.
+# Where the system supports these flags: do not follow links, wait for pipes, or translate bytes.
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -57,13 +57,13 @@ class BadSegment(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """Describes the blocks of a file."""
+    """The header of a file, which describes its blocks."""
 
-    fingerprint: bytes  # KEY_BYTES: the model, and everything else that keys and values depend on
+    fingerprint: bytes  # KEY_BYTES that identify the model and everything else that keys and values depend on
     group: int
     block_bytes: int
-    first_key: BlockKey  # first key of the segment
-    identity: bytes  # 16 random bytes, which make an entry valid in this file only
+    first_key: BlockKey  # key of the segment's first block
+    identity: bytes  # 16 random bytes, which make an entry valid only in this file
 
     def to_bytes(self) -> bytes:
         fields = MAGIC, VERSION, SEGMENT_BLOCKS, self.group, self.block_bytes, self.fingerprint, self.first_key
@@ -87,10 +87,10 @@ class SegmentHeader:
 
 @dataclass(frozen=True, slots=True)
 class DiskBlock:
-    """The location of one block."""
+    """The location of one block in a segment file."""
 
     path: Path
-    header: SegmentHeader  # of the file
+    header: SegmentHeader  # header of the file
     index: int
     key: BlockKey
     token_ids: tuple[int, ...]
@@ -98,18 +98,18 @@ class DiskBlock:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The table's entry for one block."""
+    """The table entry of one block."""
 
     key: BlockKey
     token_ids: tuple[int, ...]
-    checksum: int  # checksum of the data
+    checksum: int  # checksum of the block's data
 
     def to_bytes(self, seed: int) -> bytes:
         return _with_checksum(_ENTRY.pack(self.key, *self.token_ids, self.checksum), seed)
 
     @classmethod
     def from_bytes(cls, raw: bytes, seed: int) -> "Entry | None":
-        """Decode an entry; None if its checksum does not match."""
+        """Decode an entry. Returns None if its checksum does not match."""
         fields = _without_checksum(raw, seed)
         if fields is None:
             return None
@@ -118,7 +118,7 @@ class Entry:
 
 
 def _seed(index: int, identity: bytes) -> int:
-    """Return the start value of the checksums at one index of one file, so that they match nowhere else."""
+    """Return the initial value of the checksums at one index of one file, so that they match nowhere else."""
     return zlib.crc32(index.to_bytes(4, "little"), zlib.crc32(identity))
 
 
@@ -127,7 +127,7 @@ def _with_checksum(raw: bytes, seed: int = 0) -> bytes:
 
 
 def _without_checksum(raw: bytes, seed: int = 0) -> bytes | None:
-    """Return the content; None if its checksum does not match."""
+    """Return the content without its checksum, or None if the checksum does not match."""
     content, checksum = raw[: -_CHECKSUM.size], raw[-_CHECKSUM.size :]
     return content if _CHECKSUM.pack(zlib.crc32(content, seed)) == checksum else None
 
@@ -140,7 +140,7 @@ class Head:
     """The header and the table of a file."""
 
     header: SegmentHeader
-    entries: Mapping[int, Entry]  # by index
+    entries: Mapping[int, Entry]  # table entries by index
     size: int  # bytes of the file
 
     @property
@@ -151,7 +151,7 @@ class Head:
 
 @contextmanager
 def open_segment(path: Path) -> Iterator[FileIO]:
-    """Open a regular file that only this user can read, for reading. Raises BadSegment or OSError."""
+    """Open a regular file for reading, if no other user can access it. Raises BadSegment or OSError."""
     if path.is_symlink():
         raise BadSegment("a symbolic link")
     descriptor = os.open(path, os.O_RDONLY | _FLAGS)
@@ -173,7 +173,7 @@ def read_head(file: FileIO) -> Head:
         time.sleep(READ_INTERVAL * bool(look))
         file.seek(0)
         head = bytes(_read(file, memoryview(bytearray(DATA_START))))
-        # after the table was read: the file may grow, and data is written before entries
+        # The size is read after the table, because the file may grow and data is written before entries.
         size = os.fstat(file.fileno()).st_size
         header = SegmentHeader.from_bytes(head[:_TABLE_START])
         entries, damaged = _entries(head, header)
@@ -187,21 +187,22 @@ def read_head(file: FileIO) -> Head:
 
 
 def _entries(head: bytes, header: SegmentHeader) -> tuple[dict[int, Entry], list[int]]:
-    """Return the entries of a table by index, and the indices of damaged entries."""
+    """Return the valid entries of a table by index, and the indices of damaged entries."""
     raws = [head[start : start + _ENTRY_BYTES] for start in _entry_starts()]
     there = [index for index, raw in enumerate(raws) if raw != _ABSENT]
     known = {index: Entry.from_bytes(raws[index], _seed(index, header.identity)) for index in there}
     entries = {index: entry for index, entry in known.items() if entry is not None}
     damaged = [index for index in there if index not in entries]
     if damaged and damaged == there[-1:] and raws[there[-1]].endswith(b"\0"):
-        return entries, []  # its write was interrupted
+        return entries, []  # the write of this entry was interrupted
     return entries, damaged
 
 
 def read_blocks(file: FileIO, head: Head, indexes: Sequence[int], into: Callable[[int, memoryview], None]) -> None:
-    """Read blocks, adjacent ones together, and pass each to `into` with its position in `indexes`.
+    """Read blocks, with one read for adjacent ones. Calls into(position in `indexes`, data) for each block.
 
-    The memory is reused afterwards. Raises BadSegment at the first block that does not match its entry, or OSError.
+    The memory of the data is reused after the call. Raises BadSegment at the first block that does not match its entry,
+    or OSError.
     """
     size = head.header.block_bytes
     most = min(max(1, READ_BATCH_BYTES // size), len(indexes))
@@ -222,7 +223,7 @@ def read_blocks(file: FileIO, head: Head, indexes: Sequence[int], into: Callable
 
 
 def verify(path: Path) -> str:
-    """Read a whole file and return its damage; empty if there is none."""
+    """Read a whole file, and return a description of its damage; empty if there is none."""
     try:
         with open_segment(path) as file:
             head = read_head(file)
@@ -250,14 +251,14 @@ def _entry_starts() -> range:
 
 
 def create(path: Path, header: SegmentHeader) -> None:
-    """Create a file without blocks. It appears under its name only when its header is complete.
+    """Create a file without blocks. The file gets its name only after its header has been written completely.
 
-    Raises OSError and leaves no file.
+    Raises OSError, and leaves no file behind.
     """
     unfinished = path.with_suffix(UNFINISHED)
     try:
         with FileIO(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _FLAGS, 0o600), "wb") as file:
-            os.chmod(unfinished, 0o600)  # regardless of the umask
+            os.chmod(unfinished, 0o600)  # removes access for other users, whatever the umask is
             _write(file, 0, [header.to_bytes().ljust(DATA_START, b"\0")])
         os.replace(unfinished, path)
     except OSError:
@@ -294,22 +295,22 @@ ANY_NAME = re.compile(".*", re.DOTALL)
 
 
 def segment_name(group: int, first_key: BlockKey) -> str:
-    """Return the prefix of the names of a segment's files, up to the last dash."""
+    """Return the common prefix of the file names of a segment, up to the last dash."""
     return f"{first_key[:16].hex()}-{group}"
 
 
 def segment_of(name: str) -> str:
-    """Return the part of a file name that identifies its segment."""
+    """Return the prefix of a file name that identifies its segment."""
     return name.rpartition("-")[0]
 
 
 def shard_name(segment: str) -> str:
-    """Return the name of the folder of a segment's files."""
+    """Return the name of the folder that holds a segment's files."""
     return segment[:2]
 
 
 def subfolders(parent: Path, name: re.Pattern[str] = ANY_NAME) -> Iterator[Path]:
-    """Iterate over the readable folders in `parent` whose whole names match."""
+    """Iterate over the readable folders in `parent` whose full names match `name`."""
     for entry in dir_entries(parent):
         with contextlib.suppress(OSError):
             if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):

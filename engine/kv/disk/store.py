@@ -1,12 +1,12 @@
-"""DiskStore: the files of one model. Finds blocks by the key of their segment, reads them with all checks, and writes.
+"""DiskStore: the segment files of one model. Finds, reads, verifies, and writes blocks.
 
 The file system is the index. A segment is SEGMENT_BLOCKS consecutive blocks of a chain, identified by the key of its
-first block, which depends on everything before it. The file name contains this key and the KV group, and the folder is
-named after the key's first byte. Finding a segment lists one folder and reads the heads of a few files. Blocks that
-other processes write are found at once, and there is no index to load or to lose. A process appends only to files that
-it created.
+first block, which depends on all blocks before it. The file name contains this key and the KV group, and the folder is
+named after the key's first byte. To find a segment, the store lists one folder and reads the heads of a few files.
+Blocks that other processes write are found at once, and there is no index to load or to lose. A process appends only to
+files that it created.
 
-A damaged file is logged once, deleted, and counts as a miss. If writing fails, the blocks are not stored.
+A damaged file is logged once and deleted, and its blocks count as misses. If writing fails, the blocks are not stored.
 """
 
 import contextlib
@@ -45,10 +45,10 @@ from engine.private_folder import private_folder
 
 log = logging.getLogger(__name__)
 
-MAX_OWN_FILES = 4096  # files that this process appends to
-MAX_HEADS = 512  # heads kept in memory, 50 KB each
-WRITE_PAUSE = 60.0  # seconds without writing after a failure
-# A listing is reused only if the folder had not changed for this long (ns) when it was read. Otherwise a change in the
+MAX_OWN_FILES = 4096  # maximum number of files that this process appends to
+MAX_HEADS = 512  # maximum number of heads kept in memory, 50 KB each
+WRITE_PAUSE = 60.0  # seconds for which writing is suspended after a failure
+# A listing is reused only if the folder had been unchanged for this many ns when it was read. Otherwise a change in the
 # same clock tick would be missed.
 _LISTING_MIN_AGE = 100_000_000
 
@@ -56,7 +56,7 @@ FilledBlock = tuple[BlockKey, Sequence[int], memoryview]  # key, token ids, and 
 
 
 class DiskMiss(EngineError):
-    """Blocks that were found can no longer be read."""
+    """Blocks that were found earlier can no longer be read."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class _Listing:
 
 
 class DiskStore:
-    """Safe for several threads, and for several processes with the same folder."""
+    """The blocks of one model in files. Safe for several threads, and for several processes with the same folder."""
 
     def __init__(
         self,
@@ -87,17 +87,17 @@ class DiskStore:
         quota: Quota,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`block_bytes` is the size of one block of each KV group. Does not access the folder yet."""
+        """Create a store without accessing the folder yet. `block_bytes` is the size of one block of each KV group."""
         self.folder = folder
         self._fingerprint = fingerprint
         self._block_bytes = tuple(block_bytes)
         self._quota = quota
         self._clock = clock
         self._writing = threading.Lock()  # held while files are written; lookups do not take it
-        self._lock = threading.RLock()  # guards the heads, listings, and failures of files that are kept in memory
+        self._lock = threading.RLock()  # guards the in-memory heads, listings, and failures of files
         self._listings: dict[str, _Listing] = {}
         self._heads: OrderedDict[Path, Head] = OrderedDict()
-        self._bad: dict[Path, float] = {}  # time until which each file is not read; inf: forever
+        self._bad: dict[Path, float] = {}  # file -> time until which it is not read; inf: forever
         self._own_files: OrderedDict[tuple[int, BlockKey], _OwnFile] = OrderedDict()
         self._paused_until = 0.0
         self._has_warned = False
@@ -113,7 +113,7 @@ class DiskStore:
         return found
 
     def _heads_of(self, group: int, first_key: BlockKey) -> list[tuple[Path, Head]]:
-        """Return the files of a segment with their heads."""
+        """Return the files of a segment that have a valid head, with their heads."""
         with self._lock:
             paths = self._paths(group, first_key)
             return [(path, head) for path in paths if (head := self._head(path, group, first_key))]
@@ -141,7 +141,9 @@ class DiskStore:
         return listing
 
     def _head(self, path: Path, group: int, first_key: BlockKey) -> Head | None:
-        """Return the head of a file. Files only grow, so a remembered head is valid while the length is the same."""
+        """Return the head of a file, or None if it is invalid. Files only grow, so a cached head is valid while the
+        size is equal.
+        """
         try:
             known = self._heads.get(path)
             if known is not None and known.size == os.lstat(path).st_size:
@@ -170,7 +172,7 @@ class DiskStore:
             raise BadSegment("it belongs to another segment")
 
     def _quarantine(self, path: Path, problem: Exception) -> None:
-        """Delete a damaged file, or ignore an unreadable one for a while. Logged once per file."""
+        """Delete a damaged file, or ignore an unreadable one for a while. The problem is logged once per file."""
         is_bad = isinstance(problem, BadSegment)
         with self._lock:
             is_news = path not in self._bad
@@ -185,9 +187,11 @@ class DiskStore:
     # -- reading
 
     def read(self, blocks: Sequence[DiskBlock], into: Callable[[int, memoryview], None]) -> int:
-        """Read blocks of one group, adjacent ones together, and pass each to `into` with its index in `blocks`.
+        """Read blocks of one group, with one read for adjacent ones. Calls into(index in `blocks`, data) for each
+        block.
 
-        Returns the number of bytes. Raises DiskMiss at the first block that has changed; its file is not found again.
+        Returns the number of bytes read. Raises DiskMiss at the first block that has changed; its file is not found
+        again.
         """
         num_bytes = 0
         for start, stop in _of_one_file(blocks):
@@ -195,7 +199,8 @@ class DiskStore:
             try:
                 num_bytes += self._read_file(part, start, into)
             except (BadSegment, OSError) as problem:
-                if not isinstance(problem, FileNotFoundError):  # another process deleted it to free space
+                # FileNotFoundError: another process deleted the file to free space
+                if not isinstance(problem, FileNotFoundError):
                     self._quarantine(part[0].path, problem)
                 raise DiskMiss(f"{part[0].path} cannot be used: {problem}") from problem
         return num_bytes
@@ -236,13 +241,14 @@ class DiskStore:
                     num_bytes += self._append(own, part)
             self._quota.charge(num_bytes)
         except OSError as problem:
-            # A file was just deleted, by the user or by a process that frees space: this is only a later miss.
+            # FileNotFoundError: the user or another process just deleted a file to free space. Its blocks are merely
+            # later misses.
             if not isinstance(problem, FileNotFoundError) or not self.folder.parent.is_dir():
                 self._pause(problem)
         return num_bytes
 
     def _own_file(self, group: int, first_key: BlockKey) -> _OwnFile:
-        """Return a file with space for at least one more block."""
+        """Return a file of the segment with space for at least one more block, creating it if necessary."""
         own = self._own_files.pop((group, first_key), None)
         if own is None or own.count == SEGMENT_BLOCKS or own.path in self._bad or not own.path.exists():
             own = self._new_file(group, first_key)
@@ -262,7 +268,7 @@ class DiskStore:
         try:
             append(own.path, own.header, own.count, blocks)
         except OSError as problem:
-            del self._own_files[own.header.group, own.header.first_key]  # its length is no longer known
+            del self._own_files[own.header.group, own.header.first_key]  # the failed write makes its length unknown
             if isinstance(problem, FileNotFoundError):  # another process just deleted it to free space
                 return 0
             raise
@@ -272,7 +278,7 @@ class DiskStore:
     def _pause(self, problem: OSError) -> None:
         self._paused_until = self._clock() + WRITE_PAUSE
         with contextlib.suppress(OSError):
-            self._quota.enforce()  # if other programs took the space, the limit may be lower now
+            self._quota.enforce()  # The limit may have become lower because other programs took disk space.
         if not self._has_warned:
             self._has_warned = True
             log.warning(
@@ -285,7 +291,9 @@ class DiskStore:
     # -- use and deletion
 
     def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
-        """Mark segments of a chain as used now. Later segments are deleted before earlier ones."""
+        """Mark segments of a chain as used now. The times are such that later segments are deleted before earlier
+        ones.
+        """
         now = time.time_ns()
         for depth, first_key in enumerate(first_keys):
             when = now - depth * 1_000_000
@@ -296,10 +304,9 @@ class DiskStore:
                     os.utime(path, ns=(when, when), follow_symlinks=os.utime not in os.supports_follow_symlinks)
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> int:
-        """Delete each file of these segments that holds one of the keys, or that cannot be checked. Other blocks in
-        these files are lost.
+        """Delete each file of these segments that holds one of the keys, or that cannot be checked.
 
-        Returns the number of deleted files.
+        Other blocks in these files are lost. Returns the number of deleted files.
         """
         deleted = 0
         with self._writing, self._lock:
@@ -314,7 +321,7 @@ class DiskStore:
 
 
 def _of_one_file(blocks: Sequence[DiskBlock]) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of each run of blocks that are in the same file."""
+    """Yield (start, stop) for each run of blocks that are in the same file."""
     start = 0
     for stop in range(1, len(blocks) + 1):
         if stop == len(blocks) or blocks[stop].path != blocks[start].path:
