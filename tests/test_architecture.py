@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md lists every folder, every module has a docstring, and `packaging` and `tests` are not packages."""
+"""ARCHITECTURE.md lists every folder, every module has a docstring, and `packaging` and `tests` have no __init__.py."""
 
 import ast
 import subprocess
@@ -9,7 +9,7 @@ FOLDERS = ("app", "engine", "quant", "tui", "packaging")
 
 
 def folders_of_the_page() -> list[str]:
-    """Return the folders in the first code block of the page, in order. Each line has a folder and its meaning."""
+    """Return the folders in the first code block of the page, in order. Each line has a folder and its purpose."""
     page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     lines = [line.split(None, 1) for line in page.split("```")[1].splitlines() if line.strip()]
     assert all(len(line) == 2 for line in lines), "a folder has no meaning"

@@ -1,4 +1,4 @@
-"""Commands, options, settings, variables, files, and links that the documents name exist."""
+"""All commands, options, settings, variables, files, and links in the documents exist."""
 
 import re
 import shlex
@@ -33,7 +33,7 @@ WITH_CONTENTS = [
     *(ROOT / f"{name}.md" for name in ("ARCHITECTURE", "BENCHMARKS", "CONTRIBUTING", "RELIABILITY", "SECURITY")),
 ]
 DOCUMENTS = [README, ROOT / "CHANGELOG.md", ROOT / ".github" / "pull_request_template.md", *WITH_CONTENTS]
-OTHER_VARIABLES = {"INGLE_TEST_GPU"}  # read by tests only
+OTHER_VARIABLES = {"INGLE_TEST_GPU"}  # variables that only tests read
 SEPARATORS = ";|&()<>\n"
 
 every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -97,7 +97,7 @@ def test_links_lead_to_files_and_headings(path: Path) -> None:
 
 
 def commands_in(script: str) -> Iterator[list[str]]:
-    """Yield the words of each simple command of a shell script, without assignments before it."""
+    """Yield the words of each simple command of a shell script, without the assignments before the command."""
     script = re.sub(r"(?:^|\s)# .*$", "", script.replace("\\\n", " "), flags=re.MULTILINE)
     lexer = shlex.shlex(script, posix=True, punctuation_chars=SEPARATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
@@ -114,7 +114,7 @@ def commands_in(script: str) -> Iterator[list[str]]:
 def check_command(words: list[str], *, whole: bool) -> None:
     """Raise an error if the command or one of its options does not exist.
 
-    With `whole`, required arguments must be given.
+    With `whole`, the required arguments must also be present.
     """
     match words:
         case ["ingle", *rest]:
@@ -158,7 +158,7 @@ def check_ingle(words: list[str], *, whole: bool) -> None:
     try:
         command.make_context(command.name, list(words), parent=context.parent)
     except click.exceptions.Exit:
-        return  # --help
+        return  # --help was given
     except click.MissingParameter:
         assert not whole
     if context.command_path.startswith("ingle config "):
@@ -201,7 +201,7 @@ def options_of(command: click.Command) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def known_options() -> set[str]:
-    """The options of all commands, and those that programs of the tests read."""
+    """The options of all commands, and the options in the sources of test programs."""
     sources = [read(ROOT / name) for name in tracked_files() if re.match(r"tests/.*\.(py|sh)$", name)]
     return {*options_of(ingle), "--help", *re.findall(r"(?<![\w-])--\w[\w-]*", "\n".join(sources))}
 
@@ -244,7 +244,7 @@ def test_environment_variables_exist(path: Path) -> None:
 
 
 def shown_default(name: str) -> str | None:
-    """Return a default as docs/settings.md shows it, or None if it depends on the machine."""
+    """Return the default of a setting as docs/settings.md shows it, or None if it depends on the machine."""
     match SETTINGS[name].default:
         case Inside(setting, folder):
             return f"`{folder}` in `{setting}`"

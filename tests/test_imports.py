@@ -1,4 +1,4 @@
-"""The modules that a fresh interpreter loads: no upper layers, and no heavy libraries when the program starts."""
+"""Imports load no upper layers, and no heavy libraries when the program starts."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def roots_after(*statements: str) -> list[set[str]]:
-    """Return the top-level modules that a fresh interpreter has loaded after each of `statements`, run in order."""
+    """Run `statements` in a fresh interpreter. Returns the loaded top-level modules after each of them."""
     report = "\nprint(*{name.partition('.')[0] for name in sys.modules})\n"
     code = "import sys\n" + "".join(statement + report for statement in statements)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -57,8 +57,8 @@ def test_help_imports_no_torch() -> None:
     assert not {"torch", "numpy", "tokenizers", "huggingface_hub"} & loaded
 
 
-# Libraries above the weights and the engine. Those load torch with its dependencies, numpy, tokenizers, safetensors,
-# gguf.
+# Libraries that neither the weights nor the engine may load. These two load torch with its dependencies, numpy,
+# tokenizers, safetensors, and gguf.
 MORE = {"click", "rich", "httpx", "huggingface_hub", "jinja2", "platformdirs", "transformers"}
 
 

@@ -109,12 +109,12 @@ HABITS = [
     ),
 ]
 
-# A sentence that starts with a clause in the position of its subject.
+# Sentences that start with a clause instead of a subject.
 HEADLESS = re.compile(
     r"(?:^|(?<=[.!?] )|(?<=\n))(?:Who|Whom|Whose|Whoever|What|Whatever|That|Of|Where|Wherever|Than|Nor)\b(?![^.]*\?)"
 )
 
-# Names of tests that name no subject.
+# Test names without a subject.
 VAGUE_TEST = re.compile(
     r"^test_(?:who|whose|whoever|what|whatever|that|of|where|wherever|nobody|somebody|nothing|none|it|they|this|these"
     r"|those|one|as|to|than|both)_"
@@ -145,7 +145,7 @@ def pieces_of_document(text: str) -> Iterator[Piece]:
 
 
 def comments(text: str) -> Iterator[Piece]:
-    """Consecutive comment lines are one piece."""
+    """Yield each comment as one piece. Consecutive comment lines are one comment."""
     block: list[str] = []
     start = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

@@ -1,4 +1,4 @@
-"""The installed wheel: one private folder, a launcher, and all data files."""
+"""The installed wheel contains one private folder, a launcher, and all data files."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with what `pip install .` puts into site-packages, without dependencies."""
+    """Return a folder with the files that `pip install .` puts into site-packages, without dependencies."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
     subprocess.run(command, check=True)
@@ -25,7 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(site: Path, *arguments: str) -> str:
-    """Run Python outside of the checkout, in a folder with another package named `app`."""
+    """Run Python outside of the checkout, in a folder that contains another package named `app`."""
     elsewhere = site.parent / "elsewhere"
     (elsewhere / "app").mkdir(parents=True, exist_ok=True)
     (elsewhere / "app" / "__init__.py").write_text("raise ImportError('the wrong app')")
@@ -71,7 +71,7 @@ def test_spawned_process_unpickles_objects(site: Path) -> None:
 
 
 def test_other_process_unpickles_objects_after_one_import(site: Path) -> None:
-    """The unpickling process was not spawned by the pickling one."""
+    """One process pickles an object, and a separate process unpickles it."""
     make = (
         "import inglenook, pickle\n"
         "from engine.request import SamplingParams\n"

@@ -1,4 +1,4 @@
-"""Run the command line in the tests' process, because importing torch in a new process takes longer than the rest."""
+"""Run the command line inside the test process, because a new process would spend most of its time importing torch."""
 
 import signal
 import subprocess
@@ -12,9 +12,10 @@ from app import cli
 
 
 def ingle(environment: Mapping[str, str], *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Return the result that a new process would have. Tests of signals and pipes need a real process."""
+    """Run `ingle` and return the result of the command. Tests of signals and pipes need a real process instead."""
     with CliRunner().isolation(input=stdin, env=environment) as (out, err, *_), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["ingle", *arguments])
-        patch.setattr(signal, "signal", lambda *_: None)  # keeps the signal handlers of this process
+        # the command must not replace the signal handlers of the test process
+        patch.setattr(signal, "signal", lambda *_: None)
         status = cli.main()
         return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())

@@ -17,8 +17,8 @@ from quant.gguf import GGUFFile
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_tls_context() -> Iterator[None]:
-    """Share one TLS context: httpx reads all certificate authorities for each client, also for requests to this
-    machine.
+    """Share one TLS context, because httpx loads all certificate authorities for each client, even for loopback
+    requests.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._transports.default.create_ssl_context", functools.cache(httpx.create_ssl_context))
@@ -33,8 +33,9 @@ def tokenizer(smollm2: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def vocabularies(llama_cpp_models: Path) -> Callable[[str], Tokenizer]:
-    """Return tokenizers of llama.cpp's vocabularies by name. Some are cached, because a large one takes seconds to
-    build.
+    """Return a function that loads the tokenizer of one of llama.cpp's vocabularies by name.
+
+    Some tokenizers are cached, because a large one takes seconds to build.
     """
 
     @functools.lru_cache(maxsize=4)

@@ -1,5 +1,4 @@
-"""`ingle` processes that start fast: each is forked from a process that has imported the slow modules once per test
-run.
+"""`ingle` processes that start fast, because they are forked from a process that has already imported the slow modules.
 
 The fork goes through an intermediate process that exits, so that the test process becomes the parent, as if it had
 started the program itself.
@@ -29,12 +28,12 @@ IMPORTED = (
     "app.models.load.loaded_encoder",
     "engine.backends.cpu.device",
 )
-_MOST_BYTES = 1 << 20  # size limit of a request to the forking process in bytes
-_SUBREAPER = 36  # prctl: orphaned descendants become children of this process
+_MOST_BYTES = 1 << 20  # maximum size in bytes of a request to the forking process
+_SUBREAPER = 36  # prctl option: orphaned descendants become children of this process
 
 
 class ForkedProgram(subprocess.Popen[str]):
-    """An `ingle` process with these arguments, like one that `subprocess.Popen` started."""
+    """An `ingle` process with these arguments. It behaves like one that `subprocess.Popen` started."""
 
     def __init__(self, environment: Mapping[str, str], *arguments: str) -> None:
         super().__init__(["ingle", *arguments], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
@@ -56,7 +55,7 @@ class ForkedProgram(subprocess.Popen[str]):
 
 @cache
 def _forker() -> socket.socket:
-    """Return a socket to the process that has imported everything. The process exits when the socket closes."""
+    """Return a socket to the forking process, which has imported all slow modules and exits when the socket closes."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         command = [sys.executable, "-m", "tests.app.forked_program", str(its.fileno())]
@@ -67,7 +66,7 @@ def _forker() -> socket.socket:
 
 
 def _wait(line: socket.socket) -> list[str]:
-    """Fork for each request. Returns only in the forked process, with the program's arguments from the request."""
+    """Fork a process per request. Returns only in a forked process, with the program's arguments from the request."""
     while True:
         request, standard, *_ = socket.recv_fds(line, _MOST_BYTES, 3)
         if not request:
@@ -96,7 +95,7 @@ def main() -> int:
     line = socket.socket(fileno=int(sys.argv[1]))
     for name in IMPORTED:
         import_module(name)
-    with suppress(KeyboardInterrupt):  # Ctrl-C is for the tests only
+    with suppress(KeyboardInterrupt):  # Ctrl-C is meant for the test process only
         sys.argv = _wait(line)
         return int(import_module("app.cli").main())
     return 128 + signal.SIGINT

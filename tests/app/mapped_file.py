@@ -1,4 +1,4 @@
-"""Wait until a process reads a model: its file is mapped from then on until the model is loaded."""
+"""Wait until a process has mapped a model file, which it does before it loads the model."""
 
 import subprocess
 import time
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def wait_until_mapped(process: "subprocess.Popen[Any]", file: Path) -> None:
-    """Return when `process` has mapped `file`. Fails if the process ends first."""
+    """Wait until `process` has mapped `file`. Fails if the process ends first."""
     maps = Path(f"/proc/{process.pid}/maps")
     while str(file) not in maps.read_text():
         assert process.poll() is None, "it ended before it read the model"

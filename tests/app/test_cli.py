@@ -1,4 +1,4 @@
-"""The command line: output, exit statuses, and imports."""
+"""The command line: its output, exit statuses, and imports."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ingle(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run the command in a new process."""
+    """Run the command line in a new process."""
     return subprocess.run([sys.executable, "-m", "app", *arguments], capture_output=True, text=True, check=False)
 
 

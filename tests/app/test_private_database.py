@@ -1,4 +1,4 @@
-"""Private SQLite files."""
+"""SQLite files that only their owner can read."""
 
 import os
 import sqlite3

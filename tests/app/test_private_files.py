@@ -1,4 +1,4 @@
-"""Permissions of cache and settings files: private to the user."""
+"""Cache and settings files are private to the user."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Progress: all output on stderr, lines without a terminal, nothing when quiet."""
+"""Progress is written to stderr: as bars on a terminal, as lines elsewhere, and not at all with --quiet."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def _work(reporter: Progress, seconds: float = 0.0) -> None:
 
 
 def _slow_work() -> None:
-    """Each task takes longer than the delay after which it is shown."""
+    """Run tasks that each take longer than the delay after which a task is shown."""
     progress._DELAY_SECONDS = 0.01
     _work(progress_on_stderr(), seconds=0.5)
 
@@ -75,7 +75,7 @@ with reporter.task("Downloading [x]", 2_000_000) as report:
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "\n").splitlines()
     assert "It [broke]." in lines
     assert [line for line in lines if "Downloading" in line and "1.0/2.0 MB" in line], lines
-    assert "━" not in shown  # too narrow for a bar
+    assert "━" not in shown  # the terminal is too narrow for a bar
 
 
 def test_short_tasks_are_not_shown(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,12 +111,12 @@ def test_terminal_shows_a_bar(no_color: bool) -> None:
     shown = _on_a_terminal(code, {"COLUMNS": "100", "NO_COLOR": "1" if no_color else ""})
     assert all(part in shown for part in ("Fetching.", "Downloading [x]", "1.0/2.0", "MB", "200/300"))
     assert "━" in shown
-    assert ("\x1b[3" in shown) is not no_color  # a color sequence
+    assert ("\x1b[3" in shown) is not no_color  # the start of a color sequence
     assert shown.count("\x1b[?25h") == 3  # the cursor is visible again after each task
 
 
 def _on_a_terminal(code: str, more: dict[str, str]) -> str:
-    """Return what a program writes to a terminal, which is its stderr. Its stdout stays empty."""
+    """Run a program whose stderr is a terminal, and return what it writes there. Its stdout must stay empty."""
     terminal, theirs = os.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", **more}
     with Started[bytes]([sys.executable, "-c", code], env=environment, stderr=theirs, stdout=subprocess.PIPE) as child:
@@ -134,7 +134,7 @@ def _read_all(terminal: int) -> str:
     try:
         while part := os.read(terminal, 10_000):
             parts.append(part)
-    except OSError:  # the other end is closed, on Linux
+    except OSError:  # Linux raises this when the other end is closed
         pass
     os.close(terminal)
     return b"".join(parts).decode()

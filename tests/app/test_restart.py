@@ -1,6 +1,6 @@
 """A server that is killed and restarted finds its KV cache and replies on disk.
 
-Uses real processes and the real model.
+The tests use real processes and the real model.
 """
 
 import json
@@ -17,10 +17,10 @@ import pytest
 from tests.app.commands.test_serve import Server, environment_of, ready, serve
 from tests.support.processes import HANGING_SECONDS
 
-KEPT_SECONDS = 2.0  # seconds after which everything is saved
+KEPT_SECONDS = 2.0  # time after which the server has saved everything
 BLOCK_SIZE = 16
 QUESTION = {"role": "user", "content": "Tell me of the sea, of its storms and of those who sail it. " * 6}
-ENDLESS = {"logit_bias": {str(end_id): -100 for end_id in (0, 1, 2)}}  # no tokens that end the reply
+ENDLESS = {"logit_bias": {str(end_id): -100 for end_id in (0, 1, 2)}}  # forbid the tokens that would end the reply
 NEXT = {"role": "user", "content": "And of the mountains?"}
 
 
@@ -30,7 +30,7 @@ class Start(Protocol):
 
 @pytest.fixture
 def start(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> Iterator[Start]:
-    """Start servers of one user, with one on-disk cache."""
+    """Return a function that starts servers of one user, which share an on-disk cache."""
     with ExitStack() as stack:
 
         def started(**environment: str) -> Server:
@@ -52,7 +52,7 @@ def ask(server: Server, messages: Sequence[Mapping[str, str]], **fields: object)
 def stream_for(server: Server, messages: Sequence[Mapping[str, str]], seconds: float, kept: float) -> tuple[str, str]:
     """Read an endless reply for some seconds.
 
-    Return its text up to `kept` seconds before the end, and the whole text.
+    Return the text that had arrived `kept` seconds before the last piece, and the whole text.
     """
     body = {"model": "smollm2:135m", "messages": messages, "temperature": 0.9, "seed": 5, "stream": True}
     texts: list[tuple[float, str]] = []
@@ -109,7 +109,7 @@ def test_interrupted_reply_is_restored_up_to_the_saved_part(start: Start) -> Non
     prompts = [[QUESTION], [QUESTION, said[0]]]
     first, second = (tokens_of(ask(server, it, store=False, max_tokens=1))["prompt_tokens"] for it in prompts)
     assert second > first
-    # Text that is encoded again without its end can have a few tokens more than were generated.
+    # Encoding a truncated text again can give a few more tokens than were generated.
     assert again["disk_tokens"] > first + 0.9 * (second - first) - 2 * BLOCK_SIZE
 
 

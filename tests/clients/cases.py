@@ -1,4 +1,4 @@
-"""The five cases: the request that each makes and when it passes. Runs in the client's environment.
+"""Define the five cases: the request of each one, and the check of its reply. Runs in the client's environment.
 
 A driver defines a `Client` and calls `main`, which prints one JSON object for each case: {"case": "turn", "ok": true,
 "detail": "..."}. Imports only the standard library.
@@ -16,7 +16,7 @@ CASES = ("turn", "stream", "tool", "wrong model", "too long")
 _DATA = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))  # shared with cases.mjs
 QUESTION: str = _DATA["question"]
 REPLY_TOKENS: int = _DATA["reply_tokens"]  # maximum tokens of a reply, for clients that can set it
-TOOL_QUESTION: str = _DATA["tool_question"]  # makes the scripted model call a tool
+TOOL_QUESTION: str = _DATA["tool_question"]  # this prompt makes the scripted model call a tool
 TOOL_TOKENS: int = _DATA["tool_tokens"]
 TOOL_NAME: str = _DATA["tool"]["name"]
 TOOL_DESCRIPTION: str = _DATA["tool"]["description"]
@@ -26,12 +26,12 @@ LONG_PROMPT = "word " * _DATA["long_prompt_words"]  # longer than SmolLM2's cont
 
 
 class CaseFailed(Exception):
-    """The client did not do what its user needs. The text describes what it did."""
+    """The client's reply or error is not what the case requires. The text describes the difference."""
 
 
 @dataclass(frozen=True)
 class ExpectedError:
-    """The error that a client raises when the server refuses: its type, and some attributes."""
+    """The error that a client must raise if the server refuses a request: its type, and some of its attributes."""
 
     kind: type[Exception]
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -50,7 +50,9 @@ class Client(Protocol):
         """Yield the pieces of a streamed reply."""
 
     def call(self, model: str, prompt: str) -> tuple[str, Mapping[str, Any]]:
-        """Return name and arguments of the tool that the model calls. Forces a call if the client can."""
+        """Return the name and the arguments of the tool that the model calls. The call is forced if the client supports
+        it.
+        """
 
 
 def main(connect: Callable[[str, str], Client]) -> None:
@@ -110,7 +112,7 @@ def _too_long(client: Client, model: str) -> str:
 
 
 def _expected_error(request: Callable[[], str], expected: ExpectedError) -> str:
-    """Return the text of the error. Raises CaseFailed if it is not the expected one."""
+    """Return the text of the error that `request` raises. Raises CaseFailed if it is not the expected error."""
     try:
         reply = request()
     except expected.kind as problem:
@@ -129,14 +131,14 @@ _RUNS: Mapping[str, Callable[[Client, str], str]] = dict(
 
 
 def first(items: Iterable[Any], what: str) -> Any:
-    """Return the first item. Raises CaseFailed if there is none."""
+    """Return the first item. Raises CaseFailed if there are no items."""
     for item in items:
         return item
     raise CaseFailed(f"no {what}")
 
 
 def texts(items: Iterable[Any], read: Callable[[Any], str | None]) -> Iterator[str]:
-    """Yield the texts of a stream's items, without empty ones."""
+    """Yield the text of each item of a stream. Empty texts are left out."""
     for item in items:
         if text := read(item):
             yield text

@@ -1,4 +1,4 @@
-"""Run a client's driver in a process with a time limit, and read its outcomes."""
+"""Run a client's driver in a separate process with a time limit, and read the outcomes that it prints."""
 
 import json
 import os
@@ -15,10 +15,11 @@ from tests.clients.servers import Server
 from tests.clients.table import Client
 
 ROOT = Path(__file__).parents[2]
-LIBRARY_SECONDS = 240  # in case a driver hangs: for all cases of a library, and for each case of an agent
+# time limit in case a driver hangs: for all cases of a library together, and for each case of an agent
+LIBRARY_SECONDS = 240
 AGENT_SECONDS = 150
 
-# Disables telemetry, updates, and downloads, in addition to each client's settings.
+# Variables that disable telemetry, updates, and downloads, in addition to the settings of each client.
 OFFLINE_ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "DISABLE_TELEMETRY": "1",
@@ -37,15 +38,15 @@ class Outcome:
     """The outcome of one case with one client."""
 
     ok: bool
-    detail: str  # the reply, or the failure
+    detail: str  # the reply, or the description of the failure
 
 
 def run_driver(
     client: Client, installed: Installed, server: Server, folder: Path, cases: Sequence[str]
 ) -> Mapping[str, Outcome]:
-    """Run cases in `folder` and return their outcomes. HOME is the folder `home` next to it.
+    """Run cases in `folder` and return their outcomes. HOME is the folder `home` next to `folder`.
 
-    If the driver hangs or ends in a case, that case fails and the driver starts again with the next one.
+    If the driver hangs or exits during a case, this case fails, and the driver starts again with the next case.
     """
     outcomes: dict[str, Outcome] = {}
     while remaining := [case for case in cases if case not in outcomes]:
@@ -62,7 +63,7 @@ def run_driver(
 def _command(client: Client, installed: Installed, server: Server, cases: Sequence[str]) -> Sequence[str]:
     arguments = [server.url, server.model, client.dialect, *cases]
     if client.driver.endswith(".mjs"):
-        # Node looks for packages in the module's folder.
+        # Copy the driver, because Node looks for packages in the folder of the module.
         for source in (*(ROOT / "tests/clients/node").glob("*.mjs"), ROOT / "tests/clients/cases.json"):
             shutil.copy(source, installed.folder)
         return [installed.program("node"), str(installed.folder / client.driver), *arguments]
@@ -72,12 +73,12 @@ def _command(client: Client, installed: Installed, server: Server, cases: Sequen
 
 
 def _is_agent(client: Client) -> bool:
-    """Whether the client is a command line, whose driver runs in this Python."""
+    """Whether the client is a command-line agent, whose driver runs in this Python, not in its own environment."""
     return (ROOT / "tests/clients/agents" / f"{client.driver}.py").exists()
 
 
 def _environment(installed: Installed, folder: Path) -> Mapping[str, str]:
-    """Return variables without the user's keys and settings, and with a temporary HOME."""
+    """Return environment variables without the user's keys and settings, and with a temporary HOME."""
     home = folder.with_name("home")
     for needed in (folder, home):
         needed.mkdir(exist_ok=True)
@@ -87,7 +88,7 @@ def _environment(installed: Installed, folder: Path) -> Mapping[str, str]:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path, seconds: float) -> tuple[str, str]:
-    """Return the standard output, and a description of the failure if some cases are missing in it."""
+    """Return the standard output, and a description of the failure that applies if the output lacks some cases."""
     process = subprocess.Popen(
         command,
         cwd=folder,

@@ -15,12 +15,12 @@ OLDEST_NODE = 22  # oldest major version that the clients support
 
 
 class NotInstalled(Exception):
-    """The installer failed. The text is its error output."""
+    """Raised if the installer fails. The text is its error output."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The packages of one client as requirements of an installer."""
+    """The packages of one client, and the installer that installs them."""
 
     name: str
     installer: str  # "pip" or "npm"
@@ -29,14 +29,14 @@ class Environment:
 
 @dataclass(frozen=True)
 class Installed:
-    """The folder, the program folders, and the package versions of an installed environment."""
+    """An installed environment: its folder, its program folders, and its package versions."""
 
     folder: Path
-    path: Sequence[Path]  # folders of programs; the first match is used
-    versions: Mapping[str, str]  # version by package
+    path: Sequence[Path]  # folders to search for programs, in this order
+    versions: Mapping[str, str]  # installed version of each package
 
     def program(self, name: str) -> str:
-        """Return the absolute path of a program of this environment. Raises NotInstalled if there is none."""
+        """Return the absolute path of a program. Raises NotInstalled if this environment does not contain it."""
         found = shutil.which(name, path=os.pathsep.join(map(str, self.path)))
         if found is None:
             raise NotInstalled(f"no program {name}")
@@ -44,14 +44,14 @@ class Installed:
 
 
 class Environments:
-    """The environments below one folder. Each is installed when it is first used."""
+    """The environments below one folder. Each of them is installed when it is first used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._node: Path | None = None
 
     def install(self, environment: Environment) -> Installed:
-        """Install missing packages. Raises NotInstalled if the installer fails."""
+        """Install an environment unless it exists. Raises NotInstalled if the installer fails."""
         if environment.installer == "pip":
             return self._with_pip(environment)
         return self._with_npm(environment)
@@ -86,7 +86,7 @@ class Environments:
         return Installed(folder, [folder / "node_modules" / ".bin", node], versions)
 
     def _node_programs(self) -> Path:
-        """Return the program folder of a recent Node: the system's, or the one from PyPI."""
+        """Return the folder of the programs of a recent Node: the system's, or the one from PyPI."""
         if self._node is None:
             self._node = _system_node() or self._with_pip(Environment("node", "pip", [NODE])).path[0]
         return self._node

@@ -1,4 +1,4 @@
-"""Format the results as text for the terminal and as the page docs/clients.md."""
+"""Format the results of all clients, as text for the terminal and as the page docs/clients.md."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from tests.clients.cases import CASES
 from tests.clients.driver_process import Outcome
 from tests.clients.table import Client
 
-WIDTH = 300  # maximum characters of an error below the table
+WIDTH = 300  # maximum length in characters of an error below the table
 
 
 @dataclass(frozen=True)
 class Row:
-    """The outcomes of one client."""
+    """The results of one client: its installed versions, and an outcome per case."""
 
     client: Client
     versions: Mapping[str, str]
@@ -20,23 +20,23 @@ class Row:
 
     @property
     def has_failure(self) -> bool:
-        """Whether a case failed without a known reason in the table of clients."""
+        """Whether a case failed for which the table of clients has no known reason."""
         return any(self.cell(case) == "failed" for case in CASES)
 
     def cell(self, case: str) -> str:
-        """Return "ok", "failed", or the known reason in the table of clients."""
+        """Return "ok", "failed", or the known reason of the failure from the table of clients."""
         if self.outcomes[case].ok:
             return "ok"
         return self.client.reasons.get(case, "failed")
 
     def version(self) -> str:
-        """Return the versions of the packages that the row shows."""
+        """Return the versions of the client's packages that the table shows."""
         shown = self.client.shown or self.versions
         return ", ".join(f"{name} {self.versions[name]}" for name in shown if name in self.versions)
 
 
 def as_text(rows: Sequence[Row]) -> str:
-    """Return aligned columns, followed by the failures."""
+    """Return the results as aligned columns, followed by the failures."""
     lines = [["client", *CASES], *([row.client.name, *map(row.cell, CASES)] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
@@ -50,7 +50,7 @@ def as_text(rows: Sequence[Row]) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """Return the page, with versions but without a date."""
+    """Return the page docs/clients.md, with versions but without a date."""
     return "\n".join([INTRODUCTION, *map(_line, rows), ""])
 
 

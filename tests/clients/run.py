@@ -1,7 +1,7 @@
 """Run real clients against real servers: `tests/clients/run.sh [--list] [--keep] [NAME...]`.
 
-Installs each client into a separate environment, starts `ingle serve`, runs the client's driver, and prints a table of
-clients and cases. The network is only used to install packages; drivers connect to 127.0.0.1.
+The program installs each client into a separate environment, starts `ingle serve`, runs the client's driver, and prints
+a table of clients and cases. It uses the network only to install packages; drivers connect to 127.0.0.1.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tests.clients.table import Client, read_clients
 
 
 def main() -> int:
-    """Return exit status 1 if a case failed without a known reason."""
+    """Return exit status 1 if a case failed without a known reason, otherwise 0."""
     parser = argparse.ArgumentParser(prog="tests/clients/run.sh", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="clients to run (default: all)")
     parser.add_argument("--list", action="store_true", help="print the names of the clients and exit")
@@ -54,7 +54,9 @@ def _calls(clients: Sequence[Client]) -> Sequence[Call]:
 
 
 def _rows(chosen: Sequence[Client], servers: Servers, environments: Environments, project: Path) -> Iterator[Row]:
-    """Install and run one client after the other. A server starts when a client first needs it, and keeps running."""
+    """Install and run the clients in order, and yield their rows. A server starts when a client first needs it, and
+    keeps running.
+    """
     running: dict[str, Server] = {}
     with ExitStack() as stack:
         for client in chosen:
@@ -71,7 +73,7 @@ def _row(client: Client, environments: Environments, servers: Mapping[str, Serve
     except NotInstalled as problem:
         return Row(client, {}, dict.fromkeys(CASES, Outcome(False, f"not installed: {problem}")))
     outcomes: dict[str, Outcome] = {}
-    # all cases of a server in one process, since some libraries take seconds to import
+    # run all cases of a server in one process, because some libraries take seconds to import
     for name, server in servers.items():
         cases = [case for case in CASES if client.server_of(case) == name]
         outcomes.update(run_driver(client, installed, server, project, cases))

@@ -1,9 +1,9 @@
 """A model file with scripted replies and a long context, for agents whose prompts have up to 20,000 tokens.
 
 Attention and MLP add nothing, so the logits depend only on the last token: each token of a reply predicts the next one.
-The chat template selects the reply, by ending the prompt with the token that starts it. If the user's message contains
-CALL_A_TOOL and the request has a known tool, the model calls the tool. Then its reply depends on whether the result
-contains NOTE_TEXT.
+The chat template selects the reply: it ends the prompt with the reply's first token. If the user's message contains
+CALL_A_TOOL and the request has a known tool, the model calls the tool. The reply after the call depends on whether the
+result contains NOTE_TEXT.
 """
 
 import json
@@ -18,15 +18,15 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from tests.support.gguf_reader import Reader
 
-CALL_A_TOOL = "CALL-A-TOOL"  # in a user's message
-NOTE_TEXT = "ingle-note-42"  # text that only the tool's result contains
+CALL_A_TOOL = "CALL-A-TOOL"  # a user's message with this text makes the model call a tool
+NOTE_TEXT = "ingle-note-42"  # this text is only in the tool's result
 ANSWER = "The scripted model answers every message with this one sentence."
 TOOL_RAN = "The tool ran and the scripted model has read its result."
 TOOL_FAILED = "The tool gave the scripted model something else."
 
 END = "<|im_end|>"
 HIDDEN, HEAD, CONTEXT = 256, 64, 1 << 17
-MARGIN = 8.0  # scale of the output weights; after the norm, the next token's logit is MARGIN * sqrt(HIDDEN)
+MARGIN = 8.0  # scale of the output weights; after the norm, the logit of the next token is MARGIN * sqrt(HIDDEN)
 
 TEMPLATE = """\
 {%- set seen = namespace(start='answer', wanted=false) -%}
@@ -68,7 +68,7 @@ TEMPLATE = """\
 
 @dataclass(frozen=True)
 class Call:
-    """A call that the model makes if the request has the tool."""
+    """A tool call that the model makes if the request has this tool."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -81,13 +81,14 @@ class Call:
 def write_scripted_model(vocabulary: Path, path: Path, calls: Sequence[Call]) -> None:
     """Write the model to `path`, with the tokenizer of the GGUF file `vocabulary` and a token for each piece of text.
 
-    `calls` are distinguished by the name of the tool and its first argument.
+    `calls` must differ in the name of the tool or in its first argument.
     """
     reader = Reader(vocabulary)
     tokens: list[str] = list(reader.fields["tokenizer.ggml.tokens"].contents())
     types: list[int] = list(reader.fields["tokenizer.ggml.token_type"].contents())
     scripts = {"answer": ANSWER, "ran": TOOL_RAN, "failed": TOOL_FAILED}
-    starts = [f"call{number}" for number in range(len(calls))]  # not the tools' names, because the server escapes them
+    # tool names cannot be used here, because the server escapes them in the prompt
+    starts = [f"call{number}" for number in range(len(calls))]
     scripts |= {start: str(call) for start, call in zip(starts, calls, strict=True)}
     chains = [list(_chain(tokens, types, name, text)) for name, text in scripts.items()]
     writer = gguf.GGUFWriter(path, "llama")
@@ -101,13 +102,13 @@ def write_scripted_model(vocabulary: Path, path: Path, calls: Sequence[Call]) ->
 
 
 def chat_template(calls: Sequence[tuple[Call, str]]) -> str:
-    """Return the template for calls and the names of the start tokens of their replies."""
+    """Return the chat template for these calls. Each call comes with the name of the start token of its reply."""
     called = json.dumps([(call.name, next(iter(call.arguments)), start) for call, start in calls])
     return TEMPLATE.replace("CALLED", called).replace("WANTED", CALL_A_TOOL).replace("NOTE_TEXT", NOTE_TEXT)
 
 
 def _chain(tokens: list[str], types: list[int], name: str, text: str) -> Iterator[int]:
-    """Add a reply's tokens to the vocabulary and yield their ids, the start token first."""
+    """Add the tokens of a reply to the vocabulary and yield their ids. The first is the start token."""
     taken = set(tokens)
     pieces = [f"<|start:{name}|>", *_pieces(text, taken)]
     for number, piece in enumerate(pieces):
@@ -117,7 +118,7 @@ def _chain(tokens: list[str], types: list[int], name: str, text: str) -> Iterato
 
 
 def _pieces(text: str, taken: set[str]) -> Sequence[str]:
-    """Split `text` into new tokens of one or more words. Each token occurs once, so that it determines the next one."""
+    """Split `text` into new tokens of one or more words. Each occurs once, so that it determines its successor."""
     [(encoded, _)] = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
     pieces, piece = [], ""
     for word in encoded.replace("Ġ", " Ġ").split(" "):
@@ -126,7 +127,7 @@ def _pieces(text: str, taken: set[str]) -> Sequence[str]:
             taken.add(piece)
             pieces.append(piece)
             piece = ""
-    if piece:  # the last words are already a token
+    if piece:  # the last words are already a token, so they become part of the previous piece
         pieces[-1] += piece
     return pieces
 
@@ -158,7 +159,9 @@ def _write_metadata(
 
 
 def _tensors(size: int, chains: Sequence[Sequence[int]], end: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Yield names and values. Each token of a reply has a separate dimension; all other tokens share the first one."""
+    """Yield names and values of the weights. Each token of a reply has its own dimension; all other tokens share the
+    first.
+    """
     embedding = np.zeros((size, HIDDEN), np.float16)
     embedding[:, 0] = 1
     output = np.zeros((size, HIDDEN), np.float16)

@@ -16,7 +16,7 @@ from tests.clients.scripted_model import Call, write_scripted_model
 from tests.clients.table import SCRIPTED, SMOLLM2
 from tests.support.local_servers import answers
 
-ALIASES = "gpt-*=*, claude-*=*, scripted=*"  # names that some clients require
+ALIASES = "gpt-*=*, claude-*=*, scripted=*"  # model names that some clients require
 STARTING_SECONDS = 300
 
 
@@ -25,20 +25,20 @@ class Server:
     """A running server."""
 
     url: str
-    model: str  # name of the model in requests
+    model: str  # name that requests use for the model
     log: Path
 
 
 @dataclass(frozen=True)
 class Servers:
-    """Starts servers with their files below one folder."""
+    """Starts servers whose files are below one folder."""
 
     folder: Path
-    calls: Sequence[Call]  # calls of the scripted model
+    calls: Sequence[Call]  # tool calls that the scripted model makes
 
     @contextmanager
     def running(self, name: str) -> Iterator[Server]:
-        """Run the server with a name. Raises SystemExit if it does not start."""
+        """Run the server `name` and yield it. Raises SystemExit if it does not start."""
         if name == SMOLLM2:
             with self._serving(name, []) as (url, log):
                 yield Server(url, load_settings().model, log)

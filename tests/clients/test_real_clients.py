@@ -1,4 +1,4 @@
-"""Clients in the dev extra pass the cases of tests/clients/run.sh with the scripted model."""
+"""The clients in the `dev` extra pass the cases of tests/clients/run.sh with the scripted model."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The chat template of the scripted model: which reply it selects."""
+"""The chat template of the scripted model selects the reply for each conversation."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The table of clients: its rows are valid, and docs/clients.md shows all of them."""
+"""The rows in the table of clients are valid, and docs/clients.md shows all of them."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The relay that counts the pieces of streamed replies."""
+"""The tap between client and server counts the pieces of streamed replies."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ WHOLE = HEAD + b'{"model":"m","message":{"content":"a"},"done":true}'
 
 
 def answer(listener: socket.socket, heads: list[bytes], reply: bytes) -> None:
-    """Serve one connection."""
+    """Accept one connection and send a streamed reply."""
     connection, _ = listener.accept()
     heads.append(connection.recv(1 << 16))
     connection.sendall(reply)

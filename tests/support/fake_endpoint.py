@@ -1,4 +1,4 @@
-"""A server that implements enough of OpenAI's API for a chat, and sends prepared replies."""
+"""A fake server that implements enough of OpenAI's API for a chat, and sends prepared replies."""
 
 import json
 import threading
@@ -15,24 +15,25 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore errors: tests disconnect in the middle of a reply."""
+        """Ignore errors, because tests disconnect in the middle of a reply."""
 
 
 Piece: TypeAlias = str | Mapping[str, Any]
 
 
 class FakeEndpoint:
-    """Serves inside its `with` block. Each request gets the next of `replies`, in pieces; the last one is repeated.
+    """Serves inside its `with` block. Each request receives the next of `replies`, in pieces; the last reply is
+    repeated.
 
-    A piece is text, or the delta of a chunk. Requests for a title get `title`.
+    A piece is a text, or the delta of a chunk. Requests for a title receive `title`.
     """
 
     def __init__(self, replies: Sequence[Sequence[Piece]] = (("Hello.",),)) -> None:
         self.replies = list(replies)
         self.asked: list[dict[str, Any]] = []
-        self.breaks_off = False  # close the connection after the last piece of a reply
-        self.error: object = None  # sent after the last piece
-        self.refusal: tuple[int, bytes] | None = None  # the answer to every request, if not None
+        self.breaks_off = False  # whether to close the connection after the last piece of a reply
+        self.error: object = None  # error to send after the last piece of a reply
+        self.refusal: tuple[int, bytes] | None = None  # (status, body) to return for every request, if not None
         self.title = "A title"
         self.pause = 0.0  # seconds between two pieces of a reply
         self.done = 0  # number of replies that were sent completely
@@ -45,7 +46,7 @@ class FakeEndpoint:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="endpoint", daemon=True)
 
     def hold(self) -> None:
-        """Stop replies after their first piece."""
+        """Stop every reply after its first piece."""
         self._held.clear()
 
     def __enter__(self) -> Self:
@@ -81,7 +82,7 @@ class FakeEndpoint:
 
     def _handler(endpoint: "FakeEndpoint") -> type[BaseHTTPRequestHandler]:  # noqa: N805  # `self` is the handler
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # the name that the library requires
+            def do_GET(self) -> None:  # http.server calls the method by this name
                 self._answer("application/json", [json.dumps({"data": [endpoint.model]}).encode()])
 
             def do_POST(self) -> None:

@@ -1,7 +1,6 @@
-"""Detect misuse of memory: tensors of `torch.empty` are filled with NaN or the largest integer, with fences on both
-sides.
+"""Detect invalid memory accesses: `torch.empty` fills tensors with NaN or the largest integer, between two fences.
 
-A read of uninitialized memory shows in the results. A write next to a tensor fails the test at the end.
+If a kernel reads uninitialized memory, its results are wrong. If it writes next to a tensor, the test fails at the end.
 """
 
 import math
@@ -13,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-FENCE = 128  # elements on either side; for every type a multiple of the alignment that kernels rely on
+FENCE = 128  # elements on either side; a multiple of the alignment that kernels rely on, for every type
 
 
 class Fences:
-    """Allocates each tensor in the middle of a larger one, and keeps the larger ones for the check."""
+    """Allocates each tensor in the middle of a larger one, and keeps the larger tensors for the check."""
 
     def __init__(self) -> None:
         self._allocate: Callable[..., Tensor] = torch.empty
@@ -36,7 +35,7 @@ class Fences:
         return self.empty(*other.shape, dtype=other.dtype, device=other.device)
 
     def check(self) -> None:
-        """Check that no fence was written."""
+        """Check that no fence was overwritten."""
         for whole in self._wholes:
             for fence in (whole[:FENCE], whole[-FENCE:]):
                 untouched = fence.isnan() if fence.is_floating_point() else fence == torch.iinfo(fence.dtype).max
@@ -46,7 +45,7 @@ class Fences:
 @contextmanager
 def fenced() -> Iterator[None]:
     fences, before = Fences(), torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new tensors
+    torch.use_deterministic_algorithms(True, warn_only=True)  # makes torch fill new tensors
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch, "empty", fences.empty)

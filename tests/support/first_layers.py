@@ -1,6 +1,6 @@
 """Write the first layers of a model to a GGUF file, with its vocabulary: real weights at a fraction of the cost.
 
-The output has little meaning, but each token still depends on all earlier tokens.
+The output of this model has little meaning, but each token still depends on all earlier tokens.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ def write_first_layers(
 ) -> None:
     """Write the first `count` layers of a Llama, bit for bit, and its metadata. The tokenizer is optional.
 
-    With `most_tensors`, several files with at most that number of tensors are written beside `path`.
+    `most_tensors` is the maximum number of tensors per file. It splits the model into several files beside `path`.
     """
     writer = gguf.GGUFWriter(path, "llama", split_max_tensors=most_tensors)
     left_out = ("GGUF.", "general.architecture", *(() if tokenizer else ("tokenizer.",)))

@@ -1,4 +1,4 @@
-"""SmolLM2-135M in transformers, with float32 weights of a GGUF file that the `gguf` package dequantizes."""
+"""SmolLM2-135M in transformers, with the weights of a GGUF file that the `gguf` package dequantizes to float32."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.support.gguf_reader import Reader
 
 
 def transformers_model(path: Path, *, tied: bool) -> LlamaForCausalLM:
-    """Load the model. If `tied`, the head shares the embedding's memory, else it is a copy."""
+    """Load the model. If `tied` is set, the head shares the embedding's memory, else it is a copy."""
     reader = Reader(path)
     values = {t.name: torch.tensor(gguf.dequantize(t.data, t.tensor_type)) for t in reader.tensors}
     config = LlamaConfig(
@@ -27,7 +27,7 @@ def transformers_model(path: Path, *, tied: bool) -> LlamaForCausalLM:
         rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
         tie_word_embeddings=tied,
     )
-    with no_init_weights():  # all weights are overwritten
+    with no_init_weights():  # skip the initialization, because all weights are overwritten
         model: LlamaForCausalLM = LlamaForCausalLM(config).train(mode=False)
     model.tie_weights()
     model.load_state_dict(_renamed(values), strict=not tied)
@@ -55,7 +55,7 @@ def _renamed(values: dict[str, Tensor]) -> dict[str, Tensor]:
         if name.startswith("blk."):
             _, layer, part, _ = name.split(".")
             heads = {"attn_q": 9, "attn_k": 3}.get(part)
-            # Pairs of adjacent rows become pairs half a head apart.
+            # GGUF stores the two rows of a rotary pair side by side; transformers stores them half a head apart.
             halves = value.view(heads, -1, 2, 576).transpose(1, 2).reshape(value.shape) if heads else value
             out[f"model.layers.{layer}.{parts[part]}.weight"] = halves
     return out

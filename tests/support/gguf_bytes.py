@@ -11,7 +11,7 @@ Value = int | float | str | list[int] | list[float] | list[str]
 
 @dataclass(frozen=True)
 class Number:
-    """A number of the header: position, width in bytes, and role."""
+    """A number in the header: its position, its width in bytes, and its role."""
 
     offset: int
     width: int
@@ -57,7 +57,7 @@ class GGUFBytes:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor to write. `dims` is innermost first, as in the file."""
+    """A tensor to write. `dims` lists the innermost dimension first, as in the file."""
 
     name: str
     dims: list[int]
@@ -68,7 +68,7 @@ class Tensor:
 def build(
     metadata: list[tuple[str, int, Value]], tensors: list[Tensor], *, version: int = 3, alignment: int = 32
 ) -> GGUFBytes:
-    """Return a well-formed file. An array is given as (key, element type, list)."""
+    """Return the bytes of a well-formed file. Array values are (key, element type, list)."""
     out = GGUFBytes()
     out.data += b"GGUF"
     out.number("I", version, "version")
@@ -96,7 +96,7 @@ def build(
 
 
 def small_file(*, version: int = 3) -> GGUFBytes:
-    """Return a file with all scalar types, arrays of strings and numbers, and tensors of several types."""
+    """Return a small file with all scalar types, arrays of strings and numbers, and tensors of several types."""
     metadata: list[tuple[str, int, Value]] = [
         ("general.architecture", STRING, "llama"),
         ("general.alignment", U32, 32),

@@ -1,6 +1,6 @@
 """The `gguf` package's reader with faster access to the file's bytes.
 
-The package slices a mapped array for each value, which takes 20 s for a large vocabulary.
+The package's own reader slices a mapped array for each value, which takes 20 s for a large vocabulary.
 """
 
 from typing import Any

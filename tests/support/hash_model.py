@@ -2,11 +2,11 @@
 
 A slot of its cache holds a digest of a token, its position, and the slot before it. The next token is a digest of all
 slots, read through the block table. So one wrong, stale, missing, or misplaced block changes the output. The correct
-output is known without running the engine: it is a function of the prompt alone. There may be groups of layers with a
-window, which see only the last slots, and recurrent groups, whose state is a digest of all tokens.
+output is a function of the prompt, so it can be computed without running the engine. There may also be groups of layers
+with a window, which see only the last slots, and recurrent groups, whose state is a digest of all tokens.
 
-As on a device, some steps run when they are launched, and others only when they are collected. Copies between pools
-also run late, in any order.
+Like a device, the model runs some steps when they are launched, and others only when they are collected. Copies between
+pools also run late, in any order.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from engine.sampling_params import SamplingParams
 from engine.step import BlockCopy, SampledToken, ScheduledRequest, StepPlan
 
 VOCABULARY = 5000
-ALTERNATIVES = 100  # alternatives to the most likely token have ids below it
+ALTERNATIVES = 100  # the alternatives to the most likely token have ids below this number
 NOTHING = b"nothing was written here"
 INITIAL = b"the state before the first token"
 
@@ -38,18 +38,19 @@ def digest(*parts: bytes | int) -> bytes:
 
 @lru_cache(1 << 17)
 def slot(token_id: int, position: int, before: bytes = b"") -> bytes:
-    """Return the cache content of a token at a position after the slot `before`."""
+    """Return the content of the cache slot for a token at a position. `before` is the content of the previous slot."""
     return digest(token_id, position, before)
 
 
 def next_token(variant: int, *seen: Sequence[bytes]) -> int:
-    """Return the next token for the slots that each group sees at the last token."""
+    """Return the next token, given the slots that each group sees at the last token."""
     return most_likely(variant, *seen, count=1)[0][0]
 
 
 def most_likely(variant: int, *seen: Sequence[bytes], count: int) -> list[tuple[int, float]]:
-    """Return the next tokens with log-probabilities, best first. The first may be any token, the others are
-    ALTERNATIVES.
+    """Return the `count` most likely next tokens with their log-probabilities, best first.
+
+    The first may be any token. The others have ids below ALTERNATIVES.
     """
     root = digest(variant, *(b"".join(slots) for slots in seen))
     ranked: dict[int, float] = {}
@@ -64,14 +65,14 @@ def most_likely(variant: int, *seen: Sequence[bytes], count: int) -> list[tuple[
 
 
 def variant_of(params: SamplingParams) -> int:
-    """Return the seed of a request that samples; such requests generate other tokens than greedy ones."""
+    """Return the seed of a request that samples, or 0 for a greedy one. Other seeds give other tokens."""
     return params.seed if params.top_k else 0
 
 
 def expected_output(
     prompt: Sequence[int], count: int, groups: Sequence[GroupConfig] = (GroupConfig(),), variant: int = 0
 ) -> list[int]:
-    """Return the first `count` tokens that the model must generate after `prompt`."""
+    """Return the first `count` tokens that the model generates after `prompt` if the engine is correct."""
     return list(_expected_output(tuple(prompt), count, tuple(groups), variant))
 
 
@@ -87,7 +88,7 @@ def _expected_output(prompt: tuple[int, ...], count: int, groups: tuple[GroupCon
 
 @dataclass(frozen=True)
 class Seen:
-    """The slots and states that the model must see after some tokens."""
+    """The slots and states that the model must see after some tokens, in all groups."""
 
     groups: Sequence[GroupConfig]
     chain: tuple[bytes, ...] = ()
@@ -112,7 +113,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Part:
-    """A request's part of a step, copied so that later changes on the host do not affect it."""
+    """The tokens of one request in a step, copied so that later changes on the host do not affect them."""
 
     request_id: int
     token_ids: list[int]
@@ -120,7 +121,8 @@ class Part:
     tables: list[list[int]]
     samples: bool
     needs_pending_token: bool
-    samplers: tuple[tuple[int, int, int | None], ...]  # (request, variant, number of alternatives to report)
+    # (request id, variant, number of alternatives to report) of each sampler
+    samplers: tuple[tuple[int, int, int | None], ...]
 
     @classmethod
     def of(cls, part: ScheduledRequest) -> "Part":
@@ -134,16 +136,16 @@ class Part:
 class HashTicket:
     parts: list[Part]
     copies: list[BlockCopy]
-    sampled: list[SampledToken] | None = None  # None: not executed yet
+    sampled: list[SampledToken] | None = None  # None until the step is executed
 
 
 @dataclass
 class HashRunner:
-    """Executes steps in the order they were launched, at random times."""
+    """Executes steps in the order in which they were launched, at random times."""
 
     config: EngineConfig
     random: random.Random
-    pools: list[list[list[bytes]]] = field(init=False)  # by group and block: the slots of the block, or its state
+    pools: list[list[list[bytes]]] = field(init=False)  # indexed by group and block: the slots of a block, or its state
     host: list[list[list[bytes]]] = field(init=False)
     launched: list[HashTicket] = field(default_factory=list)
     last_tokens: dict[int, int] = field(default_factory=dict)
@@ -233,7 +235,7 @@ SLOT_BYTES = 32
 
 
 def block_bytes(groups: Sequence[GroupConfig]) -> list[int]:
-    """Return the bytes of a block of each group in a file."""
+    """Return the number of bytes that a block of each group has in a file."""
     return [SLOT_BYTES * (1 if group.recurrent else BLOCK_SIZE) for group in groups]
 
 
@@ -250,8 +252,8 @@ def from_bytes(content: bytes) -> list[bytes]:
 class LateHandle:
     """A transfer that is done after `checks_left` more checks."""
 
-    work: Callable[[], int]  # returns the bytes of files that it read or wrote
-    checks_left: int  # remaining checks until it is done
+    work: Callable[[], int]  # runs the transfer, and returns the number of bytes that it read from or wrote to files
+    checks_left: int  # number of further checks that report the transfer as unfinished
     block_transfer: "LateTransfer"
     seconds: float = 1e-3
     failed: bool = False
@@ -267,7 +269,9 @@ class LateHandle:
 
 @dataclass
 class LateTransfer:
-    """Copies immediately or at the last moment, finishes late and in any order, and fails sometimes."""
+    """A block transfer that copies immediately or at the last moment, finishes late and in any order, and sometimes
+    fails.
+    """
 
     runner: HashRunner
     random: random.Random

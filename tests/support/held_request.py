@@ -1,4 +1,4 @@
-"""Requests with KV blocks that tests choose, without a scheduler."""
+"""Requests whose KV blocks the test chooses, for tests without a scheduler."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from engine.step import ScheduledRequest
 
 @dataclass(slots=True, eq=False)
 class HeldRequest(Request):
-    """A request with a block table for each KV group."""
+    """A request with its own block table for each KV group."""
 
     block_tables: tuple[list[int], ...] = field(kw_only=True)
 
@@ -20,12 +20,12 @@ class HeldRequest(Request):
     def part(
         self, start: int, num_tokens: int, *, samples: bool = True, logprob_positions: range = range(0)
     ) -> ScheduledRequest:
-        """Return its part in a step: the tokens start .. start + num_tokens."""
+        """Return a step's part of this request: `num_tokens` tokens from position `start`."""
         return ScheduledRequest(
             self, start, num_tokens, samples, block_tables=self.block_tables, logprob_positions=logprob_positions
         )
 
     def next_part(self, num_tokens: int) -> ScheduledRequest:
-        """Return the part with its next tokens. It samples if the part reaches the last token."""
+        """Return the part with the next `num_tokens` tokens. It samples if it contains the request's last token."""
         stop = self.num_computed + num_tokens
         return self.part(self.num_computed, num_tokens, samples=stop == self.num_tokens)

@@ -1,4 +1,4 @@
-"""Headings, contents lists, links, and code of Markdown documents, by GitHub's rules."""
+"""Extract headings, contents lists, links, and code from Markdown documents, by GitHub's rules."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ def anchors(text: str) -> set[str]:
 
 
 def contents_entries(text: str) -> list[str]:
-    """Return the headings in the contents list: the items before the first section that link within the page."""
+    """Return the entries of the contents list: the links within the page that come before the first section."""
     found: list[str] = []
     for line in lines_outside_fences(text):
         if line.startswith("## "):
@@ -65,7 +65,7 @@ def inline_code(text: str) -> list[str]:
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """Return the cells of each row of each table, without the line below the head."""
+    """Return the cells of each row of each table. The separator line below the header is left out."""
     rows = [line.strip().strip("|") for line in lines_outside_fences(text) if line.startswith("|")]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)] for row in rows]
     return [row for row in cells if set("".join(row)) - set("-: ")]

@@ -1,4 +1,4 @@
-"""Processes that tests start: they handle signals as in a terminal, and do not outlive the test."""
+"""Processes that tests start. They handle signals as in a terminal, and do not outlive the test."""
 
 import signal
 import subprocess
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import AnyStr
 
-# Seconds after which a wait fails because something hangs. It is not a performance limit.
+# Time limit in seconds of a wait that would otherwise hang. It is not a performance limit.
 HANGING_SECONDS = 120.0
 
 
@@ -26,12 +26,12 @@ def until(condition: Callable[[], bool]) -> None:
 def answer_signals() -> None:
     """Make this process and its children handle Ctrl-C and SIGHUP, even if both are ignored.
 
-    nohup and the background jobs of a script ignore them, and programs inherit that.
+    nohup and the background jobs of a script ignore these signals, and child processes inherit that.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     hang_up = getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP
     if hang_up is not None and signal.getsignal(hang_up) is signal.SIG_IGN:
-        # Programs do not inherit a handler. This one keeps the tests alive, as nohup requires.
+        # A handler is not inherited, so children handle SIGHUP by default. This process survives it, as under nohup.
         signal.signal(hang_up, lambda *_: None)
 
 
@@ -54,7 +54,7 @@ class Started(subprocess.Popen[AnyStr]):
 
 @contextmanager
 def running_statement(statement: str) -> Iterator[int]:
-    """Yield the pid of a Python process that runs a statement, after it has started."""
+    """Run a statement in a new Python process, and yield its pid after it has started."""
     command = [sys.executable, "-c", f"print(flush=True)\n{statement}"]
     with Started(command, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
@@ -64,7 +64,7 @@ def running_statement(statement: str) -> Iterator[int]:
 
 
 def assert_interrupt_ends_all(command: Sequence[str], children: int, cwd: Path, env: Mapping[str, str]) -> None:
-    """Check that an interrupt during a benchmark's warm-up gives status 130 and ends its child processes."""
+    """Interrupt a benchmark during its warm-up. Checks that it exits with status 130 and ends its child processes."""
     with Started(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Write Llama-shaped GGUF files of random weights, of any type and of real size.
+"""Write Llama-shaped GGUF files with random weights of any type, as large as real models.
 
     python -m tests.support.random_gguf --help
 
@@ -22,7 +22,7 @@ from tests.support.weight_mixes import Q4_K_M, kind_in_mix
 Bytes = NDArray[np.uint8]
 
 DEVIATION = 0.02  # standard deviation of a weight
-PIECE = 1 << 20  # blocks made at a time, which limits the memory
+PIECE = 1 << 20  # number of blocks that are made at a time, which limits the memory
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,20 @@ class Shape:
 
 
 SIZES = {
-    "1.1b": Shape(22, 2048, 32, 4, 64, 5632, 32_000),  # TinyLlama
+    "1.1b": Shape(22, 2048, 32, 4, 64, 5632, 32_000),  # the shape of TinyLlama
     "tiny": Shape(4, 256, 4, 2, 64, 512, 512),
 }
 
 
 @dataclass(frozen=True)
 class Scales:
-    """A block's float16 scales: at each byte offset, a multiple of one random number."""
+    """The float16 scales of a block. `halves` maps byte offsets to multiples of one random number."""
 
     deviation: float  # standard deviation of the values if the random number is 1
     halves: dict[int, float]
 
 
-# Deviations are those of uniform codes and uniform scales in the block. The minimum's multiple makes the mean 0.
+# The deviations are those of uniform codes and uniform scales in a block. The multiple of the minimum makes the mean 0.
 SCALES = {
     "Q4_0": Scales(4.6, {0: 1}),
     "Q4_1": Scales(4.6, {0: 1, 2: -7.5}),
@@ -70,19 +70,19 @@ SCALES = {
     "TQ1_0": Scales(0.8, {52: 1}),
     "TQ2_0": Scales(1.2, {64: 1}),
 }
-MXFP4_EXPONENTS = (118, 120)  # range of the scale byte: four-bit values times 2 ** -10 to 2 ** -8
+MXFP4_EXPONENTS = (118, 120)  # range of the scale byte: four-bit values are multiplied by 2 ** -10 to 2 ** -8
 PLAIN = ("F32", "F16", "BF16")
 TYPES = (*SCALES, "MXFP4", *PLAIN)
 
 
 def random_blocks(kind: str, count: int, rng: np.random.Generator) -> Bytes:
-    """Return `count` random blocks of a type, [count, bytes of a block], with about DEVIATION and a mean near 0."""
+    """Return `count` random blocks, [count, bytes per block]. Values have about DEVIATION and a mean near 0."""
     elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     if kind in PLAIN:
         values = rng.standard_normal(count * elements, np.float32) * np.float32(DEVIATION)
         if kind == "F16":
             return values.astype(np.float16).view(np.uint8).reshape(count, size)
-        return values.view(np.uint8).reshape(count, 4)[:, 4 - size :]  # bfloat16 is float32's upper half
+        return values.view(np.uint8).reshape(count, 4)[:, 4 - size :]  # bfloat16 is the upper half of float32
     blocks = np.frombuffer(bytearray(rng.bytes(count * size)), np.uint8).reshape(count, size)
     if kind == "MXFP4":
         blocks[:, 0] = rng.integers(*MXFP4_EXPONENTS, count, np.uint8, endpoint=True)
@@ -90,14 +90,15 @@ def random_blocks(kind: str, count: int, rng: np.random.Generator) -> Bytes:
     scales = SCALES[kind]
     unit = rng.uniform(0.7, 1.3, count) * (DEVIATION / scales.deviation)
     if len(scales.halves) == 1:
-        unit *= rng.choice((-1, 1), count)  # as in real files; without a minimum, the mean of the codes is not 0
+        # scales of real files also have both signs; without a minimum, the mean of the codes is not 0
+        unit *= rng.choice((-1, 1), count)
     for at, factor in scales.halves.items():
         blocks[:, at : at + 2] = (unit * factor).astype(np.float16).view(np.uint8).reshape(count, 2)
     return blocks
 
 
 def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Yield the name, shape, and type of every tensor. `mix` is a type for all matrices, several in turn, or Q4_K_M."""
+    """Yield the name, shape, and type of every tensor. `mix` is one type, several types to use in turn, or Q4_K_M."""
     kinds = cycle(mix.split())
 
     def matrix(name: str, rows: int, columns: int) -> tuple[str, tuple[int, ...], str]:
@@ -123,7 +124,7 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]
 
 
 def write(path: Path, mix: str, shape: Shape, seed: int = 0) -> None:
-    """Write a file, one piece of a tensor at a time."""
+    """Write a model file, one piece of a tensor at a time."""
     writer = gguf.GGUFWriter(path, "llama")
     _add_metadata(writer, shape)
     _add_vocabulary(writer, shape.vocabulary)
@@ -168,7 +169,7 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """Add a byte-level vocabulary: every byte, pairs of bytes up to the size, and an end-of-text token."""
+    """Add a byte-level vocabulary of `size` tokens: all bytes, pairs of bytes, and an end-of-text token."""
     alphabet = sorted(ByteLevel.alphabet())
     pairs = list(islice(((a, b) for a in alphabet for b in alphabet), size - len(alphabet) - 1))
     tokens = [*alphabet, *(a + b for a, b in pairs), "<|endoftext|>"]

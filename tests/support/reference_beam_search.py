@@ -1,6 +1,6 @@
 """A simple beam search that keeps whole sequences in a list and recomputes them in each round.
 
-The engine must find the same sequences.
+The engine's beam search must find the same sequences.
 """
 
 from collections.abc import Sequence

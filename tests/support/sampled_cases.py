@@ -1,8 +1,8 @@
 """Run a random sample of large parametrized tests, a different one in each run.
 
-`@pytest.mark.share(2, "name", "kv_type")` runs two cases for each name with each kv_type. Tests of one file with the
-same parameters sample the same cases, so that shared fixtures are built once. A run prints its seed; `--seed` repeats
-its sample, and `--every-case` runs all cases. A case that is named on the command line always runs.
+`@pytest.mark.share(2, "name", "kv_type")` runs two cases for each combination of name and kv_type. Tests of one file
+with the same parameters sample the same cases, so that shared fixtures are built once. A run prints its seed; `--seed`
+repeats its sample, and `--every-case` runs all cases. A case that is named on the command line always runs.
 """
 
 import random
@@ -20,7 +20,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def choose_seed(config: pytest.Config) -> None:
-    """Choose the seed of a run. The workers of pytest-xdist receive the first process's seed from `send_seed`."""
+    """Choose the seed of a run. Workers of pytest-xdist use the seed that `send_seed` sent them."""
     received: Mapping[str, int] = getattr(config, "workerinput", {})
     if "seed" in received:
         config.option.seed = received["seed"]
@@ -33,7 +33,7 @@ def send_seed(config: pytest.Config, worker: dict[str, int]) -> None:
 
 
 def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Remove the cases that are not sampled from `items`."""
+    """Remove all cases from `items` that are not in the sample."""
     if config.option.every_case:
         return
     alike: dict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Run a program in a pseudo-terminal, and check how it leaves the terminal when it exits."""
+"""Run a program in a pseudo-terminal, and check the state of the terminal after the program exits."""
 
 import fcntl
 import os
@@ -16,16 +16,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HANGING_SECONDS = 60.0
 _MODE = re.compile(rb"\x1b\[\?([0-9;]+)([hl])")
-ON_AT_FIRST = frozenset({7, 25})  # line wrapping, and the cursor
+ON_AT_FIRST = frozenset({7, 25})  # private modes of a new terminal: line wrapping, and a visible cursor
 
 
 @dataclass(frozen=True)
 class Ended:
     """The state of the terminal after its program has exited."""
 
-    status: int  # exit status as in a shell
-    modes: frozenset[int]  # private modes that differ from the initial ones
-    attributes_are_back: bool  # echo, line mode, and signals are restored
+    status: int  # exit status as a shell reports it
+    modes: frozenset[int]  # private modes that differ from those of a new terminal
+    attributes_are_back: bool  # whether echo, line mode, and signals are restored
     output: bytes
 
 
@@ -76,7 +76,7 @@ class Terminal:
 
 
 def changed_modes(output: bytes) -> frozenset[int]:
-    """Return the private modes whose final state differs from the initial one."""
+    """Return the private modes whose final state differs from that of a new terminal."""
     state: dict[int, bool] = {}
     for numbers, what in _MODE.findall(output):
         for number in numbers.split(b";"):
@@ -85,7 +85,7 @@ def changed_modes(output: bytes) -> frozenset[int]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the children of a process on Linux."""
+    """Return the child processes of a process on Linux."""
     listed = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
     return [int(child) for child in listed]
 

@@ -1,4 +1,4 @@
-"""Signal handling and termination of the processes that tests start."""
+"""Processes that tests start handle signals and end with the test."""
 
 import signal
 import subprocess
@@ -57,7 +57,7 @@ def test_last(): pass
 
 
 def test_hung_test_fails_and_other_tests_run(tmp_path: Path) -> None:
-    """Both waits of the hung test are interrupted."""
+    """The timer interrupts both waits of the hung test, one after the other."""
     (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\ntimeout = 3\n")
     imported = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom tests.support.timeouts import pytest_timeout_set_timer\n"

@@ -1,4 +1,4 @@
-"""Sampling of test cases, tested in separate runs of pytest."""
+"""The sampling of test cases, in separate runs of pytest."""
 
 from pathlib import Path
 

@@ -58,7 +58,7 @@ def test_dot_multiplies_values_not_bits(dtype: torch.dtype, device: torch.device
 
 
 HARD = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1 + 2**-8, 1 + 3 * 2**-8, 1e-40, 3.4e38, 2**-9, 2**-10, 3 * 2**-10]
-HARD += [448.0, 463.9, 464.1, 1e9, -1e9, 0.99 * 2**-10, 17.0, 19.0]  # limits and ties of e4m3
+HARD += [448.0, 463.9, 464.1, 1e9, -1e9, 0.99 * 2**-10, 17.0, 19.0]  # the limits and halfway values of e4m3
 
 
 def _hard() -> torch.Tensor:
@@ -98,7 +98,7 @@ def test_bfloat16_arithmetic_and_comparison_equal_torch(device: torch.device) ->
 
 
 def test_every_e4m3_code_decodes_with_integers(device: torch.device) -> None:
-    """Kernels decode this way on GPUs without e4m3. Both NaN codes become 480."""
+    """GPUs without e4m3 decode it this way in kernels. Both NaN codes become 480 with their sign."""
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
     out = torch.full((256,), torch.nan, dtype=torch.float16, device=device)
     _decode_kernel[1,](codes.to(device), out, SIZE=256)

@@ -1,8 +1,8 @@
-"""Patch Triton's interpreter for bfloat16 and 8-bit floats, whose bits it treats as integers, and speed it up.
+"""Patch Triton's interpreter, which treats the bits of bfloat16 and 8-bit floats as integers, and speed it up.
 
 `install` patches this process, for Triton 3.6 to 3.7: conversions round as on a GPU, e4m3 saturates, and matrix
-products use the values. Unsupported operations raise: sums over bfloat16 must be made in float32. Most of the
-interpreter's time goes into types and shapes that it has made before, so these are cached.
+products use the values. Unsupported operations raise an error: sums over bfloat16 must be computed in float32. The
+interpreter spends most of its time on creating types and shapes again, so these are cached.
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ _block_types: dict[tuple[Any, ...], dict[str, Any]] = {}
 
 
 def _tensor(data: Any, kind: Any) -> torch.Tensor:
-    """Return the values of raw bits."""
+    """Return the values that the raw bits encode in the type `kind`."""
     bits = np.ascontiguousarray(data)
     return torch.from_numpy(bits.view(SIGNED[bits.itemsize][0]).copy()).view(FLOATS[kind]).reshape(np.shape(data))
 
@@ -62,7 +62,7 @@ def _converted(data: Any, source: Any, target: Any, *rest: Any, **options: Any) 
     values = _tensor(data, source).float()
     if target in (tl.float8e4nv, tl.float8e5):
         most = torch.finfo(FLOATS[target]).max
-        values = values.clamp(-most, most)  # NaN is kept
+        values = values.clamp(-most, most)  # clamp keeps NaN
     bits = values.to(FLOATS[target]).contiguous()
     size = bits.element_size()
     return bits.view(SIGNED[size][1]).numpy().view(UNSIGNED[size]).reshape(np.shape(data))
@@ -122,12 +122,12 @@ def _patched(tensor: Any, *rest: Any) -> Any:
 
 
 def _launched(self: Any, *arguments: Any, **options: Any) -> Any:
-    _prepared.clear()  # a launch reverts its changes to the language
+    _prepared.clear()  # each launch reverts the changes to the language
     return _launch(self, *arguments, **options)
 
 
 def _called(self: Any, *arguments: Any, **options: Any) -> Any:
-    """Call a function from a kernel. The language is prepared once, not for each call, which takes longest."""
+    """Call a function from a kernel. Prepare the language only once, because that is slower than the call."""
     modules = tuple(any(it is module for it in self.fn.__globals__.values()) for module in (tl, tl.core))
     if modules not in _prepared:
         interpreter._patch_lang(self.fn)
@@ -136,7 +136,7 @@ def _called(self: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _same_type(self: Any, element_ty: Any, shape: Any) -> None:
-    """Share the attributes of equal block types, including the shape of their tensors."""
+    """Let equal block types share their attributes, including the shape of their tensors."""
     key = element_ty.name, *map(tl.core._unwrap_if_constexpr, shape)
     if key not in _block_types:
         _block(self, element_ty, shape)

@@ -4,7 +4,7 @@ Q4_K_M = "Q4_K_M"
 
 
 def kind_in_mix(name: str, layers: int) -> str:
-    """Return the type of a matrix, by its name in GGUF files."""
+    """Return the quantization type of a matrix, given its name in GGUF files."""
     last = name.rpartition(".")[2]
     if last == "output":
         return "Q6_K"
@@ -14,6 +14,8 @@ def kind_in_mix(name: str, layers: int) -> str:
 
 
 def gets_more_bits(layer: int, layers: int) -> bool:
-    """Whether attn_v and ffn_down are Q6_K: in the first and the last eighth of the layers, and every third between."""
+    """Whether attn_v and ffn_down are Q6_K: in the first and last eighth of the layers, and in every third between
+    them.
+    """
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2

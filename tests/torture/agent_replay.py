@@ -1,12 +1,12 @@
-"""Replay an agent's conversation of 20 turns over HTTP, with one kill -9 and one stop of the server in between.
+"""Replay an agent's conversation of 20 turns over HTTP. The server is killed once and stopped once in between.
 
     python -m tests.torture.agent_replay MODEL [--llama-server PATH]
 
-The conversation has a long system prompt with tool definitions, tool results, and questions. It also imitates a
-template that drops the reasoning of earlier replies: the template removes the first twelve words of each. For each
-turn, the report has the number of new tokens (in neither the last prompt nor its reply), the number of computed tokens,
-and the time to the first token: for Inglenook with and without blocks on disk, and for llama-server. Last, it compares
-the second turn of a chat of 2,000 tokens with a prompt of token ids that has the same number of new tokens.
+The conversation has a long system prompt with tool definitions, tool results, and questions. Its template imitates one
+that drops the reasoning of earlier replies: it removes the first twelve words of each. For each turn, the report has
+the number of new tokens (in neither the last prompt nor its reply), the number of computed tokens, and the time to the
+first token: for Inglenook with and without blocks on disk, and for llama-server. Finally, the program compares the
+second turn of a chat of 2,000 tokens with a prompt of token ids that has the same number of new tokens.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from tests.support.local_servers import answers, free_port
 
 TURNS, KILLED_AFTER, STOPPED_AFTER = 20, 8, 14
 REPLY_TOKENS = 60
-EXTRA_TOKENS = 16  # tokens that a turn may compute in addition to the new ones: a partial block
+EXTRA_TOKENS = 16  # tokens that a turn may compute in addition to the new ones, because partial blocks are not cached
 CONTEXT = 8192
 
 TEMPLATE = (
@@ -60,10 +60,10 @@ TEMPLATE = (
 class Turn:
     """Measurements of one turn."""
 
-    prompt: int  # tokens
-    new: int  # tokens after the prefix that the prompt shares with the last prompt and its reply
+    prompt: int  # number of tokens of the prompt
+    new: int  # number of tokens after the prefix that the prompt shares with the last prompt and its reply
     computed: int
-    seconds: float  # to the first token
+    seconds: float  # time to the first token
     reply: str
 
 
@@ -87,7 +87,7 @@ class Server(Protocol):
 
 @dataclass
 class Ingle:
-    """`ingle serve` with its state and its blocks in a separate folder."""
+    """`ingle serve` with a separate folder for its state and its blocks."""
 
     name: str
     model: Path
@@ -135,7 +135,7 @@ class Ingle:
 
 @dataclass
 class LlamaServer:
-    """llama-server with its default settings: its prompt cache is on."""
+    """llama-server with its default settings, which turn its prompt cache on."""
 
     name: str
     program: Path
@@ -186,12 +186,12 @@ def _end(process: "subprocess.Popen[bytes] | None", number: int) -> None:
 
 @dataclass
 class Conversation:
-    """The agent's side of the conversation. It differs between servers only by their replies."""
+    """The agent's side of the conversation. Only the replies differ between servers."""
 
     tokenizer: Tokenizer
     renderer: ChatTemplateRenderer
     messages: list[Message] = field(default_factory=list)
-    previous: str = ""  # text of the last prompt and its reply
+    previous: str = ""  # rendered text of the last prompt and its reply
 
     def rendered(self) -> str:
         protected = [message.with_texts(self.tokenizer.protect) for message in self.messages]
@@ -280,7 +280,7 @@ def system_prompt(chance: random.Random) -> str:
 
 
 def next_message(chance: random.Random, turn: int) -> Message:
-    """Return a question first and after every three tool results, otherwise a tool result."""
+    """Return a question at the start and after every three tool results, otherwise a tool result."""
     if turn % 4 == 0:
         return Message("user", f"Question {turn}: {some_words(chance, 25)}?")
     return Message("tool", json.dumps({"result": some_words(chance, chance.choice((20, 60, 120)))}))
@@ -307,8 +307,10 @@ def replay(server: Server, conversation: Conversation, turns: int) -> list[Turn]
 
 
 def measure_second_turns(server: Ingle, rounds: int) -> list[tuple[float, float]]:
-    """Return two times to the first token per round, in seconds: of the second turn of a chat of 2,000 tokens, and of a
-    prompt of token ids with as many cached tokens and 31 more new ones, which needs no template and no tokenization.
+    """Return (chat, ids) pairs of the time to the first token in seconds, one per round.
+
+    The first time is that of the second turn of a chat of 2,000 tokens. The second is that of a prompt of token ids,
+    which has the same number of cached tokens and 31 more new ones, and needs neither a template nor tokenization.
     """
     chance = random.Random(2)
     results = []

@@ -1,6 +1,6 @@
-"""Clients that attack a server, and a client that reads a stream meanwhile; each runs in a separate process.
+"""Clients that attack a server, and a client that reads a stream during the attack. Each runs in a separate process.
 
-The module imports only what is quick to import, because these processes start during a measurement.
+The module imports only modules that load fast, because these processes start during a measurement.
 """
 
 import http.client
@@ -62,7 +62,7 @@ def attacks() -> Mapping[str, Attack]:
 
 
 def attack(port: int, names: list[str], statuses: "Queue[tuple[str, int]]") -> None:
-    """Send the named attacks in turn until the process is killed."""
+    """Send the named attacks repeatedly, in this order, until the process is killed."""
     bodies = attacks()
     while True:
         for name in names:

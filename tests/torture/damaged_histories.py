@@ -1,9 +1,9 @@
 """Damage chat histories and check that they open: `python -m tests.torture.damaged_histories --flips 1000 --cuts 100`.
 
-Each case copies an intact history, flips 1 to 8 bits anywhere in its file or its log, or truncates one of them, and
-opens the copy. Then every chat and message is compared with the intact history. The report counts histories that do not
-open, chats and messages that are missing or changed, and histories whose notices do not cover all of these. Each case
-has a number as its seed, so that it can be run again.
+Each case copies an intact history, flips 1 to 8 bits anywhere in its file or its log, or truncates one of the two, and
+opens the copy. Then it compares every chat and message with the intact history. The report counts histories that do not
+open, chats and messages that are missing or changed, and histories whose notices do not cover all of these losses. The
+number of a case is its random seed, so that the case can be run again.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from app.history.records import Attachment, Chat, ChatSettings, State, StoredMes
 from app.history.refill import RESCUED_TITLE
 
 LOG, INDEX = f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"
-TURNS = 10  # turns of each chat
-SHAPES = ((20, 0), (19, 1), (0, 4))  # numbers of chats in the file, and of chats only in the log
+TURNS = 10  # number of turns in each chat
+SHAPES = ((20, 0), (19, 1), (0, 4))  # (number of chats in the file, number of chats only in the log)
 
 Damage = Callable[[Path, random.Random], str]
 Content = tuple[dict[int, Chat], dict[int, StoredMessage]]
@@ -50,11 +50,11 @@ class Outcome:
     changed: int = 0
     unreported: str = ""  # description of unreported losses and changes
     is_repaired: bool = False
-    opens_again: bool = True  # a second time, unchanged and without another repair
+    opens_again: bool = True  # whether the history opens again, unchanged and without another repair
 
 
 def intact_history(folder: Path, shape: tuple[int, int]) -> IntactHistory:
-    """Create a history in `folder`. `shape` has the numbers of chats in its file and in its log."""
+    """Create a history in `folder`. `shape` is (number of chats in the file, number of chats only in the log)."""
     work, draw, (in_file, in_log) = folder / "work", random.Random(1), shape
     with History(work) as history, patch.object(Database, "checkpoint"):
         history._database._opened.connection.execute("PRAGMA synchronous = OFF")
@@ -96,7 +96,7 @@ def _content(history: History) -> Content:
 
 
 def flip_bits(folder: Path, draw: random.Random) -> str:
-    """Flip bits, and return a description of them."""
+    """Flip 1 to 8 bits of the file and the log, and return a description of them."""
     log = folder / LOG
     if draw.random() < 0.5:
         (folder / INDEX).unlink(missing_ok=True)
@@ -113,9 +113,9 @@ def flip_bits(folder: Path, draw: random.Random) -> str:
 
 
 def cut_file(folder: Path, draw: random.Random) -> str:
-    """Truncate the file or the log, and return a description.
+    """Truncate the file or the log, and return a description of the damage.
 
-    The log keeps its index: without it, a log that is cut between two frames looks like a shorter intact one.
+    The index of the log stays, because without it a log that is cut between two frames looks like a shorter intact one.
     """
     log = folder / LOG
     file = draw.choice([folder / FILE_NAME, log]) if log.exists() else folder / FILE_NAME
@@ -150,7 +150,7 @@ def open_and_compare(source: IntactHistory, folder: Path) -> Outcome:
 
 
 def _unreported(rescue: Rescue | None, missing: Mapping[str, set[int]], changed: Mapping[str, set[int]]) -> str:
-    """Describe losses and changes that exceed the reported numbers.
+    """Describe the losses and changes that exceed the reported numbers. Returns "" if there are none.
 
     If a part of the file is reported as lost, its content is unknown, so every loss counts as reported.
     """
@@ -168,9 +168,9 @@ def _unreported(rescue: Rescue | None, missing: Mapping[str, set[int]], changed:
 
 
 def _differences(before: Content, after: Content) -> tuple[dict[str, set[int]], dict[str, set[int]]]:
-    """Return the ids of missing rows and of changed rows, by table.
+    """Return the ids of missing rows and the ids of changed rows, each by table.
 
-    A chat that the repair created for messages without a chat counts as missing.
+    A chat counts as missing if the repair had to create a new one for its messages.
     """
     missing: dict[str, set[int]] = {"chats": set(), "messages": set()}
     changed: dict[str, set[int]] = {"chats": set(), "messages": set()}
@@ -190,7 +190,7 @@ def _differences(before: Content, after: Content) -> tuple[dict[str, set[int]], 
 
 
 def _own_fields(chat: Chat) -> tuple[object, ...]:
-    """Return the chat's fields that do not depend on its messages."""
+    """Return the fields of a chat that do not depend on its messages."""
     return chat.title, chat.is_title_given, chat.settings, chat.trim, chat.is_pinned, chat.is_archived, chat.created
 
 

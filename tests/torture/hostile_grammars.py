@@ -1,10 +1,10 @@
 """Check that grammars cannot harm other clients: `python -m tests.torture.hostile_grammars MODEL.gguf`.
 
-A server receives 200 requests with grammars and schemas that are as expensive as possible, several in parallel, in each
-field that accepts one, streamed and not. Meanwhile one client reads a stream repeatedly. The report has the statuses
-and the slowest responses; the longest time between two tokens of the stream, alone and under attack, and whether its
-text was the same; and the memory of all processes before, at its peak, and after. The exit status is 1 if a limit in
-RELIABILITY.md is exceeded.
+The program sends 200 requests with very expensive grammars and schemas to a server, several in parallel, in each field
+that accepts one, streamed and not. Meanwhile one client reads the same stream repeatedly. The report has the statuses
+and the slowest responses; the longest time between two tokens of the stream, with and without the attack, and whether
+its text was the same; and the memory of all server processes before the attack, at its peak, and after it. The exit
+status is 1 if a limit in RELIABILITY.md is exceeded.
 """
 
 import argparse
@@ -33,8 +33,8 @@ CHAT, COMPLETION, LLAMA = "/v1/chat/completions", "/v1/completions", "/completio
 STREAM = {"prompt": "Once upon a time", "max_tokens": 100, "temperature": 0, "ignore_eos": True, "stream": True}
 REPLY_TOKENS = 24
 QUIET_ROUNDS = 3
-SETTLING_SECONDS = 75.0  # unused grammar processes end after a minute
-MAX_MEMORY_RATIO = 1.25  # memory after the attack, relative to before
+SETTLING_SECONDS = 75.0  # wait longer than a minute, after which unused grammar processes exit
+MAX_MEMORY_RATIO = 1.25  # limit of the memory after the attack, relative to the memory before it
 MAX_SECONDS, MAX_GAP = 5.0, 1.0
 
 
@@ -56,7 +56,7 @@ def serving(model: Path) -> Iterator[tuple[str, int]]:
 
 
 def memory(pid: int) -> float:
-    """Return the megabytes that a process and its descendants have allocated, counting each shared page once.
+    """Return the memory in MB that a process and its descendants have allocated. Each shared page counts once.
 
     Mapped files are not counted, because other programs may share them.
     """
@@ -69,7 +69,9 @@ def memory(pid: int) -> float:
 
 
 def _children(pid: int) -> list[int]:
-    """Return the ids of the processes that the threads of a process have started; an empty list if it has ended."""
+    """Return the ids of the processes that any thread of a process has started. The list is empty if the process has
+    exited.
+    """
     found: list[int] = []
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -111,7 +113,7 @@ class Control:
 
 
 def random_request(grammar: Hostile, chance: random.Random) -> tuple[str, dict[str, Any]]:
-    """Return the path and the body of a request with `grammar`, in one of the fields that accept it."""
+    """Return the path and the body of a request that contains `grammar`, in a random field that accepts its kind."""
     schema = json.loads(grammar.text) if grammar.kind == "json" else None
     messages = [{"role": "user", "content": "Write something."}]
     named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
@@ -137,11 +139,11 @@ class Outcome:
     """Statuses and durations of the hostile requests."""
 
     statuses: Counter[str] = field(default_factory=Counter)
-    seconds: list[tuple[float, int]] = field(default_factory=list)  # seconds and the seed of each request
+    seconds: list[tuple[float, int]] = field(default_factory=list)  # (duration in seconds, seed) of each request
 
 
 async def attack(client: httpx.AsyncClient, seeds: Iterator[int], outcome: Outcome) -> None:
-    """Send the requests of the seeds one after the other."""
+    """Send one request per seed, one after the other."""
     for seed in seeds:
         chance = random.Random(seed)
         path, body = random_request(hostile(chance), chance)

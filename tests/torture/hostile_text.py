@@ -1,10 +1,10 @@
-"""Show texts with terminal escape sequences in every part of the chat's screens.
+"""Show texts with terminal escape sequences in all screens of the chat.
 
     python -m tests.torture.hostile_text
 
 The screens run in a pseudo-terminal. Titles, messages, reasoning, errors, and the names of models, files, presets,
-requests, and clients contain such texts. Each chat is opened and searched, and each screen is shown. Then the bytes
-that the terminal received are checked: each escape sequence must be of a kind that the screens need.
+requests, and clients contain such texts. The program opens and searches each chat, and shows each screen. Then it
+checks the bytes that the terminal received: the screens must need each kind of escape sequence in them.
 """
 
 import argparse
@@ -31,18 +31,18 @@ from tui.types import Attachment, ChatId, ChatSettings, Finish, Preset, Reasonin
 from tui.widgets.conversation import Conversation
 from tui.widgets.folded import Reasoning
 
-TEXTS_PER_CHAT = 9  # hostile texts in one chat
-BATCH = 200  # texts in one run of the screens
-MARKUP = "[/] [b]x"  # would be parsed if a text were shown as markup
-# Allowed sequences: colors, cursor positions and shapes, modes, keys, and the queries that Textual sends.
+TEXTS_PER_CHAT = 9  # number of hostile texts in one chat
+BATCH = 200  # number of texts in one run of the screens
+MARKUP = "[/] [b]x"  # the screens would fail if they parsed this text as markup
+# Allowed escape sequences: colors, cursor positions and shapes, modes, keys, and the queries that Textual sends.
 _EXPECTED = re.compile(
     rb"\x1b\[(?:(?P<style>[\d;]*)m|\d+;\d+H|\?[\d;]+[hlu$p]+|[>=<]\d*u|\d* q|\??6?[cn]|2J|H|K|>0q|\?u)|\x1b\]1[012];"
 )
 _COLOR = re.compile(rb"[34]8;(?:5;\d+|2;\d+;\d+;\d+)")
-_POINTER = re.compile(rb"\x1b]22;[a-z]+\x07")  # shape of the mouse pointer
-# base64 of the address that F4 copies: http://127.0.0.1:
+_POINTER = re.compile(rb"\x1b]22;[a-z]+\x07")  # sets the shape of the mouse pointer
+# The address that F4 copies, in base64. It starts with http://127.0.0.1:
 _COPIED_ADDRESS = re.compile(rb"\x1b]52;c;aHR0cDovLzEyNy4wLjAuMTo[\w=]+\x07")
-# starts of escape sequences, and control characters
+# Matches the starts of escape sequences, and control characters.
 _STARTS = re.compile(rb"\x1b|\xc2[\x80-\x9f]|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
 
 
@@ -98,7 +98,7 @@ class ScreenTour:
         return name
 
     async def run(self) -> int:
-        """Return the exit status of the program."""
+        """Show all screens and return the exit status of the program."""
         await self.app.run_async(auto_pilot=self._show_screens)
         return self.app.return_code or 0
 
@@ -126,7 +126,7 @@ class ScreenTour:
         self.app.exit()
 
     async def _show_errors(self, conversation: Conversation) -> None:
-        """Receive replies that end in errors of the engine and of the client."""
+        """Request replies that end in errors of the engine and of the client."""
         question, answer, reasoning_text, error, message, remedy = self.error_texts
         self.scripted.replies.scripts = [
             [ReasoningDelta(reasoning_text), TextDelta(answer), ReplyEnd(Finish.FAILED, USAGE, error=error)],
@@ -143,7 +143,7 @@ class ScreenTour:
 
 
 def is_expected(output: bytes, at: int) -> bool:
-    """Whether the escape sequence at index `at` is of a kind that the screens need. Blinking text is not."""
+    """Whether the escape sequence at index `at` is of a kind that the screens need. Blinking text is not allowed."""
     found = _EXPECTED.match(output, at)
     return found is not None and b"5" not in _COLOR.sub(b"", found["style"] or b"").split(b";")
 

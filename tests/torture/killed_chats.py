@@ -1,12 +1,12 @@
-"""End the real chat in a real terminal in every way, and send it texts with terminal escape sequences.
+"""End the real chat in a real terminal in many ways, and send it texts with terminal escape sequences.
 
     python -m tests.torture.killed_chats --rounds 5 --texts 2000
 
-With `--rounds`, `ingle chat` runs in a pseudo-terminal with a fake endpoint that is in the middle of a reply. Then its
-screens end by a key or a signal, its guard by SIGTERM, or its endpoint dies. The report has the exit status, and
+With `--rounds`, `ingle chat` runs in a pseudo-terminal, and its fake endpoint is in the middle of a reply. Then a key
+or a signal ends the screens, SIGTERM ends the guard process, or the endpoint dies. The report has the exit status, and
 whether the terminal is restored. With `--texts`, the replies contain random markup, tables, fences, escape sequences,
-and very long lines, split at random. The report has the exit status, the number of the texts' sequences that reached
-the terminal, and the time until a key press was visible.
+and very long lines, split at random. The report has the exit status, the number of escape sequences of the replies that
+reached the terminal, and the time until a key press was visible.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def start_chat(folder: Path, endpoint: FakeEndpoint) -> Terminal:
     folders = {f"INGLE_{name}_DIR": str(folder / name) for name in ("STATE", "CACHE", "MODELS")}
     terminal = Terminal(python("-m", "app", "chat", "--endpoint", endpoint.url), folders)
     terminal.resize(120, 40)
-    terminal.read_until(lambda output: b"sk anything" in output)  # the cursor may be on the "A"
+    terminal.read_until(lambda output: b"sk anything" in output)  # the "A" is left out, because the cursor may cover it
     return terminal
 
 

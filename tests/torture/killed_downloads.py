@@ -2,11 +2,11 @@
 
     python -m tests.torture.killed_downloads --kills 50
 
-Each round uses a new store. Its download is killed with SIGKILL after a random share of the bytes, then restarted. The
-hub redirects to another host for the bytes. At random, this host cuts connections, stalls, sends Retry-After, ignores
-ranges, and claims a different file. The report has the number of rounds that ended with the right bytes, the share of
-bytes that were sent twice (including bytes in transit when a connection ended), and how often the other host received
-the token. tests/app/models/transfer/test_killed_downloads.py runs some of these rounds.
+Each round uses a new store. Its download is killed with SIGKILL after a random number of bytes, then restarted. The hub
+redirects to another host for the bytes. At random, this host cuts connections, stalls, sends Retry-After, ignores
+ranges, and claims to have a different file. The report has the number of rounds that ended with the right bytes, the
+share of bytes that were sent twice (including bytes in transit when a connection ended), and how often the other host
+received the token. tests/app/models/transfer/test_killed_downloads.py runs some of these rounds.
 """
 
 import argparse
@@ -31,9 +31,10 @@ from tests.app.models.fake_hub import REVISION, FakeHub, Mishap, serve
 
 REPO = "org/Tiny"
 FILE = "tiny-Q4_0.gguf"
-_IGNORES_RANGE = 0.05  # share of the failing responses that have the whole file instead of the requested range
+# share of the failing responses in which the host ignores the requested range and sends the whole file
+_IGNORES_RANGE = 0.05
 
-# Forks a child per line on stdin before it has any threads, so that the imports are done only once.
+# A program that forks a child for each line on stdin. It imports all modules once and has no threads when it forks.
 FORKING = """
 import os, signal, sys
 from app.settings.settings import load_settings
@@ -64,14 +65,14 @@ class Round:
 
     is_finished: bool
     kills: int
-    is_intact: bool  # the stored bytes are correct
-    is_loadable_early: bool  # the file had its final name before it was complete
-    sent: int  # bytes
-    size: int  # bytes
+    is_intact: bool  # whether the stored bytes are correct
+    is_loadable_early: bool  # whether the file had its final name before it was complete
+    sent: int  # bytes sent by the host
+    size: int  # size of the file in bytes
 
 
 class Downloader:
-    """A process that forks a child per download."""
+    """A process that forks a child for each download."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -79,14 +80,14 @@ class Downloader:
         )
 
     def start(self, folder: Path, hub: FakeHub) -> int:
-        """Start a download and return its process id."""
+        """Start a download and return the process id of its child."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{folder} {hub.address} {REPO}\n")
         self._process.stdin.flush()
         return self._read_number()
 
     def status(self) -> int:
-        """Wait for the last download and return its exit status."""
+        """Wait until the last download ends, and return its exit status."""
         return self._read_number()
 
     def _read_number(self) -> int:
@@ -99,7 +100,7 @@ class Downloader:
 
 @contextmanager
 def hub_and_storage() -> Iterator[tuple[FakeHub, FakeHub]]:
-    """Serve a hub, and the host to which it redirects for the bytes."""
+    """Serve a hub, and the host to which it redirects downloads."""
     with serve() as hub, serve(host="localhost") as storage:
         hub.redirect = storage.address
         yield hub, storage
@@ -109,9 +110,10 @@ def run_round(
     downloader: Downloader, hubs: tuple[FakeHub, FakeHub], folder: Path, random: Random, kills: int, size: int,
     *, flip: bool = False,
 ) -> Round:  # fmt: skip
-    """Run a download of at most `size` bytes, killed `kills` times at random bytes and then left to finish.
+    """Run a download of a file of at most `size` bytes, which is killed `kills` times at random bytes and then
+    completes.
 
-    With `flip`, its first response has a wrong byte, so that some or all of it is downloaded again.
+    With `flip`, its first response has a wrong byte, so that some or all of the file is downloaded again.
     """
     hub, storage = hubs
     content = random.randbytes(random.randrange(size // 2, size))
@@ -148,7 +150,7 @@ def _runs(pid: int) -> bool:
 def mishaps(random: Random, size: int) -> deque[Mishap]:
     """Return random failures for the next responses.
 
-    None of them changes bytes, because a download with wrong bytes is repeated completely.
+    None of them changes bytes, because a download with wrong bytes starts again from the first byte.
     """
     kinds = [
         lambda: Mishap(cut_at=random.randrange(size)),

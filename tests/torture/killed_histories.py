@@ -2,9 +2,9 @@
 
     python -m tests.torture.killed_histories --kills 200 --writers 4 --seconds 20
 
-With `--kills`, a process stores questions and streamed replies in a loop, and reports on a pipe which messages it has
-stored. It is killed with SIGKILL after a random time. The report counts stored messages that are lost and files that
-fail SQLite's integrity check, and has the longest delay until a part of a reply was saved. With `--writers`, several
+With `--kills`, a process stores questions and streamed replies in a loop, and prints which messages it has stored. It
+is killed with SIGKILL after a random time. The report counts stored messages that are lost and files that fail SQLite's
+integrity check, and has the longest time for which a part of a reply had not been saved. With `--writers`, several
 processes write and read one file for `--seconds`, and the report counts their errors.
 """
 
@@ -25,7 +25,8 @@ from app.chat_backend.replies import SAVE_SECONDS
 from app.history.database import FILE_NAME
 from app.history.history import History
 
-# Streams replies like app/chat_backend/replies.py, and prints a line for each stored message and each received piece.
+# A program that stores replies like app/chat_backend/replies.py, and prints a line for each stored message and each
+# received piece.
 WRITER = """
 import json, sys, time
 from pathlib import Path
@@ -81,7 +82,7 @@ def kill_writer(folder: Path, draw: random.Random) -> tuple[int, int, bool, floa
     """Kill a writer after a random time.
 
     Return the number of messages that it reported as stored, how many of them are lost, whether the file is intact, and
-    for how many seconds the reply in progress had not been saved.
+    the age in seconds of the oldest unsaved piece of the reply in progress.
     """
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE)
     assert process.stdout is not None

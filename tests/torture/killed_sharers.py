@@ -1,9 +1,9 @@
 """Kill chats that share a history: `python -m tests.torture.killed_sharers --kills 30`.
 
-Real `ingle chat --plain` processes send questions to an endpoint that streams short replies. A random one of them is
+Several `ingle chat --plain` processes send questions to an endpoint that streams short replies. A random one of them is
 killed with SIGKILL at a random time and restarted while the others continue; sometimes all of them are killed. After
-each kill, the report counts questions that the endpoint received and complete replies that a chat has shown but that
-are not in the history, and lists notices about damage.
+each kill, the program checks the history. The report counts questions that the endpoint received and complete replies
+that a chat has shown but that are not in the history, and lists notices about damage.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from tests.support.fake_endpoint import FakeEndpoint
 from tests.support.terminal_screen import HANGING_SECONDS, ROOT, python
 
 PIECE_SECONDS = 0.02
-LINES = 2000  # questions per chat; more than it sends before it is killed
+LINES = 2000  # questions per chat, more than a chat can send before it is killed
 
 
 @dataclass(slots=True)
 class PlainChat:
-    """One chat process with prepared input."""
+    """One chat process, whose input is written in advance."""
 
     process: subprocess.Popen[bytes]
     shown: bytes = b""
@@ -66,7 +66,7 @@ class PlainChat:
 
     @property
     def replies(self) -> list[str]:
-        """The replies that it has shown completely."""
+        """The replies that the chat has shown completely."""
         return [line for line in self.shown.decode(errors="replace").split("\n")[:-1] if line.startswith("answer ")]
 
 
@@ -75,9 +75,9 @@ class Count:
     """Totals over all kills."""
 
     kills: int = 0
-    sent: int = 0  # questions and complete replies
+    sent: int = 0  # number of questions and complete replies
     lost: set[str] = field(default_factory=set)
-    notices: list[str] = field(default_factory=list)  # notices of the history; expected to be empty
+    notices: list[str] = field(default_factory=list)  # notices about the history; there should be none
 
 
 def prepared_replies(count: int) -> list[list[str]]:
@@ -85,7 +85,7 @@ def prepared_replies(count: int) -> list[list[str]]:
 
 
 def kill_rounds(kills: int, num_chats: int, draw: random.Random) -> Count:
-    """Kill chats that share a history, and check that all they sent and showed is in the history."""
+    """Kill chats that share a history, and check that everything that they sent and showed is in the history."""
     count = Count()
     with (
         tempfile.TemporaryDirectory(prefix="ingle-history-") as name,
@@ -113,7 +113,7 @@ def kill_rounds(kills: int, num_chats: int, draw: random.Random) -> Count:
 
 
 def _wait_for_replies(chats: Sequence[PlainChat]) -> None:
-    """Wait until each chat has shown a reply."""
+    """Wait until each of the chats has shown a complete reply."""
     deadline = time.monotonic() + HANGING_SECONDS
     while not all(chat.replies for chat in chats):
         for chat in chats:

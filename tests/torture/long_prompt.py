@@ -2,9 +2,10 @@
 
     python -m tests.torture.long_prompt MODEL [--llama-server PATH]
 
-During a streamed reply, a prompt of 4,000 tokens arrives, and soon after it a short interactive request. For each
-server and round, the report has the times between the stream's tokens meanwhile, the time of the long prompt compared
-with its time alone, and the time to the first token of the short request. The servers take turns.
+While a reply is streamed, a prompt of 4,000 tokens arrives, and soon after it a short interactive request. For each
+server and round, the report has the times between the tokens of the stream during the prefill of the long prompt, the
+time of the long prompt compared with its time alone, and the time to the first token of the short request. The servers
+take turns.
 """
 
 import argparse
@@ -23,14 +24,14 @@ from tests.bench.peers.llama_build import probe
 from tests.bench.peers.llama_server import llama_server
 
 LONG, SHORT, REPLY = 4000, 60, 16
-HEAD_START_SECONDS = 0.5  # time that the stream runs alone
+HEAD_START_SECONDS = 0.5  # time for which the stream runs alone
 
 
 @dataclass(frozen=True)
 class Round:
     """Measurements of one round, in seconds."""
 
-    gaps: list[float]  # between tokens of the stream, from the arrival of the long prompt to its first token
+    gaps: list[float]  # times between tokens of the stream, from the arrival of the long prompt to its first token
     alone: float
     contended: float
     interactive: float
@@ -49,7 +50,7 @@ def prompt(length: int) -> list[int]:
 
 
 def as_interactive(endpoint: Endpoint) -> Endpoint:
-    """Mark requests as interactive for servers that support this."""
+    """Mark the requests to an endpoint as interactive if its server supports this."""
     return endpoint if "cache_prompt" in endpoint.extra else replace(endpoint, extra={"service_class": "interactive"})
 
 

@@ -29,12 +29,12 @@ from tests.app.server.live_server import ControlledRunner, LiveServer
 from tests.support.hash_model import HashTicket
 from tests.torture.attackers import attack, attacks, read_stream
 
-SAMPLE_SECONDS = 0.002  # between two samples of the lag
+SAMPLE_SECONDS = 0.002  # interval between two samples of the lag
 CONTEXT = 8192
 
 
 class PacedRunner(ControlledRunner):
-    """The hash model with steps of `seconds`, during which other threads can run."""
+    """The hash model, with steps that take at least `seconds` and let other threads run."""
 
     def __init__(self, config: EngineConfig, seconds: float) -> None:
         super().__init__(config)
@@ -66,7 +66,7 @@ def figures(values: list[float]) -> str:
 
 
 def measure_lag(server: LiveServer, seconds: float) -> tuple[list[float], list[float]]:
-    """Return the lags of the event loop, and the times between tokens, in seconds."""
+    """Return the lags of the event loop and the times between two tokens of a stream, in seconds."""
     gaps: Queue[list[float]] = multiprocessing.get_context("spawn").Queue()
     reader = multiprocessing.get_context("spawn").Process(target=read_stream, args=(server.port, seconds, gaps))
     reader.start()

@@ -1,10 +1,10 @@
 """Simulate power cuts on disks that lose unsynced writes: `python -m tests.torture.power_cuts --cuts 500`.
 
-A process stores messages and prints each stored one, and strace records its system calls. Then the disk is rebuilt in a
-state that a power cut after one of the calls can leave. Writes to a file before its last sync are on disk. Any subset
-of the later writes may be on disk, whole or in sectors. Files are created and removed in order, at the latest at the
-next sync of any file. The report counts histories that do not open or need a repair, and printed messages that are
-lost.
+A process stores messages and prints each stored one, and strace records its system calls. Then the program creates a
+state of the disk that a power cut after one of the calls can cause. Writes to a file before its last sync are on disk.
+Any subset of the later writes may be on disk, whole or in sectors. Files are created and removed in order, at the
+latest at the next sync of any file. The report counts histories that do not open or need a repair, and printed messages
+that are lost.
 """
 
 import argparse
@@ -48,17 +48,17 @@ for _ in range(3):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One system call that changes the disk, or a line on standard output."""
+    """A system call that changes the disk, or a line on standard output."""
 
     name: str
-    file: str = ""  # file name in the history's folder
-    offset: int = 0  # of a write; for a truncation, the new length
+    file: str = ""  # name of the file in the history's folder
+    offset: int = 0  # byte offset of a write, or the new size for a truncation
     content: bytes = b""
 
 
 @dataclass(slots=True)
 class File:
-    """One file: the bytes that the last sync wrote to disk, and the writes since then."""
+    """A file: the bytes that are on disk since the last sync, and the later writes."""
 
     durable: bytearray = field(default_factory=bytearray)
     pending: list[Call] = field(default_factory=list)
@@ -69,7 +69,7 @@ class File:
         self.pending.clear()
 
     def after_a_cut(self, draw: random.Random) -> bytes:
-        """Return a random content that the file may have after a power cut."""
+        """Return random content that the file may have after a power cut."""
         content, share = bytearray(self.durable), draw.choice((0.1, 0.5, 0.9, 1.0))
         for call in self.pending:
             if draw.random() < share:
@@ -90,11 +90,11 @@ def _apply(content: bytearray, name: str, offset: int, written: bytes) -> None:
 
 
 class Disk:
-    """The files of one folder, changed by system calls."""
+    """A simulated disk with the files of one folder, to which system calls are applied."""
 
     def __init__(self) -> None:
         self.files: dict[str, File] = {}
-        self._removed: dict[str, File] = {}  # files removed since the last sync
+        self._removed: dict[str, File] = {}  # files that were removed since the last sync
 
     def apply(self, call: Call) -> None:
         match call.name:
@@ -109,7 +109,7 @@ class Disk:
                 self.files.setdefault(call.file, File()).pending.append(call)
 
     def after_a_cut(self, draw: random.Random) -> Iterator[tuple[str, bytes]]:
-        """Yield the names and contents of the files after a power cut. SQLite's shared memory file is gone."""
+        """Yield the names and contents of the files after a power cut, without SQLite's shared memory file."""
         back = {name: file for name, file in self._removed.items() if draw.random() < 0.5 and name not in self.files}
         for name, file in {**self.files, **back}.items():
             if not name.endswith("-shm"):
@@ -117,7 +117,7 @@ class Disk:
 
 
 def trace_writer(folder: Path, log: Path, seed: int) -> list[Call]:
-    """Run a writer in `folder` and return its system calls."""
+    """Run a writer in `folder` with strace and return its system calls."""
     command = ["strace", "-y", "-xx", "-s", str(1 << 20), "-e", f"trace={CALLS}", "-o", str(log)]
     subprocess.run([*command, sys.executable, "-c", WRITER, str(folder), str(seed)], check=True, stdout=subprocess.PIPE)
     return [call for line in log.read_text().splitlines() if (call := _call(line, folder)) is not None]
@@ -154,8 +154,8 @@ def open_history(folder: Path, reported: bytes) -> tuple[bool, bool, int]:
 
 
 def simulate_cuts(calls: list[Call], indexes: set[int], draw: random.Random) -> Iterator[tuple[bool, bool, int, int]]:
-    """Cut the power after the calls with `indexes`. Yield the results of `open_history` and the number of reported
-    messages.
+    """Simulate a power cut after each call in `indexes`. Yields the results of `open_history` and the number of
+    reported messages.
     """
     disk, reported = Disk(), b""
     for index, call in enumerate(calls):

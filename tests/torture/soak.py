@@ -1,12 +1,12 @@
-"""Send random requests for a long time.
+"""Send random requests to a server for a long time.
 
     python -m tests.torture.soak MODEL [--embedding FOLDER] [--minutes 10] [--kills 30]
 
 Clients send requests of every API to a running `ingle serve`: chats and completions, streamed and not, with tools,
-schemas, grammars, log-probabilities, long prompts, bad values, and embeddings. A third of the clients disconnect early.
-The report has the statuses, and the memory, threads, and descriptors of the server over time. With `--kills`, the
-server is killed (SIGKILL) that number of times during replies, and every response that it reported as complete must be
-there after the restart.
+schemas, grammars, log-probabilities, long prompts, bad values, and embeddings. A third of the requests disconnect
+early. The report has the statuses, and the memory, threads, and descriptors of the server over time. With `--kills`,
+the server is killed (SIGKILL) that number of times during replies. After each restart, every response that the server
+had reported as complete must still exist.
 """
 
 import argparse
@@ -59,7 +59,7 @@ WORDS = (
 MODEL = "soak"  # an alias of the served model
 
 Body = dict[str, Any]
-Request = tuple[str, str, Body | None]  # method, path, body
+Request = tuple[str, str, Body | None]  # (method, path, body)
 
 
 def words(draw: random.Random, most: int) -> str:
@@ -78,7 +78,7 @@ FUNCTION: Body = {"name": "get_weather", "description": "Tells the weather", "pa
 TOOL: Body = {"type": "function", "function": FUNCTION}
 SAMPLINGS: list[Body] = [{}, {"temperature": 0}, {"temperature": 1.3, "top_p": 0.9, "seed": 7}]
 NAMED: Body = {"name": "weather", "schema": SCHEMA}
-# Options that a request may have, by the kind of the request.
+# Options that a request may have, by kind of request.
 SHAPES: Mapping[str, list[Body]] = {
     "chat": [
         {},
@@ -207,7 +207,7 @@ class Server:
     port: int
 
     def usage(self) -> tuple[float, int, int]:
-        """Return the server's resident memory in MB, its threads, and its descriptors, without child processes."""
+        """Return the server's resident memory in MB, its number of threads, and its number of descriptors."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
         figures = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         descriptors = len(os.listdir(f"/proc/{self.process.pid}/fd"))
@@ -216,7 +216,7 @@ class Server:
 
 @contextmanager
 def serving(model: str, folder: Path) -> Iterator[Server]:
-    """Run a server with its state below `folder`; it ends by SIGTERM if it still runs."""
+    """Run a server whose state is below `folder`. SIGTERM ends it if it still runs."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     environment = os.environ | {
@@ -262,7 +262,7 @@ def exchange(port: int, request: Request, max_lines: int | None) -> tuple[int, b
 
 @dataclass
 class Tally:
-    """Statuses and failures of all clients. Safe for several threads, because each operation is atomic in CPython."""
+    """The statuses and failures of all clients. Threads can share it, because each operation is atomic in CPython."""
 
     statuses: collections.Counter[tuple[str, int]] = field(default_factory=collections.Counter)
     failures: list[str] = field(default_factory=list)
@@ -274,7 +274,7 @@ class Tally:
 
 
 def send_requests(server: Server, tally: Tally, seed: int, stop: threading.Event, mix: Mix) -> None:
-    """Send one request after the other until `stop` is set."""
+    """Send one random request after the other until `stop` is set."""
     draw = random.Random(seed)
     while not stop.is_set():
         kind, request = random_request(mix, draw)
@@ -286,7 +286,7 @@ def send_requests(server: Server, tally: Tally, seed: int, stop: threading.Event
 
 
 def soak(server: Server, minutes: float, streams: int, mix: Mix) -> bool:
-    """Send requests for `minutes`. Return whether no request failed and no resource grew."""
+    """Send requests for `minutes`. Return True if no request failed and no resource of the server grew."""
     tally, stop = Tally(), threading.Event()
     threads = [
         threading.Thread(target=send_requests, args=(server, tally, number, stop, mix)) for number in range(streams)
@@ -323,7 +323,7 @@ def report(tally: Tally, samples: list[tuple[float, int, int]]) -> bool:
 
 
 def kill_repeatedly(model: str, folder: Path, kills: int) -> bool:
-    """Kill the server during replies, and check that every response reported as complete is still there."""
+    """Kill the server during replies, and check that every response reported as complete still exists."""
     draw, missing = random.Random(1), 0
     response_ids: list[str] = []
     for number in range(kills):

@@ -1,7 +1,7 @@
-"""Run the five cases with an agent's command line and the scripted model, one process per case.
+"""Run the five cases with the command line of an agent and the scripted model, one process per case.
 
-A driver defines the command and the settings of its agent and calls `main`. Each run has a temporary HOME and an empty
-project folder with one file, whose text the model cannot know unless the agent's tool reads the file.
+An agent's driver defines its command and settings, and calls `main`. Each run has a temporary HOME and an empty project
+folder with one file. The model cannot know the text of this file unless the agent's tool reads it.
 """
 
 import json
@@ -22,49 +22,49 @@ from tests.clients.scripted_model import ANSWER, CALL_A_TOOL, NOTE_TEXT, TOOL_FA
 
 NOTE = "note.txt"
 TOOL_PROMPT = f"{CALL_A_TOOL}: Read {NOTE} and say what it says."
-LONG_PROMPT = "a " * 60_000  # 60,000 tokens; as bytes, below the size limit of a command-line argument
-AGENT_CONTEXT = 40_960  # context length of the server in tokens; the largest first prompt of an agent has 14,336
-# context length in tokens for the agent's settings, so that the server refuses the prompt and not the agent
+LONG_PROMPT = "a " * 60_000  # 60,000 tokens, and short enough for one command-line argument
+AGENT_CONTEXT = 40_960  # context length of the server in tokens; the longest first prompt of an agent has 14,336
+# context length in tokens that the agent assumes, so that the server refuses the long prompt and not the agent
 LARGE_CONTEXT = 200_000
 TOO_LONG = r"context|too long"
-MODEL_NOT_FOUND = r"not ?found|does not exist|may not exist|\b404\b"  # pattern of errors about a missing model
-RUN_SECONDS = 120  # in case the agent hangs
+MODEL_NOT_FOUND = r"not ?found|does not exist|may not exist|\b404\b"  # pattern of error messages about a missing model
+RUN_SECONDS = 120  # time limit of a run, in case the agent hangs
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @dataclass(frozen=True)
 class Request:
-    """One run of an agent."""
+    """The parameters of one run of an agent."""
 
     url: str  # URL of the server, without a path
     model: str
     prompt: str
     dialect: str
     context: int  # context length in tokens for the agent's settings
-    shows_pieces: bool = False  # whether the output has to show the pieces of a stream
+    shows_pieces: bool = False  # whether the output must show the pieces of a stream separately
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """The command, variables, and files of a run."""
+    """The command, environment variables, and files of one run."""
 
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)  # text by path below HOME
+    files: Mapping[str, str] = field(default_factory=dict)  # text of each file, by path below HOME
 
 
 @dataclass(frozen=True)
 class Agent:
-    """One agent: how to run it and how to read its output."""
+    """An agent: how to run it, and how to read its output."""
 
     invocation: Callable[[Request], Invocation]
-    # gets the pieces from the output; None: it prints complete replies
+    # returns the streamed pieces in an output; None: the agent prints only complete replies
     pieces: Callable[[str], Sequence[str]] | None = None
-    too_long: str = TOO_LONG  # pattern of its error for a prompt that is too long
+    too_long: str = TOO_LONG  # pattern of the agent's error message for a prompt that is too long
 
 
 def main(agent: Agent) -> None:
-    """Run cases in the current folder, and delete its content before each: `driver.py URL MODEL DIALECT CASE...`."""
+    """Run cases in the current folder, and empty it before each of them: `driver.py URL MODEL DIALECT CASE...`."""
     url, model, dialect, *cases = sys.argv[1:]
     request = Request(url, model, QUESTION, dialect, AGENT_CONTEXT)
     for case in cases:
@@ -80,7 +80,10 @@ def _turn(agent: Agent, request: Request) -> str:
 
 
 def _stream(agent: Agent, request: Request) -> str:
-    """Count the pieces in the output, or on the connection if the output does not show them."""
+    """Check that the reply is streamed, and return its text.
+
+    The pieces are counted on the connection if the agent's output does not show them.
+    """
     if agent.pieces is None:
         with Tap(request.url) as tap:
             text = _checked(_output(agent, replace(request, url=tap.url)), ANSWER)
@@ -191,5 +194,5 @@ def _make_project() -> None:
 
 
 def json_lines(output: str) -> Sequence[Mapping[str, object]]:
-    """Return the JSON objects among the lines of an output."""
+    """Return the JSON objects in an output that has one per line."""
     return [json.loads(line) for line in output.splitlines() if line.startswith("{") and line.endswith("}")]

@@ -4,7 +4,7 @@ import json
 
 from tests.clients.agents.agent import Agent, Invocation, Request, main
 
-PRICES = ".aider/caches/model_prices_and_context_window.json"  # downloaded if missing
+PRICES = ".aider/caches/model_prices_and_context_window.json"  # aider downloads this file if it is missing
 SETTINGS = [
     "--analytics-disable",
     "--no-auto-commits",
@@ -18,7 +18,7 @@ SETTINGS = [
 
 
 def invocation(request: Request) -> Invocation:
-    """Run aider with the provider for the dialect of the table row."""
+    """Return the command that runs aider, with the provider for the dialect of the request."""
     provider = "ollama_chat" if request.dialect == "ollama" else "openai"
     environment = {
         "OPENAI_API_BASE": f"{request.url}/v1",

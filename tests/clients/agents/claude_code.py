@@ -6,7 +6,7 @@ from tests.clients.agents.agent import Agent, Invocation, Request, json_lines, m
 
 
 def invocation(request: Request) -> Invocation:
-    """Return the command that runs Claude Code, with the variables in docs/integrations.md."""
+    """Return the command that runs Claude Code, with the environment variables from docs/integrations.md."""
     flags = (
         ["--output-format", "stream-json", "--verbose", "--include-partial-messages"] if request.shows_pieces else []
     )

@@ -28,8 +28,8 @@ def invocation(request: Request) -> Invocation:
     }
     command = ["cline", "--json", "-P", "openai-compatible", "-m", request.model, request.prompt]
     environment = {
-        "CLINE_SESSION_BACKEND_MODE": "local",  # no daemon that keeps running
-        "IS_TEST": "true",  # do not download feature flags
+        "CLINE_SESSION_BACKEND_MODE": "local",  # start no daemon, because it would keep running
+        "IS_TEST": "true",  # download no feature flags
     }
     files = {
         ".cline/data/settings/providers.json": json.dumps(providers),

@@ -24,8 +24,8 @@ wire_api = "responses"
 
 
 def invocation(request: Request) -> Invocation:
-    """Return the command that runs Codex, with the configuration in docs/integrations.md, without plugins, which would
-    be downloaded.
+    """Return the command that runs Codex, with the configuration in docs/integrations.md. Plugins are off, because
+    Codex would download them.
     """
     config = CONFIG.format(model=request.model, context=request.context, url=request.url)
     return Invocation(["codex", "exec", "--skip-git-repo-check", request.prompt], files={".codex/config.toml": config})

@@ -8,7 +8,7 @@ OUTPUT_TOKENS = 4096
 
 
 def invocation(request: Request) -> Invocation:
-    """Return the command that runs Copilot CLI offline, without telemetry, updates, and GitHub."""
+    """Return the command that runs Copilot CLI offline, without telemetry, updates, or access to GitHub."""
     environment = {
         "COPILOT_OFFLINE": "true",
         "COPILOT_AUTO_UPDATE": "false",

@@ -1,4 +1,4 @@
-"""A relay between a client and a server that counts the pieces of streamed replies."""
+"""A relay between a client and a server, which counts the pieces of streamed replies."""
 
 import re
 import socket
@@ -9,12 +9,13 @@ from typing import Self
 from urllib.parse import urlsplit
 
 BUFFER = 1 << 16  # bytes
-CLOSING_SECONDS = 10  # in case a connection hangs
-PIECE = re.compile(rb'^(?:data: \{|\{.*"done": ?false)', re.MULTILINE)  # a server-sent event, or a line of Ollama's
+CLOSING_SECONDS = 10  # time limit for closing, in case a connection hangs
+# the start of a server-sent event, or of a line in Ollama's format
+PIECE = re.compile(rb'^(?:data: \{|\{.*"done": ?false)', re.MULTILINE)
 
 
 class Tap:
-    """Relays connections inside its `with` block. Clients use its URL instead of the server's."""
+    """Relays connections inside its `with` block. Clients use the URL of the tap instead of the server's."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -42,7 +43,7 @@ class Tap:
         while True:
             try:
                 client, _ = self._listener.accept()
-            except OSError:  # closed
+            except OSError:  # the listener is closed
                 return
             server = socket.create_connection(self._server)
             self._connections += [client, server]
@@ -51,7 +52,7 @@ class Tap:
                 self._relays[-1].start()
 
     def _relay_requests(self, client: socket.socket, server: socket.socket) -> None:
-        """Copy requests with the server's address in the Host header, because the server rejects other hosts."""
+        """Copy requests, but put the server's address into the Host header, because the server rejects other hosts."""
         own_address, address = (
             f"{host}:{port}".encode() for host, port in (self._listener.getsockname(), self._server)
         )
@@ -67,7 +68,7 @@ class Tap:
 
 
 def _copy(source: socket.socket, target: socket.socket, transform: Callable[[bytes], bytes]) -> bytes:
-    """Copy until one side closes, and return all bytes."""
+    """Copy bytes until one side closes, and return all of them before the transformation."""
     whole = bytearray()
     try:
         while piece := source.recv(BUFFER):

@@ -1,4 +1,4 @@
-"""DSPy's `LM`, with streams by `streamify`."""
+"""DSPy's `LM`, whose replies are streamed with `streamify`."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from tests.clients import cases
 
 
 class Program:
-    """A program with one call of the model. It has no signature, because SmolLM2 would not follow its format."""
+    """A DSPy program that calls the model once. It has no signature, because SmolLM2 would not follow its format."""
 
     wrong_model = cases.ExpectedError(LMError)
     too_long = cases.ExpectedError(ContextWindowExceededError)

@@ -1,4 +1,4 @@
-"""instructor with the openai library. Replies are instances of pydantic models, by a JSON schema or a tool call."""
+"""instructor with the openai library. It returns instances of pydantic models, through a JSON schema or a tool call."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from tests.clients import cases
 class Answer(BaseModel):
     """An answer in one short sentence."""
 
-    text: str = Field(min_length=20, max_length=60)  # more than one token, so that it can grow
+    text: str = Field(min_length=20, max_length=60)  # a minimum of several tokens, so that partial answers grow
 
 
 class Weather(BaseModel):
@@ -46,7 +46,7 @@ class Create:
         return str(answer.text)
 
     def pieces(self, model: str, prompt: str) -> Iterable[str]:
-        """Yield the text that each partial answer adds."""
+        """Yield the text that each partial answer adds to the previous one."""
         seen = ""
         for answer in self._schema.create_partial(
             model=model,

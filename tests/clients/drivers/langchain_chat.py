@@ -17,7 +17,7 @@ class Chat:
 
     def __init__(self, url: str, dialect: str) -> None:
         self._url, self._dialect = url, dialect
-        own = dialect != "ollama"  # langchain-ollama passes on the error of the ollama library
+        own = dialect != "ollama"  # langchain-ollama raises the errors of the ollama library
         self.wrong_model = cases.ExpectedError(ModelNotFoundError if own else ollama.ResponseError)
         self.too_long = cases.ExpectedError(ContextOverflowError if own else ollama.ResponseError)
 

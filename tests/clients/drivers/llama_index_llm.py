@@ -19,7 +19,7 @@ def get_weather(city: str) -> str:
 
 
 class Chat:
-    """Creates an LLM for each request. LlamaIndex passes on the errors of the openai and ollama libraries."""
+    """Creates an LLM for each request. LlamaIndex raises the errors of the openai and ollama libraries."""
 
     def __init__(self, url: str, dialect: str) -> None:
         self._url, self._ollama = url, dialect == "ollama"

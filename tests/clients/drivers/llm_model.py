@@ -1,4 +1,4 @@
-"""llm with the plugin llm-ollama, by its Python API."""
+"""llm with its plugin llm-ollama, called through its Python API."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ def get_weather(city: str) -> str:
 
 
 class Model:
-    """Models that the server lists, with llm-ollama's prefix. llm itself refuses other names."""
+    """Uses models that the server lists, with the prefix of llm-ollama. llm itself refuses other names."""
 
     wrong_model = cases.ExpectedError(llm.UnknownModelError)
     too_long = cases.ExpectedError(ollama.ResponseError)

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK with the Responses API, its default, and with chat completions."""
+"""OpenAI's Agents SDK, with the Responses API (its default) and with chat completions."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from tests.clients import cases
 
 
 class Agents:
-    """Creates an agent for each request. The SDK passes on the errors of the openai library."""
+    """Creates an agent for each request. The SDK raises the errors of the openai library."""
 
     wrong_model = cases.ExpectedError(openai.NotFoundError, {"code": "model_not_found"})
     too_long = cases.ExpectedError(openai.BadRequestError, {"code": "context_length_exceeded"})
@@ -22,8 +22,8 @@ class Agents:
         self._model = agents.OpenAIResponsesModel if dialect == "responses" else agents.OpenAIChatCompletionsModel
 
     def _agent(self, model: str, **more: Any) -> Any:
-        client = openai.AsyncOpenAI(base_url=self._url, api_key="none")  # each event loop needs its own
-        # The SDK treats a reply that reaches the limit as an error.
+        client = openai.AsyncOpenAI(base_url=self._url, api_key="none")  # each event loop needs a separate client
+        # The limit is high, because the SDK treats a reply that reaches it as an error.
         settings = agents.ModelSettings(max_tokens=cases.TOOL_TOKENS, temperature=0)
         return agents.Agent(
             **{"name": "answers", "model": self._model(model, client), "model_settings": settings, **more}

@@ -1,4 +1,4 @@
-"""smolagents' model for OpenAI-compatible servers, with the request of its tool-calling agent."""
+"""smolagents' model class for OpenAI-compatible servers, called as by its ToolCallingAgent."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ def get_weather(city: str) -> str:
 
 
 class Model:
-    """Creates a model for each request. smolagents passes on the errors of the openai library."""
+    """Creates a model for each request. smolagents raises the errors of the openai library."""
 
     wrong_model = cases.ExpectedError(openai.NotFoundError, {"code": "model_not_found"})
     too_long = cases.ExpectedError(openai.BadRequestError, {"code": "context_length_exceeded"})
@@ -38,7 +38,7 @@ class Model:
         return cases.texts(self._model(model).generate_stream([_message(prompt)]), lambda delta: delta.content)
 
     def call(self, model: str, prompt: str) -> tuple[str, Mapping[str, Any]]:
-        """Send the request of ToolCallingAgent: it requires a call and stops at the first observation."""
+        """Send the same request as ToolCallingAgent, which requires a call and stops at the first observation."""
         reply = self._model(model, cases.TOOL_TOKENS).generate(
             [_message(prompt)],
             stop_sequences=["Observation:", "Calling tools:"],
