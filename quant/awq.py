@@ -29,7 +29,7 @@ POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)  # positions of rows 0 to 7 in a word
 
 @dataclass(frozen=True, slots=True)
 class AWQ:
-    """The quantization of a checkpoint's layers."""
+    """The quantization settings of a checkpoint's layers."""
 
     group: int | None  # columns that share a scale; None: a whole row
 
@@ -47,7 +47,7 @@ class AWQ:
 
 
 def decode(layer: str, tensors: Mapping[str, Tensor], config: AWQ) -> GroupedTensor:
-    """Return the weight of `layer`, a copy. `tensors` are keyed by their names in the layer. Raises ModelFileError."""
+    """Return a copy of the weight of `layer`. `tensors` are keyed by names within the layer. Raises ModelFileError."""
     given = LayerTensors(layer, tensors)
     qweight = given.take("qweight", (torch.int32,), None, None)
     columns, rows = qweight.shape[0], 8 * qweight.shape[1]
@@ -67,6 +67,6 @@ def decode(layer: str, tensors: Mapping[str, Tensor], config: AWQ) -> GroupedTen
 
 
 def _rows(words: Tensor, some: slice) -> Bytes:
-    """Unpack whole words [n, rows / 8] to the integers of some rows, uint8 [rows, n]."""
+    """Unpack int32 words [n, rows / 8] to the integers in those rows, uint8 [rows, n]."""
     codes = unpack(words[:, some.start // 8 : some.stop // 8], BITS).reshape(len(words), -1, 8)
     return codes[:, :, list(POSITIONS)].reshape(len(words), -1).T

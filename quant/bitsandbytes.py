@@ -1,4 +1,4 @@
-"""bitsandbytes checkpoints, 4 bits (NF4 and FP4) and 8 bits (LLM.int8): convert a linear layer, and NF4 back.
+"""bitsandbytes checkpoints, 4 bits (NF4 and FP4) and 8 bits (LLM.int8): decode linear layers, and encode NF4.
 
 The layout that bitsandbytes writes (`bitsandbytes/functional.py`, `QuantState.as_dict`; `bitsandbytes/nn/modules.py`),
 for a weight of `out` rows and `in` columns. With 4 bits, in blocks of `blocksize` consecutive elements, row after row:
@@ -13,8 +13,8 @@ for a weight of `out` rows and `in` columns. With 4 bits, in blocks of `blocksiz
     value = quant_map[code] * scale
     scale = absmax, or nested_quant_map[absmax] * nested_absmax[block // nested_blocksize] + nested_offset
 
-quant_map must be the table of the type's name: bitsandbytes' kernels do not read it, and other tables are rejected.
-Blocks that straddle two rows are rejected.
+quant_map must equal the standard table of NF4 or FP4. Other tables are rejected, because bitsandbytes' kernels ignore
+quant_map. Blocks that straddle two rows are rejected.
 
 With 8 bits: weight int8 [out, in], SCB float32 [out], and weight_format 0. value = (SCB / 127) * weight.
 """
@@ -40,7 +40,7 @@ NF4 = (
 )  # fmt: skip
 FP4 = tuple(sign * number / 12 for sign in (1, -1) for number in (0.0, 0.0625, 8, 12, 4, 6, 2, 3))
 TABLES = {"nf4": NF4, "fp4": FP4}
-TABLE_ERROR = 1e-6  # tolerance for a different order of divisions
+TABLE_ERROR = 1e-6  # tolerance: writers that divide in a different order get slightly different tables
 
 # types in which checkpoints store the bytes of 4-bit weights
 STORAGE_TYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
@@ -50,7 +50,7 @@ INT8_UNIT = 1.0 / 127.0
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytes:
-    """The quantization of a checkpoint's layers."""
+    """The quantization settings of a checkpoint's layers."""
 
     table: str | None  # "nf4" or "fp4"; None: 8 bits
 
@@ -66,7 +66,7 @@ class BitsAndBytes:
 
 
 def decode(layer: str, tensors: Mapping[str, Tensor], config: BitsAndBytes) -> GroupedTensor:
-    """Return the weight of `layer`, a copy. `tensors` are keyed by their names in the layer. Raises ModelFileError."""
+    """Return a copy of the weight of `layer`. `tensors` are keyed by names within the layer. Raises ModelFileError."""
     given = LayerTensors(layer, tensors)
     weight = _eight_bits(given) if config.table is None else _four_bits(given, config.table)
     given.finish()
@@ -74,9 +74,9 @@ def decode(layer: str, tensors: Mapping[str, Tensor], config: BitsAndBytes) -> G
 
 
 def encode(weight: GroupedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of a layer by their names in it. `decode` reads them as `weight`, which must be NF4.
+    """Encode an NF4 weight as the tensors of a layer, keyed by their names in it. `decode` restores the weight.
 
-    `dtype` is the type of the weights before quantization, in which bitsandbytes multiplies.
+    `dtype` is the type of the weights before quantization. bitsandbytes multiplies in that type.
     """
     rows, columns = weight.shape
     codes = weight.codes.values()[:, :columns]

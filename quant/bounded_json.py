@@ -1,16 +1,16 @@
 """Parse a JSON object or list from an untrusted file.
 
-Python's parser turns eight bytes into up to 240 bytes of objects, so values are counted before it runs. It would also
-let a second value of a key replace the first; here that is an error.
+Python's parser turns eight bytes into up to 240 bytes of objects, so values are counted before it runs. That parser
+also lets a repeated key replace the first value; here a repeated key is an error.
 """
 
 import json
 
 from quant.errors import printable
 
-# Limit of brackets and commas: every value has one, and those in strings are counted as well. The header of a file of
-# 131,072 matrices has one million. Parsing takes at most ten times the bytes of the text, and VALUE_BYTES for each
-# value.
+# Limit on the number of brackets and commas, which is at least the number of values; those inside strings are counted
+# as well. The header of a file of 131,072 matrices has one million. Parsing takes at most ten times the bytes of the
+# text, and VALUE_BYTES for each value.
 MAX_VALUES = 1 << 21
 VALUE_BYTES = 128
 
@@ -48,7 +48,7 @@ def _parse(raw: bytes) -> object:
         raise JSONProblem(f"it is not JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
         raise JSONProblem("it is nested too deeply") from None
-    except ValueError:  # Python's error for an integer of thousands of digits
+    except ValueError:  # Python limits integers to 4,300 digits
         raise JSONProblem("a number has too many digits") from None
     return value
 

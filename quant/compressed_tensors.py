@@ -1,4 +1,4 @@
-"""compressed-tensors checkpoints in the format "pack-quantized", 2, 4, and 8 bits: convert a linear layer, and back.
+"""compressed-tensors checkpoints in the format "pack-quantized", 2, 4, and 8 bits: decode and encode a linear layer.
 
 The layout that the compressed-tensors package writes (`compressors/pack_quantized/`), for a weight of `out` rows and
 `in` columns, b bits, in groups of columns or one for each row ("channel"):
@@ -31,7 +31,7 @@ from quant.packed_integers import WIDTHS, columns_by_group, pack, unpack, words
 from quant.quantization_section import OTHER_COPY, QuantizationSection
 from quant.tensor import GroupedTensor, GroupScale, Integers
 
-# Only an order by group is stored, as g_idx. Orders that are used during calibration alone are not in the file.
+# Values of `actorder`. Those in ORDERED store the order of the columns, as g_idx. The others affect calibration alone.
 ORDERED, UNORDERED = ("group", "dynamic"), ("weight", "static", "none")
 UNUSED_TENSORS = ("bias", "input_scale", "input_zero_point", "output_scale", "output_zero_point")
 
@@ -51,7 +51,8 @@ class PackQuantized:
         section = QuantizationSection(config)
         section.text("quant_method", ("compressed-tensors",))
         if "transform_config" in section:
-            section.section("transform_config").refuse("config_groups")  # rotations of a layer's input
+            # rotations of a layer's input are not supported
+            section.section("transform_config").refuse("config_groups")
         if "sparsity_config" in section:
             section.section("sparsity_config").text("format", ("dense",), default="dense")
         scheme = _scheme(section, layer)
@@ -75,8 +76,10 @@ def _scheme(section: QuantizationSection, layer: str) -> QuantizationSection:
         return schemes[0]
     targets = [(scheme, scheme.texts("targets")) for scheme in schemes]
     if any(target.startswith("re:") for _, names in targets for target in names):
-        # A hostile pattern can take unlimited time.
-        raise UnsupportedQuantization(f"{section.path} has targets that are regular expressions", OTHER_COPY)
+        # Matching a hostile pattern could take unlimited time.
+        raise UnsupportedQuantization(
+            f"{section.path} has regular expressions as targets, which are not supported", OTHER_COPY
+        )
     for wanted in (layer, "Linear"):
         found = [scheme for scheme, names in targets if wanted in names]
         if len(found) == 1:
@@ -87,7 +90,7 @@ def _scheme(section: QuantizationSection, layer: str) -> QuantizationSection:
 
 
 def decode(layer: str, tensors: Mapping[str, Tensor], config: PackQuantized) -> GroupedTensor:
-    """Return the weight of `layer`, a copy. `tensors` are keyed by their names in the layer. Raises ModelFileError."""
+    """Return a copy of the weight of `layer`. `tensors` are keyed by names within the layer. Raises ModelFileError."""
     bits, per_word = config.bits, 32 // config.bits
     given = LayerTensors(layer, tensors, unused=UNUSED_TENSORS)
     rows, columns = (int(size) for size in given.take("weight_shape", (torch.int64, torch.int32), 2))
@@ -126,7 +129,7 @@ def _order(given: LayerTensors, columns: int, group: int) -> Tensor | None:
 
 
 def encode(weight: GroupedTensor) -> dict[str, Tensor]:
-    """Return the tensors of a layer by their names in it. `decode` reads them as `weight`.
+    """Encode a weight as the tensors of a layer, keyed by their names in it. `decode` restores the weight.
 
     Raises ValueError unless `weight` has integer zero points, plain scales, and its columns in order.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints of 8-bit floats: find the kind of scales by the configuration, and read a weight with its scale.
+"""Checkpoints of 8-bit floats: read the kind of scales from the configuration, and a weight with its scale.
 
 A weight `NAME.weight` is F8_E4M3 or F8_E5M2, [outputs, inputs]. A tensor beside it holds its scales: one for the
 matrix, one for each row, or one for each block of rows and columns, of which the last may be partial. Published
@@ -114,7 +114,7 @@ def _grid(
         if block[0] == rows:
             spellings.add(())
     if scale.shape not in spellings:
-        problem = f"{scale.name} has shape {scale.shape}, and {weight.name} of shape {weight.shape} needs {grid}"
+        problem = f"{scale.name} has shape {scale.shape}, but {weight.name} of shape {weight.shape} needs {grid}"
         raise ModelFileError(f"{checkpoint.path}: {problem}")
     return grid
 
@@ -144,7 +144,7 @@ def _compressed_tensors(section: Section) -> Float8Scheme:
     _one_of(section, "format", ("float-quantized",))
     _one_of(section, "quantization_status", (None, "compressed"))
     _one_of(_section(section, "sparsity_config"), "format", (None, "dense"))
-    if section.get("transform_config"):  # rotations that the weights would have to be multiplied by
+    if section.get("transform_config"):  # rotations of the weights are not supported
         raise _unsupported("transform_config", section["transform_config"], (None,))
     groups = _section(section, "config_groups")
     schemes = {_compressed_group(_section(_section(groups, name), "weights")) for name in groups}

@@ -25,7 +25,7 @@ SLAB = 1 << 18  # codes that are reordered at once, so that they stay in the pro
 SIGN = 0x8000  # sign bit of a float16: files add minimums, the canonical form subtracts them
 
 IQ4_NUMBERS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-E2M1_NUMBERS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # times two
+E2M1_NUMBERS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # the numbers of E2M1, doubled to be integers
 
 
 # -- codes: each class returns words, [rows, blocks, columns of a block / 4]

@@ -34,7 +34,7 @@ FORMATS = ("gptq", "gptq_v2")
 
 @dataclass(frozen=True, slots=True)
 class GPTQ:
-    """The quantization of a checkpoint's layers."""
+    """The quantization settings of a checkpoint's layers."""
 
     bits: int
     group: int | None  # columns that share a scale; None: a whole row
@@ -47,7 +47,7 @@ class GPTQ:
         section = QuantizationSection(config)
         section.text("quant_method", ("gptq",))
         section.text("pack_dtype", ("int32",), default="int32")
-        section.refuse("dynamic")  # other parameters for some layers
+        section.refuse("dynamic")  # different parameters for some layers are not supported
         section.refuse("is_marlin_format")
         key = "checkpoint_format" if "checkpoint_format" in section else "format"
         version = section.text(key, FORMATS, default="gptq")
@@ -56,7 +56,7 @@ class GPTQ:
 
 
 def decode(layer: str, tensors: Mapping[str, Tensor], config: GPTQ) -> GroupedTensor:
-    """Return the weight of `layer`, a copy. `tensors` are keyed by their names in the layer. Raises ModelFileError."""
+    """Return a copy of the weight of `layer`. `tensors` are keyed by names within the layer. Raises ModelFileError."""
     per_word = 32 // config.bits
     given = LayerTensors(layer, tensors)
     qweight = given.take("qweight", (torch.int32,), None, None)
@@ -92,5 +92,5 @@ def _order(given: LayerTensors, columns: int, group: int, config: GPTQ) -> Tenso
     except ValueError as error:
         raise given.damaged("g_idx", str(error)) from None
     if order is not None and not config.ordered:
-        raise given.damaged("g_idx", "is not in order, though the checkpoint says that desc_act is false")
+        raise given.damaged("g_idx", "is not in order, but config.json sets desc_act to false")
     return order

@@ -31,7 +31,7 @@ def _alike(_layer: str) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class LayerFormat:
-    """The quantization of a checkpoint's layers."""
+    """The quantization settings of a checkpoint's layers, and the decoder that reads them."""
 
     # Returns a copy of a layer's weight, decoded from its tensors. Raises ModelFileError or UnsupportedQuantization.
     decode: Callable[[float8.Tensors, str, LayerNames], QTensor]

@@ -49,7 +49,7 @@ class LayerTensors:
         return tensor
 
     def finish(self) -> None:
-        """Raise ModelFileError if a tensor was not read: the layer would have another format than it claims."""
+        """Raise ModelFileError if a tensor was not read. Such a layer is not in the format that config.json names."""
         unknown = sorted(self._tensors.keys() - self._taken - set(self._unused))
         if unknown:
             raise self.damaged(unknown[0], "does not belong to a layer of this format")

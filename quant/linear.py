@@ -54,7 +54,7 @@ class LinearBackend(Protocol):
 
 
 class ReferenceLinear:
-    """Plain torch. Holds the weight as float32 if `keep_dequantized`, else as canonical segments.
+    """A linear layer in plain torch. Holds the weight as float32 if `keep_dequantized`, else as canonical segments.
 
     Both multiply the same float32 values in the same order. Keeping them is about 10x as fast, for 4 to 8x the memory.
     """

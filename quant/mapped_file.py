@@ -67,7 +67,7 @@ class TensorFile(Closing, Generic[Tensor]):
     tensors: Mapping[str, Tensor]
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open and read the file at `path`. Raises as `regular_file` does, and as the methods of the format do."""
+        """Open and read the file at `path`. Raises the errors of `regular_file` and of the format's methods."""
         self.path = Path(path)
         with regular_file(self.path) as (descriptor, size):
             self._check_size(size)
@@ -92,7 +92,7 @@ class TensorFile(Closing, Generic[Tensor]):
         return memoryview(self._map)[tensor.offset : tensor.offset + tensor.nbytes]
 
     def release(self, name: str) -> None:
-        """Release the memory that reading tensor `name` took. Its data can be read again, from the file."""
+        """Release the memory that reading tensor `name` took. Its data can be read from the file again."""
         tensor = self.tensors[name]
         if tensor.nbytes and hasattr(mmap, "MADV_DONTNEED"):
             start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
@@ -120,7 +120,7 @@ class TensorFiles(Closing, Generic[Tensor]):
         return self._file_of[name].data(name)
 
     def release(self, name: str) -> None:
-        """Release the memory that reading tensor `name` took. Its data can be read again, from the file."""
+        """Release the memory that reading tensor `name` took. Its data can be read from the file again."""
         self._file_of[name].release(name)
 
     def close(self) -> None:

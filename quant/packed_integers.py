@@ -66,12 +66,12 @@ def columns_by_group(g_idx: Tensor, group: int) -> Tensor | None:
     groups = -(-columns // group)
     lowest, highest = int(g_idx.min()), int(g_idx.max())
     if lowest < 0 or highest >= groups:
-        raise ValueError(f"names group {lowest if lowest < 0 else highest} of {groups}")
+        raise ValueError(f"refers to group {lowest if lowest < 0 else highest} of {groups}")
     counts = torch.bincount(g_idx, minlength=groups)
     expected = torch.full((groups,), group)
     expected[-1] = columns - group * (groups - 1)
     if not torch.equal(counts, expected):
         wrong = int((counts != expected).nonzero()[0])
-        raise ValueError(f"puts {int(counts[wrong])} columns into group {wrong} where {int(expected[wrong])} belong")
+        raise ValueError(f"puts {int(counts[wrong])} columns into group {wrong} instead of {int(expected[wrong])}")
     order = torch.argsort(g_idx, stable=True)
     return None if torch.equal(order, torch.arange(columns)) else order.int()

@@ -86,7 +86,7 @@ class QuantizationSection:
         raise self._wrong(key, "the rows and columns of a matrix")
 
     def refuse(self, key: str) -> None:
-        """Raise UnsupportedQuantization if `key` has a value: it would change the meaning of weights."""
+        """Raise UnsupportedQuantization if `key` has a value, since it would change the meaning of weights."""
         if self._values.get(key):
             raise UnsupportedQuantization(f"{self.path}.{key} is not supported by this version", OTHER_COPY)
 

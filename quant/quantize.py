@@ -62,7 +62,7 @@ def group_size(columns: Iterable[int]) -> int:
         if common % group == 0:
             return group
     raise UnsupportedQuantization(
-        f"No groups of {', '.join(map(str, GROUPS))} columns divide the model's matrices",
+        f"No group size of {', '.join(map(str, GROUPS))} columns divides every matrix of the model",
         "Quantize it to fp8, which has no groups.",
     )
 
@@ -165,8 +165,8 @@ def _nested(scales: Tensor) -> NestedScale:
 def dynamic_table() -> Floats:
     """Return bitsandbytes' numbers for scales, float32 [256], ascending.
 
-    They are zero, one, and of both signs the means of 2 ** i equal parts of the range from 0.1 to 1, times 10 ** (i -
-    6), for i from 0 to 6. Dettmers, https://arxiv.org/abs/1511.04561.
+    They are zero, one, and, with both signs, the midpoints of 2 ** i equal parts of the range from 0.1 to 1, times 10
+    ** (i - 6), for i from 0 to 6. Dettmers, https://arxiv.org/abs/1511.04561.
     """
     numbers = [torch.tensor([0.0, 1.0])]
     for i in range(7):
@@ -187,7 +187,7 @@ def _nearest(blocks: Floats, table: Floats) -> tuple[NDArray[np.uint8], Floats]:
     if len(table) > TOP + 1:
         return np.searchsorted(middles, scaled).astype(np.uint8), largest
     found = np.zeros(blocks.shape, np.uint8)
-    for middle in middles:  # faster than a search in a small table
+    for middle in middles:  # in a small table, this is faster than np.searchsorted
         found += scaled > middle
     return found, largest
 
@@ -201,7 +201,8 @@ def _slabs(weight: PlainTensor) -> Iterator[tuple[slice, Floats]]:
         numbers: Floats = weight.values[some].float().numpy()
         if not (np.abs(numbers) <= LARGEST).all():
             raise ModelFileError(
-                "A weight has numbers that are not finite or above {LARGEST:g}", "Use another copy of the model."
+                f"A weight has numbers that are not finite, or that exceed {LARGEST:g}",
+                "Use another copy of the model.",
             )
         yield some, numbers
 

@@ -164,5 +164,5 @@ def _described(entry: Entry, begin: int) -> dict[str, object]:
 
 
 def _text_size(entry: Entry) -> int:
-    """Return the most bytes that a tensor takes in the header."""
+    """Return an upper limit for the bytes that a tensor takes in the header."""
     return len(json.dumps({entry.name: _described(entry, 1 << 62)}))

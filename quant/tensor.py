@@ -296,7 +296,7 @@ class GroupedTensor:
 
 
 def _holds(integers: Integers, rows: int, count: int) -> bool:
-    """Whether each row has `count` integers, padded to whole words at most."""
+    """Whether each row has `count` integers, with no padding or padding to whole words."""
     per_word = 32 // min(plane.bits for plane in integers.planes)
     return integers.shape[0] == rows and 0 <= integers.shape[1] - count < per_word
 

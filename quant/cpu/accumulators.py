@@ -15,8 +15,8 @@ from quant.cpu.group_formats import GroupFormat
 from quant.cpu.kernel import kernel
 from quant.cpu.vector import I64, Emit, I32x16
 
-AHEAD = 4096  # bytes that the kernel of one token prefetches ahead: 1024 and 16384 are slower
-FEW = (1, 2)  # tiles and tokens whose sums fit into 16 registers of 32 bytes
+AHEAD = 4096  # prefetch distance of the one-token kernels in bytes; 1024 and 16384 are slower
+FEW = (1, 2)  # tiles and tokens whose accumulators fit into 16 registers of 32 bytes
 
 Cell = tuple[int, int]  # tile, token
 
@@ -58,12 +58,12 @@ class Accumulators:
 
 @dataclass(frozen=True, slots=True)
 class TileCall:
-    """Further arguments of a tile kernel, all int64."""
+    """The arguments of a tile kernel besides those of its `Accumulators`, all int64."""
 
     w: Any  # address of the first tile
     groups: Any  # groups in a row
     add: Any  # 1: add to the values at the output
-    rows: Any  # rows of the tiles that exist; the others are padding
+    rows: Any  # number of real rows in the tiles; the rest are padding
     fetch: Any  # address to prefetch
     lines: Any  # cache lines to prefetch
 
@@ -93,7 +93,7 @@ def integer_sums(
     half: int = 0,
     zeros: Sequence[Any] = (),
 ) -> dict[Cell, Any]:
-    """Return the exact dot products of one group, or one half of a group, of some tiles and rows.
+    """Return the exact dot products of one group, or half a group, for some tiles and rows of activations.
 
     `zeros` are the zero points of each tile, int32, if the layout does not have one zero point for all.
     """
@@ -137,14 +137,16 @@ def slots_of_block(slots: dict[Cell, Any], block: tuple[slice, slice]) -> dict[C
 
 
 def prefetch_group(e: Emit, layout: GGMLFormat | GroupFormat, at: Any) -> None:
-    """Prefetch a group further on in the tile."""
+    """Prefetch the group that is AHEAD bytes after `at` in the tile."""
     for line in range((layout.group_bytes + 63) // 64):
         e.prefetch(e.at(at, AHEAD + 64 * line))
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """A range of cache lines, prefetched evenly over `count` steps: many at once would delay other loads."""
+    """A range of cache lines that is prefetched evenly over `count` steps. Prefetching all at once would delay other
+    loads.
+    """
 
     e: Emit
     address: Any
@@ -156,6 +158,6 @@ class Prefetch:
 
     def emit(self, index: Any) -> None:
         e, at = self.e, self.e.at(self.address, self.e.b.mul(index, self.each), 64)
-        e.prefetch(at)  # usually the only line of a step: a loop around one line would double its cost
+        e.prefetch(at)  # usually the only line of a step; a loop of one iteration would double the cost
         with cgutils.for_range(e.b, self.each, start=I64(1)) as loop:
             e.prefetch(e.at(at, loop.index, 64))

@@ -107,7 +107,9 @@ def _write_group(e: Emit, form: Form, pair: Vectors, row: Any, groups: Any, g: A
 
 
 def _quantize_super_block(e: Emit, read: Callable[[Any], Vectors], row: Any, groups: Any, s: Any) -> None:
-    """Write super-block `s` of a row. The groups are read twice, because some targets cannot hold sixteen vectors."""
+    """Write super-block `s` of a row. The groups are read twice, because sixteen vectors exceed some targets'
+    registers.
+    """
     b, block = e.b, SuperBlock(e, row, groups, s)
     top = e.variable(e.i(0))
     b.store(e.i(0), top)
@@ -158,7 +160,7 @@ class RowGroup:
         return self.e.splat(both if halves == 1 else self.e.b.fsub(both, first) if half else first)
 
     def integer_sum(self, half: int, halves: int, factor: int) -> Any:
-        """Return the sum of `sum` without the scale, as integers times `factor`."""
+        """Return the same sum as `sum` without the scale: the sum of the integers, times `factor`."""
         b, both, first = self.e.b, self._word(3, I32), self._word(4, I32)
         total = both if halves == 1 else b.sub(both, first) if half else first
         return self.e.splat(b.mul(total, I32(factor)))
@@ -207,7 +209,7 @@ class SuperGroup:
 
 @dataclass(frozen=True, slots=True)
 class SuperBlock:
-    """Super-block `s` of a row in super-blocks."""
+    """Super-block `s` of a row of activations."""
 
     e: Emit
     row: Any
@@ -252,7 +254,7 @@ def take_columns(e: Emit, x: Any, order: Any, groups: Any, out: Any) -> None:
 
 def _make_scale_row(form: Form) -> Callable[..., None]:
     def scale_row(e: Emit, x: Any, factor: Any, weight: Any, groups: Any, out: Any) -> None:
-        """Multiply a float row by `factor` (bits) and by the float vector at `weight`, and write it in `form`."""
+        """Multiply a float row by `factor` (float32 bits) and the float vector at `weight`, and write it in `form`."""
         b, factors = e.b, e.splat(e.float_from_bits(factor))
 
         def read(g: Any) -> Vectors:
@@ -284,7 +286,7 @@ def _make_write_row(form: Form) -> Callable[..., None]:
 
 @kernel
 def add_scaled_row(e: Emit, x: Any, factor: Any, weight: Any, groups: Any, out: Any) -> None:
-    """Multiply a float row by `factor` (bits) and by the float vector at `weight`, and add it to the float row at
+    """Multiply a float row by `factor` (float32 bits) and by the float vector at `weight`, and add it to the row at
     `out`.
     """
     b, factors = e.b, e.splat(e.float_from_bits(factor))
@@ -324,7 +326,7 @@ def _make_gated_products(name: str, exponent: Callable[[Emit, Any], Any]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class FormKernels:
-    """The kernels that write rows in one form, as compiled code calls them."""
+    """The kernels that write rows in one form. Compiled code calls them by these values."""
 
     scale_row: Any
     write_row: Any

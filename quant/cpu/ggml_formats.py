@@ -78,7 +78,7 @@ class GGMLFormat:
 
     @property
     def part(self) -> str:
-        """The part of the machine code with its kernels."""
+        """Name of the machine-code part that contains this layout's kernels."""
         return f"layout{self.number}"
 
     @property
@@ -175,7 +175,7 @@ def _stored_sub_scales(scale: Scale) -> SubScales | None:
 
 
 def _layout(weight: CodedTensor) -> GGMLFormat:
-    """Return the layout for a coded tensor, with number 0."""
+    """Return the layout of a coded tensor, with `number` 0, for comparison with the table."""
     table, zero = _lifted(weight.table) if weight.table else (None, weight.zero)
     block_scales = weight.scale.block_scales
     spread = weight.shape[1] // max(1, block_scales.shape[1])  # columns that share a block scale

@@ -54,7 +54,7 @@ class _Fields:
 
     @property
     def _groups(self) -> Bytes:
-        """[tiles, blocks, groups of a block, group_bytes]"""
+        """Return the bytes of every group, [tiles, blocks, groups of a block, group_bytes]."""
         tiles, blocks, _ = self.blocks.shape
         layout = self.layout
         return self.blocks[:, :, layout.head_bytes :].reshape(
@@ -63,7 +63,9 @@ class _Fields:
 
     @property
     def words(self) -> list[Words]:
-        """Codes of each plane, or of both if packed to six bits: [tiles, blocks, groups, words of a row, TILE]."""
+        """Return the codes of each plane, or of both if packed to six bits: [tiles, blocks, groups, words of a row,
+        TILE].
+        """
         layout, words = self.layout, self._groups[..., : self.layout.codes_bytes].view(np.uint32)
         planes = (layout.bits,) if layout.is_packed6 else layout.planes
         ends = list(accumulate(planes))
@@ -78,12 +80,12 @@ class _Fields:
 
     @property
     def sub_scales(self) -> Bytes:
-        """Sub-scales, [tiles, blocks, groups, bytes]."""
+        """Return the sub-scales, [tiles, blocks, groups, bytes]."""
         return self._groups[..., self.layout.codes_bytes :]
 
     @property
     def sub_minimums(self) -> Bytes:
-        """Sub-minimums, [tiles, blocks, pairs, bytes]."""
+        """Return the sub-minimums, [tiles, blocks, pairs, bytes]."""
         tiles, blocks, _ = self.blocks.shape
         scales = self.layout.scales
         field = self.blocks[:, :, scales.block_scale_bytes : self.layout.head_bytes]
@@ -132,7 +134,8 @@ def _pack_codes(codes: Integers, fields: _Fields) -> None:
         for plane in codes.planes
     ]
     if fields.layout.is_packed6:
-        for target, low, high in zip(fields.words[0], *planes, strict=True):  # one tile at a time stays in the cache
+        # tile by tile, so that the data stays in the cache
+        for target, low, high in zip(fields.words[0], *planes, strict=True):
             target[:] = _pack6(low, high)
     else:
         for target, plane in zip(fields.words, planes, strict=True):
@@ -140,7 +143,9 @@ def _pack_codes(codes: Integers, fields: _Fields) -> None:
 
 
 def _pack6(low: Words, high: Words) -> Words:
-    """Pack words of 4 and of 2 bits of codes, [..., 4, TILE] and [..., 2, TILE], to words of 6 bits, [..., 6, TILE]."""
+    """Combine words of 4-bit and 2-bit codes, [..., 4, TILE] and [..., 2, TILE], into words of 6-bit codes, [..., 6,
+    TILE].
+    """
     even, odd, top = (np.ascontiguousarray(plane) for plane in (low[..., ::2, :], low[..., 1::2, :], high))
     fourth = odd >> 4 & LOW_FOUR | top >> 2 & HIGH_TWO
     packed = (
@@ -152,7 +157,7 @@ def _pack6(low: Words, high: Words) -> Words:
 
 
 def _unpack6(packed: Words) -> list[Words]:
-    """Return the words that `_pack6` was called with."""
+    """Split words of 6-bit codes into words of 4 and of 2 bits: the inverse of `_pack6`."""
     first, second, third = np.moveaxis(packed.reshape(*packed.shape[:-2], 2, 3, TILE), -2, 0)
     fourth = first >> 6 & LOW_TWO | (second >> 6 & LOW_TWO) << 2 | (third >> 6 & LOW_TWO) << 4
     even, odd = first & LOW_FOUR | (second & LOW_FOUR) << 4, third & LOW_FOUR | (fourth & LOW_FOUR) << 4
@@ -269,7 +274,7 @@ def unpack(weight: Bytes, layout: GGMLFormat, shape: tuple[int, int]) -> BlockTe
 
 
 def rows_of(tiled: NDArray[Any], rows: int) -> NDArray[Any]:
-    """[tiles, ..., TILE] -> [rows, ...]"""
+    """Join the rows of all tiles: [tiles, ..., TILE] -> [rows, ...]."""
     return np.ascontiguousarray(np.moveaxis(tiled, -1, 1).reshape(len(tiled) * TILE, -1)[:rows])
 
 

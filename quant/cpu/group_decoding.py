@@ -19,7 +19,7 @@ from quant.cpu.vector import F32, I8, I32, I64, Emit, F16x16, F32x16, I8x16, I16
 
 I8x8 = ir.VectorType(I8, 8)
 TABLE_BYTES = 4 * 256
-E4M3_UNIT = 256.0  # correction for e4m3 bits in the fields of a float16: the exponent bias differs by 8
+E4M3_UNIT = 256.0  # factor that corrects e4m3 bits in the fields of a float16, whose exponent bias is larger by 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def tile_size(e: Emit, layout: GroupFormat, groups: Any, tile: Any) -> Any:
 
 
 def columns_of_vector(layout: GroupFormat) -> int:
-    """Return the number of columns in 64 bytes of 16 rows."""
+    """Return the number of columns in a vector of 64 bytes, which holds codes of 16 rows."""
     return 32 // layout.codes.bits
 
 
@@ -138,8 +138,9 @@ def load_floats(e: Emit, layout: GroupFormat, at: Any, vector: int) -> list[Any]
 
 
 def _load_float8(e: Emit, e4m3: bool, at: Any) -> list[Any]:
-    """Return four columns. 16 words hold the first in their low bytes and the second in the high bytes; 16 more the
-    others.
+    """Return four columns of 16 rows. The address has 16 words with the first two columns, then 16 with the other two.
+
+    The first column of a pair is in the low bytes of the words, and the second in the high bytes.
     """
     b, words = e.b, e.load(at, I16x32)
     pairs = [b.shl(words, e.constant(I16x32, 8)), b.and_(words, e.constant(I16x32, -0x100))]

@@ -1,7 +1,7 @@
 """Table of the tile layouts for safetensors checkpoints: integers or small floats, in scale groups.
 
 A scale group is the columns that share a scale: one or more groups of 32 columns, up to a whole row. Its length is not
-part of the layout, since files have any length: each tile's header has it (`quant.cpu.group_tiles`).
+part of the layout, because it differs between files. Each tile's header stores it (`quant.cpu.group_tiles`).
 """
 
 from dataclasses import dataclass, replace
@@ -38,8 +38,9 @@ class GroupFormat:
     """A row of the table. `number` is part of the names of its kernels."""
 
     number: int
-    codes: GGMLFormat  # their bits, and the zero point if all groups have the same
-    scale: torch.dtype = torch.float32  # uint8: an index of a table that all rows of a weight share
+    codes: GGMLFormat  # bits of the codes, and the zero point if it is the same for all groups
+    # type of the scales; uint8: indices into a table that all rows of a weight share
+    scale: torch.dtype = torch.float32
     rows: int = TILE  # scales in a scale group: one for each row, or 1 for all rows
     zeros: bool = False  # whether each scale has a zero point, with the bits of a code
     numbers: tuple[float, ...] | None = None  # the number for each code
@@ -47,7 +48,7 @@ class GroupFormat:
 
     @property
     def part(self) -> str:
-        """The part of the machine code with its kernels."""
+        """Name of the machine-code part that contains this layout's kernels."""
         return f"layout{self.number}"
 
     @property
@@ -101,7 +102,7 @@ _BY_LAYOUT = {replace(layout, number=0): layout for layout in GROUP_FORMATS}
 
 
 def _layout(weight: GroupTensor) -> GroupFormat:
-    """Return the layout for a weight, with number 0."""
+    """Return the layout of a weight, with `number` 0, for comparison with the table."""
     if isinstance(weight, Float8Tensor):
         height = weight.block[0]
         tiles_share = height % TILE == 0 or height == weight.shape[0]

@@ -2,9 +2,9 @@
 
 Integers are multiplied as in `quant.cpu.matmul`: exactly within 32 columns, with zero points subtracted by means of the
 sums that rows of activations store. Table numbers and 8-bit floats become float32 in registers. With AVX-512 one
-instruction looks up 4-bit codes of 16 rows in a table of 16 floats. The cost equals that of looking up the two bytes of
-an integer, but this rounds nothing and needs no second product for the second byte. Each group of 32 columns has two
-chains, of even and of odd columns, so that groups do not wait for each other:
+instruction looks up 4-bit codes of 16 rows in a table of 16 floats. A look-up of integers of two bytes would cost the
+same, but would round, and would need a second product for the second byte. Each group of 32 columns is summed in two
+chains, one over the even and one over the odd columns, so that no group waits for another:
 
     total = total + scale * (even + odd)
 

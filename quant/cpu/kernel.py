@@ -2,8 +2,8 @@
 
 A kernel is a separate function, compiled once (`quant.cpu.native`), which code compiled by numba calls by name. If it
 were inlined, it would be optimized again for each level of callers. Every argument is an int64: an address, a stride in
-bytes, or a count. So nothing depends on type inference. Nothing is checked at run time: addresses are checked when a
-program is recorded.
+bytes, or a count. So calls do not depend on type inference. Kernels check nothing at run time, because addresses are
+checked when a program is recorded.
 """
 
 import inspect

@@ -31,7 +31,7 @@ class Packing(Protocol):
 
     @property
     def groups_per_scale(self) -> int:
-        """Groups of 32 columns that share a scale, if the layout does not define it; else 1."""
+        """Number of groups of 32 columns that share a scale; 1 if the layout already defines it."""
         ...
 
     @property

@@ -110,7 +110,7 @@ class CpuLinear:
         out = torch.empty(len(ids), self.inputs)
         for index, row in enumerate(ids.tolist()):
             if not 0 <= row < self.outputs:
-                raise IndexError(f"row {row} of a weight of {self.outputs}")
+                raise IndexError(f"row {row} is not within the {self.outputs} rows of the weight")
             _read_row(part.row_kernel, part.region.address, part.tile_bytes, part.groups, row, out[index].data_ptr())
         return _in_input_order(out, part)
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 CODE = "cpu-code"  # folder of all versions
 KEPT = 4  # versions that are kept when a new one is compiled
-NEEDED = 1 << 20  # bytes that must be free
+NEEDED = 1 << 20  # free disk space in bytes that saving code requires
 
 Entry = Callable[..., int]
 
@@ -160,7 +160,7 @@ def _optimized(kernels: Iterable[Kernel], target: Target) -> Any:
     return parsed
 
 
-# engines by target and part; they keep the loaded code mapped while the process lives
+# engines by target and part; they keep the loaded code mapped until the process ends
 _engines: dict[Target, dict[str, Any]] = {}
 _addresses: dict[str, int] = {}
 
@@ -238,7 +238,7 @@ def _make_private(folder: Path) -> str:
         return ""
     if owner.st_uid != os.getuid():
         return "it belongs to another user"
-    return "others can write to it" if owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+    return "other users can write to it" if owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
 @cache

@@ -32,7 +32,10 @@ def _count(e: Emit, groups: Any) -> Any:
 
 @kernel
 def norm_factor(e: Emit, x: Any, groups: Any, epsilon: Any) -> Any:
-    """Return 1 / root mean square of a row of 32 * groups floats (arXiv:1910.07467), as bits; epsilon is bits."""
+    """Return 1 / root mean square of a row of 32 * groups floats (arXiv:1910.07467).
+
+    The result and `epsilon` are the bits of a float32.
+    """
     squares = _total(e, x, groups, lambda v, total: e.fma(v, v, total))
     factor = _inverse_root(e, squares, _count(e, groups), epsilon)
     return e.b.zext(e.b.bitcast(factor, I32), I64)
@@ -42,7 +45,7 @@ def norm_factor(e: Emit, x: Any, groups: Any, epsilon: Any) -> Any:
 def layer_norm_row(e: Emit, x: Any, weight: Any, groups: Any, epsilon: Any, out: Any) -> None:
     """Write (x - mean) / standard deviation of a float row, times the float vector at `weight` (arXiv:1607.06450).
 
-    `epsilon` is bits. `out` may be x.
+    `epsilon` is the bits of a float32. `out` may be x.
     """
     b, count = e.b, _count(e, groups)
     mean = e.splat(b.fdiv(_total(e, x, groups, b.fadd), count))

@@ -34,7 +34,7 @@ LANE_NUMBERS = ir.Constant(I32x16, list(range(LANES)))
 
 # Alternative instructions: a feature, bytes per instruction, a name. The first that the target has is used.
 Table = tuple[tuple[str, int, str], ...]
-_SHUFFLES: Table = (  # selects among 16 bytes by bytes 0..15
+_SHUFFLES: Table = (  # shuffles that select from 16 bytes by indices 0..15
     ("avx512bw", 64, "llvm.x86.avx512.pshuf.b.512"),
     ("avx2", 32, "llvm.x86.avx2.pshuf.b"),
     ("ssse3", 16, "llvm.x86.ssse3.pshuf.b.128"),
@@ -206,7 +206,7 @@ class Emit:
         return b.add(even, self._word_pairs(b.lshr(codes, eight), b.ashr(x, eight)))
 
     def dot_of_words(self, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Return total + the dot products of two and two int16 in each int32 lane, exactly if they fit into int32."""
+        """Return total + the dot product of two pairs of int16 in each int32 lane, exact if it fits into int32."""
         if self._has(_WORD_DOTS):
             return self._apply("dot_of_words", I32x16, Emit._dot_of_words, total, x, y)
         if self._has(_WORD_PAIRS):
@@ -371,7 +371,7 @@ class Emit:
         """Round to integers, halves to even; magnitudes must be below 2 ** 22."""
         if self.target.has("sse4.1", "neon"):
             return self.call("llvm.rint.v16f32", F32x16, x)
-        whole = self.f(1.5 * 2**23)  # floats of this size are integers
+        whole = self.f(1.5 * 2**23)  # a float32 of this magnitude has no fraction, so adding it rounds
         return self.b.fsub(self.b.fadd(x, whole), whole)
 
     def larger(self, x: ir.Value, y: ir.Value) -> ir.Value:

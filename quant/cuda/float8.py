@@ -1,4 +1,4 @@
-"""A matrix of 8-bit floats on a GPU: plain data.
+"""Float8Matrix: the data of a matrix of 8-bit floats on a GPU.
 
 The bytes stay as they are in the file, row by row, and are decoded in registers. Rows are padded with zeros to a
 multiple of 16 columns; real models need no padding. Scales become float32. A scale that is shared by whole rows is
@@ -39,7 +39,7 @@ class Float8Matrix:
 
     @property
     def form(self) -> tuple[int, ...]:
-        """Key of matrices that can be concatenated: equal keys fit together."""
+        """A key for concatenation: matrices with equal keys can be concatenated."""
         return self.shape[1], self.block[1], self.exponent_bits
 
 

@@ -68,7 +68,7 @@ class CudaLinear:
         return out
 
     def _multiply(self, matrix: CudaMatrix, x: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
-        """Write x times one matrix, plus `bias`, to `out` [tokens, rows]; with `add`, add it to what `out` holds."""
+        """Write x times one matrix, plus `bias`, to `out` [tokens, rows]. With `add`, add the result to `out`."""
         tokens, (rows, inputs) = len(x), matrix.shape
         if isinstance(matrix, PackedMatrix) and tokens > 0 and (self._deterministic or tokens <= MOST_TOKENS):
             tile = self._tiles.product(matrix.form.kind, rows, inputs, tokens, deterministic=self._deterministic)
@@ -83,9 +83,7 @@ class CudaLinear:
         out.copy_(out + product if add else product)
 
     def _library_product(self, x: Tensor, values: Tensor) -> Tensor:
-        """Return x times `values` transposed. When deterministic, all library products have one shape: FIXED_TOKENS
-        rows.
-        """
+        """Return x times `values` transposed. When deterministic, every library call multiplies FIXED_TOKENS rows."""
         if not self._deterministic:
             return x @ values.mT
         padded = F.pad(x, (0, 0, 0, -len(x) % FIXED_TOKENS))

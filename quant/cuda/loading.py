@@ -1,4 +1,4 @@
-"""Canonical weights to a GPU: copy the bytes and rearrange them there, once, when a model loads.
+"""Copy canonical weights to a GPU and rearrange them there, once, when a model loads.
 
 Nothing is rounded, and scales are not multiplied out. Weights are rearranged a slab of rows at a time, so that little
 memory is needed besides the result's.
@@ -120,7 +120,7 @@ def _plane_bits(integers: Integers) -> tuple[int, ...]:
 
 
 def _codes(integers: Integers, form: PackedForm, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Return both planes: words, and fragments."""
+    """Return both planes of the codes: the first as words, the second as fragments."""
     first, *second = integers.planes
     rows, wide = len(first.data), form.codes_per_word * first.bits
     shape = -(-rows // TILE_ROWS), form.tiles, TILE_ROWS, TILE_FRAGMENTS

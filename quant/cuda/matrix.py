@@ -1,5 +1,4 @@
-"""One weight matrix on a GPU: plain data, laid out so that each thread loads 16 bytes and unpacks them in few
-instructions.
+"""The data of one weight matrix on a GPU. Each thread loads 16 bytes and unpacks them in few instructions.
 
 Codes are packed into words of `codes_per_word` columns. Four words are a fragment of 4 * codes_per_word columns: word j
 has column 4 * p + j of the fragment at bit p * bits. A tile is eight rows of four fragments, row by row: one fragment

@@ -1,1 +1,1 @@
-"""GPU kernels for canonical weights, and the plain reference implementation that they are tested against."""
+"""GPU kernels for canonical weights, and the reference implementation in plain torch that they are tested against."""

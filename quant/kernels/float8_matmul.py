@@ -60,7 +60,7 @@ def _scaled(
     return (values.to(tl.float32) * power * tl.load(scales + columns // WIDTH)).to(tl.bfloat16)
 
 
-# or the values 1 and 16 would compile separate kernels
+# Without it, Triton would compile separate kernels for the value 1 and for multiples of 16.
 @triton.jit(do_not_specialize=["tokens", "height", "row_scales"])
 def _float8_matmul_kernel(
     x: tl.tensor,

@@ -126,18 +126,19 @@ def _product_kernel(
     FRAGMENT: tl.constexpr = 4 * CODES_PER_WORD
     TILES: tl.constexpr = (COLUMNS + 4 * FRAGMENT - 1) // (4 * FRAGMENT)
     STEPS: tl.constexpr = (TILES + WARPS * SPLITS - 1) // (WARPS * SPLITS)
-    HALVES: tl.constexpr = 2 if GROUP % FRAGMENT else 1  # groups of a fragment
-    # The axes of what is loaded are: eights of rows, warps, and the threads of a warp, which are eight rows by four
-    # fragments. Triton gives adjacent elements of memory to one thread, and orders axes by that. The hints below say
-    # how many elements a thread should take: four, or one, which is expressed as two unaligned ones. They have to be
-    # here: Triton would not see them in another function.
+    HALVES: tl.constexpr = 2 if GROUP % FRAGMENT else 1  # groups in a fragment
+    # The axes of the loaded values are: blocks of eight rows, warps, and the threads of a warp, which are eight rows by
+    # four fragments. Triton gives adjacent elements of memory to one thread, and orders the axes accordingly. The hints
+    # below say how many elements a thread should take: four, or one, which is expressed as two unaligned ones. They
+    # have to be here: Triton would not see them in another function.
     first = tl.program_id(0) * ROW_TILES
     unit = tl.arange(0, ROW_TILES * WARPS)[:, None]
     thread = tl.arange(0, 32)[None, :]
     row_tile = tl.minimum(first + unit // WARPS, (rows + 7) // 8 - 1).to(tl.int64)
     row = tl.minimum(row_tile * 8 + thread // 4, rows - 1)
     four = tl.arange(0, 4)[None, None, None, None, :]
-    # The axes of x are: eights of tokens, warps, and the threads of a warp, which are eight tokens by four fragments.
+    # The axes of x are: blocks of eight tokens, warps, and the threads of a warp, which are eight tokens by four
+    # fragments.
     x_unit = tl.arange(0, TOKENS // 8 * WARPS)[:, None]
     x_lane = tl.arange(0, 128)[None, :]
     token_tile = tl.minimum(tl.program_id(1) * (TOKENS // 8) + x_unit // WARPS, (tokens + 7) // 8 - 1).to(tl.int64)

@@ -50,7 +50,7 @@ def _grouped(weight: GroupedTensor) -> Tensor:
 
 
 def _spread(parts: Tensor, group: int, columns: int) -> Tensor:
-    """[rows, groups] -> [rows, columns]"""
+    """Repeat the value of each group for its columns: [rows, groups] -> [rows, columns]."""
     return parts.repeat_interleave(group, dim=1)[:, :columns]
 
 
@@ -91,5 +91,5 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     largest = torch.finfo(torch.float8_e4m3fn).max
     peak = x.abs().amax(1, keepdim=True).clamp(min=2.0**-100)
-    # torch rounds a number divided by a tensor twice, so the number is made a tensor first.
+    # torch rounds twice when it divides a Python number by a tensor, so the number is converted to a tensor first.
     return (x * (torch.tensor(largest) / peak)).clamp(-largest, largest).to(torch.float8_e4m3fn), peak / largest

@@ -8,7 +8,7 @@ from quant.kernels.card import Card
 from quant.kernels.tiles import ROWS, SPLITS, WARPS, ProductShape, ProductTile, TileTable
 
 Seconds = Callable[[ProductTile], float | None]  # seconds of one product; None if the tile does not run
-GAIN = 0.97  # largest part of the rule's time at which a tile replaces the rule's: a smaller gain may be chance
+GAIN = 0.97  # a tile replaces the rule's if it takes at most this part of its time; smaller gains may be chance
 MOST_SUMS = 256  # limit of rows times warps, because their sums are added in shared memory
 
 

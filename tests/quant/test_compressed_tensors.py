@@ -48,7 +48,7 @@ def test_g_idx_of_minus_one_means_columns_in_order() -> None:
     layer.tensors["weight_g_idx"] = torch.full((64,), -1, dtype=torch.int32)
     assert torch.equal(dequantize(decoded(layer)), torch.from_numpy(layer.values))
     layer.tensors["weight_g_idx"][5] = 0
-    with pytest.raises(ModelFileError, match="weight_g_idx names group -1"):
+    with pytest.raises(ModelFileError, match="weight_g_idx refers to group -1"):
         decoded(layer)
 
 

@@ -79,7 +79,9 @@ def test_desc_act_without_g_idx_is_rejected() -> None:
         decoded(example)
 
 
-@pytest.mark.parametrize(("value", "problem"), [(3, "names group 3 of 3"), (-1, "names group -1"), (2, "into group")])
+@pytest.mark.parametrize(
+    ("value", "problem"), [(3, "refers to group 3 of 3"), (-1, "refers to group -1"), (2, "into group")]
+)
 def test_impossible_groups_are_rejected(value: int, problem: str) -> None:
     example = layer(ordered=True)
     first = int((example.tensors["g_idx"] != 2).nonzero()[0])

@@ -78,7 +78,7 @@ def test_segments_of_equal_order_are_joined_and_orders_are_shared() -> None:
 @pytest.mark.parametrize("row", [-1, 20, 1 << 40])
 def test_row_out_of_range_raises_index_error(row: int) -> None:
     table = layer(random_weight("Q8_0", 20, 32, np.random.default_rng(SEED)))
-    with pytest.raises(IndexError, match=f"row {row} of a weight of 20"):
+    with pytest.raises(IndexError, match=f"row {row} is not within the 20 rows"):
         table.rows(torch.tensor([3, row]))
 
 
