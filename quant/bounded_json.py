@@ -1,7 +1,7 @@
 """Parse a JSON object or list from an untrusted file.
 
-Python's parser turns eight bytes into up to 240 bytes of objects, so values are counted before it runs. That parser
-also lets a repeated key replace the first value; here a repeated key is an error.
+Python's parser turns eight bytes into up to 240 bytes of objects, so values are counted before it runs. It also accepts
+a repeated key and keeps only the last value; here a repeated key is an error.
 """
 
 import json

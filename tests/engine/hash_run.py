@@ -9,10 +9,10 @@ from engine.scheduling.beam import BeamGroup
 from tests.support.hash_model import HashTicket, expected_output, variant_of
 from tests.support.reference_beam_search import reference_beam_search
 
-ENDS = frozenset(range(100))  # one generated token in fifty
+ENDS = frozenset(range(100))  # end tokens, one in fifty of the generated tokens
 
 
-# for beam searches: one alternative in twenty, so that some beams end and others continue
+# end tokens for beam searches: one alternative in twenty, so that some beams end and others continue
 FEW_ENDS = frozenset(range(5))
 
 

@@ -19,7 +19,7 @@ from tests.engine.models.family_checkpoints import CONTEXT, FAMILIES, VOCABULARY
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """One thread, because with tiny tensors several threads only wait for each other."""
+    """Use one thread: threads would wait for each other on tiny tensors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

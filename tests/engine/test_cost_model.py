@@ -60,7 +60,7 @@ def test_budget_is_the_maximum_without_streams_or_target(streams: int, target: f
 
 
 def test_chunks_stay_large_when_the_fixed_time_exceeds_the_target() -> None:
-    """If even small steps take long, the target is missed, because tiny chunks would slow down the prefill."""
+    """Even small steps take longer than the target. Tiny chunks would not meet it, but slow down the prefill."""
     fixed, per_token = 0.09, 0.008
     costs = CostModel(config(target_latency=0.05), learned(fixed, per_token))
     chunk = costs.token_budget(streams=1) - 1
@@ -76,9 +76,9 @@ def test_configured_preemption_overrides_measurements(choice: Preemption) -> Non
 
 def test_swap_is_preferred_if_copying_is_faster() -> None:
     costs = CostModel(config(), learned(0.001, 0.001))
-    costs.copy_rate = 1000 * 1e3  # 1 ms to copy a block of 1,000 bytes, 16 ms to compute its tokens
+    costs.copy_rate = 1000 * 1e3  # bytes per second: 1 ms to copy a block of 1,000 bytes, 16 ms to compute its tokens
     assert costs.prefers_swap(10)
-    costs.copy_rate = 1000 * 1e2  # 10 ms each way
+    costs.copy_rate = 1000 * 1e2  # bytes per second: 10 ms to copy a block in each direction
     assert not costs.prefers_swap(10)
 
 

@@ -91,7 +91,7 @@ def test_predicted_weight_bytes_match_loaded_bytes(tmp_path: Path, name: str, cp
         held = sum(region.size for region, _ in step.arena._regions if region.name in names)
         tables = len(model.ropes) * 4 * model.head_dim * config.context_length
         told = packed_bytes(stored)
-    # The header of a tile is a large part of the tiles of narrow matrices.
+    # In the tiles of narrow matrices, the header is a large part of the bytes.
     assert abs(told + tables - held) < 0.03 * held + 3 * 4096
 
 
@@ -122,7 +122,7 @@ def test_fit_is_estimated_for_an_absent_gpu(tmp_path: Path) -> None:
         assert (found.device, found.is_possible) == ("cuda", True)
         assert [cache.kv_type for cache in found.caches] == ["bf16", "f16", "fp8"]
         assert found.caches[2].token_bytes[None] * 2 == found.caches[0].token_bytes[None]
-        assert found.memory < 8 * 10**9  # a part of the memory is reserved for the display
+        assert found.memory < 8 * 10**9  # part of the memory is reserved for the display
         assert not fit(checkpoint, options, memory=10**8).has_room
 
 

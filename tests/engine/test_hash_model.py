@@ -39,7 +39,7 @@ class Load:
         return tuple(prompt)
 
     def arrivals(self) -> Iterator[tuple[int, ...]]:
-        """Yield the prompts that arrive before one step: often none, sometimes the same one twice."""
+        """Yield the prompts that arrive before one step: often none, sometimes one prompt twice."""
         for _ in range(self.random.choice([0, 0, 0, 1, 1, 2, 3])):
             prompt = self.prompt()
             yield prompt
@@ -61,7 +61,7 @@ GROUPS = {
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("preemption", Preemption)
 @pytest.mark.parametrize("groups", GROUPS)
-def test_random_load_with_preemption_and_aborts_has_no_wrong_token(
+def test_random_load_with_preemption_and_aborts_gives_no_wrong_token(
     groups: str, preemption: Preemption, depth: int, requests: int
 ) -> None:
     """Families, classes, aborts, both kinds of preemption, and copies that end late, out of order, or fail."""
@@ -87,7 +87,7 @@ def test_random_load_with_preemption_and_aborts_has_no_wrong_token(
 @pytest.mark.share(1, "num_blocks")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("num_blocks", [24, 200])
-def test_scarce_and_ample_blocks_have_no_wrong_token(depth: int, num_blocks: int, requests: int) -> None:
+def test_scarce_and_ample_blocks_give_no_wrong_token(depth: int, num_blocks: int, requests: int) -> None:
     rng = random.Random(depth * 1000 + num_blocks)
     engine, _ = hash_engine(seed=rng.randrange(1 << 30), num_blocks=num_blocks, depth=depth, budget=48)
     run, load = Run(engine), Load(rng)
@@ -107,7 +107,7 @@ def test_scarce_and_ample_blocks_have_no_wrong_token(depth: int, num_blocks: int
 
 
 def test_oracle_detects_a_wrong_block() -> None:
-    """Overwriting one slot of the cache changes the output."""
+    """One slot of the cache is overwritten, and the output changes."""
     engine, runner = hash_engine()
     run = Run(engine)
     request = run.submit(tuple(range(10, 50)), max_tokens=20)

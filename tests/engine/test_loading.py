@@ -135,7 +135,7 @@ def test_int8_cache_gives_nearly_twice_the_context(tmp_path: Path, monkeypatch: 
 
 
 def test_windowed_layers_need_blocks_for_their_window_only(tmp_path: Path) -> None:
-    """Ten times the context needs ten times the blocks in layers without a window, and the same in those with one."""
+    """With ten times the context, layers without a window need ten times the blocks, and windowed layers no more."""
     plain = config_of(make(tmp_path, head_dim=32).path)
     config = replace(plain, layout=(LayerConfig(window=64), LayerConfig(), LayerConfig(window=64)))
     device = ReferenceDevice(keep_dequantized=True, threads=1)
@@ -167,7 +167,7 @@ def test_rope_base_changes_the_cache_salt(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_loading_does_not_collect_garbage(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A garbage collection visits every object of the process."""
+    """A garbage collection would visit every object of the process."""
     collected: list[bool] = []
     monkeypatch.setattr("gc.collect", lambda: collected.append(True))
     with open_checkpoint(tiny) as checkpoint:

@@ -10,11 +10,11 @@ def test_token_ids_span_prompt_and_output() -> None:
             assert request.token_ids(start, stop) == whole[start:stop]
 
 
-def test_cached_counts_device_host_and_disk() -> None:
+def test_cached_adds_device_host_and_disk_tokens() -> None:
     assert TokenSources(device=1, host=2, disk=4, computed=8, restore_seconds=0.5, skipped=3).cached == 7
 
 
-def test_sum_of_sources_adds_every_field() -> None:
+def test_adding_token_sources_adds_every_field() -> None:
     one = TokenSources(device=1, host=2, disk=3, computed=4, restore_seconds=0.5, skipped=6)
     other = TokenSources(device=10, host=20, disk=30, computed=40, restore_seconds=5.0, skipped=60)
     assert one + other == TokenSources(device=11, host=22, disk=33, computed=44, restore_seconds=5.5, skipped=66)

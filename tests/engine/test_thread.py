@@ -55,7 +55,7 @@ def parts() -> Iterator[tuple[Client, HashRunner]]:
     client.thread.stop()
 
 
-def test_serves_requests_from_several_threads(parts: tuple[Client, HashRunner]) -> None:
+def test_requests_from_several_threads_are_served(parts: tuple[Client, HashRunner]) -> None:
     client, _ = parts
     requests: list[Request] = []
 
@@ -215,7 +215,7 @@ def test_any_exception_in_the_thread_ends_all_requests(
 
 
 class Hanging:
-    """Holds the calls of one function until the test continues. Its clock moves only when the test moves it."""
+    """Makes the calls of one function wait until the test continues. Its clock moves only when the test moves it."""
 
     def __init__(self) -> None:
         self.seconds = 5.0
@@ -239,7 +239,7 @@ class Hanging:
         ("launch", True, WEDGED_SECONDS),
         ("collect", True, WEDGED_SECONDS),
         ("add", False, WEDGED_SECONDS),
-        ("launch", False, UNKNOWN_SECONDS),  # no time is expected for the first step
+        ("launch", False, UNKNOWN_SECONDS),  # no expected time is known for the first step
     ],
 )
 def test_hanging_step_is_a_problem_until_it_ends(
@@ -266,7 +266,7 @@ def test_hanging_step_is_a_problem_until_it_ends(
 
 
 def test_step_expected_to_be_slow_is_not_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The expected time of a step is long, as on a slow machine with a large model."""
+    """The expected time of the step is long, as on a slow machine with a large model."""
     engine, runner = hash_engine()
     hang = Hanging()
     client = Client(engine, hang.clock)
@@ -285,12 +285,12 @@ def test_step_expected_to_be_slow_is_not_a_problem(monkeypatch: pytest.MonkeyPat
 
 
 def test_waiting_requests_without_steps_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop runs, but plans nothing."""
+    """The engine's loop runs, but the scheduler plans no step."""
     engine, _ = hash_engine()
     hang = Hanging()
     client = Client(engine, hang.clock)
     client.endings([client.submit()])
-    hang.seconds += 1e6  # a long idle time
+    hang.seconds += 1e6  # seconds of idle time
     with monkeypatch.context() as patch:
         patch.setattr(engine._scheduler, "schedule", lambda limits: StepPlan((), ()))
         request = client.submit()

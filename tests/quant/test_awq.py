@@ -8,7 +8,7 @@ from quant.kernels.reference import dequantize
 CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 
 
-def test_decodes_a_hand_made_word() -> None:
+def test_hand_made_word_is_decoded() -> None:
     """Half-byte i of a word is row (0, 2, 4, 6, 1, 3, 5, 7)[i]."""
     tensors = {
         "qweight": torch.tensor([[0x76543210]], dtype=torch.int32),
@@ -19,7 +19,7 @@ def test_decodes_a_hand_made_word() -> None:
     assert values == [2 * (0 - 3), 2 * (4 - 1), 2 * (1 - 1), 2 * (5 - 1), 2 * (2 - 1), 2 * (6 - 1), 2 * (3 - 1), 2 * 6]
 
 
-def test_reads_the_config() -> None:
+def test_quantization_config_is_read() -> None:
     assert AWQ.read(CONFIG) == AWQ(128)
     assert AWQ.read(CONFIG | {"group_size": -1, "version": "GEMM"}) == AWQ(None)
     assert AWQ.read({"quant_method": "awq", "bits": 4, "group_size": 32, "format": "gemm"}) == AWQ(32)

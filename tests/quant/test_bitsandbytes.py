@@ -112,7 +112,7 @@ def test_four_bit_bytes_may_have_another_type(storage: torch.dtype) -> None:
     assert torch.equal(dequantize(decoded(example)), torch.from_numpy(example.values))
 
 
-def test_reads_the_config() -> None:
+def test_quantization_config_is_read() -> None:
     assert BitsAndBytes.read(FOUR) == BitsAndBytes("nf4")
     assert BitsAndBytes.read({"quant_method": "bitsandbytes", "load_in_4bit": True}) == BitsAndBytes("fp4")
     assert BitsAndBytes.read({"quant_method": "bitsandbytes", "load_in_8bit": True}) == BitsAndBytes(None)

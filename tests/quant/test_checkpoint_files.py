@@ -8,14 +8,14 @@ from quant.checkpoint_files import read_bytes, read_object, read_text
 from quant.errors import ModelFileError
 
 
-def test_reads_bytes_text_and_objects(tmp_path: Path) -> None:
+def test_bytes_text_and_objects_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"é": [1, null]}')
     assert read_object(tmp_path, "a.json") == {"é": [1, None]}
     assert read_text(tmp_path, "a.json") == '{"é": [1, null]}'
     assert read_bytes(tmp_path, "a.json") == '{"é": [1, null]}'.encode()
 
 
-def test_missing_file_gives_none(tmp_path: Path) -> None:
+def test_missing_file_returns_none(tmp_path: Path) -> None:
     assert [read(tmp_path, "a.json") for read in (read_bytes, read_text, read_object)] == [None] * 3
 
 

@@ -20,7 +20,7 @@ def config(*schemes: Config, **more: object) -> Config:
     return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups} | more
 
 
-def test_decodes_a_hand_made_word() -> None:
+def test_hand_made_word_is_decoded() -> None:
     tensors = {
         "weight_packed": torch.tensor([[0x76543210], [0x08FEDCBA]], dtype=torch.int32),
         "weight_scale": torch.tensor([[2.0], [1.0]], dtype=torch.bfloat16),
@@ -52,7 +52,7 @@ def test_g_idx_of_minus_one_means_columns_in_order() -> None:
         decoded(layer)
 
 
-def test_reads_the_config() -> None:
+def test_quantization_config_is_read() -> None:
     assert PackQuantized.read(config(scheme("Linear")), "l") == PackQuantized(4, 128, True, False)
     channel = scheme("Linear", num_bits=8, strategy="channel", group_size=None, symmetric=False, actorder="static")
     assert PackQuantized.read(config(channel), "l") == PackQuantized(8, None, False, False)

@@ -141,7 +141,9 @@ def test_decoded_types_have_the_sizes_of_the_format() -> None:
         ("tensor offset", 3, 2**20, "q8"),
     ],
 )
-def test_names_the_field_of_a_forged_number(tmp_path: Path, role: str, which: int, value: int, names: str) -> None:
+def test_error_names_the_field_of_a_forged_number(
+    tmp_path: Path, role: str, which: int, value: int, names: str
+) -> None:
     error = rejection(tmp_path, put(small_file(), role, value, which))
     assert names in error.field
     assert 0 <= error.offset <= len(small_file().data)
@@ -257,7 +259,7 @@ def test_views_outlive_the_file(tmp_path: Path) -> None:
     assert view.readonly
 
 
-def test_opens_the_default_model(smollm2: Path) -> None:
+def test_default_model_is_opened(smollm2: Path) -> None:
     with GGUFFile(smollm2) as file:
         assert file.metadata["general.architecture"] == "llama"
         assert len(file.tensors) == 272

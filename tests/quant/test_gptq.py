@@ -15,7 +15,7 @@ def layer(*, ordered: bool = False) -> Layer:
     return gptq_layer(np.random.default_rng(1), 16, 96, 32, ordered=ordered)
 
 
-def test_decodes_a_hand_made_word() -> None:
+def test_hand_made_word_is_decoded() -> None:
     tensors = {
         "qweight": torch.full((1, 8), 0x76543210, dtype=torch.int32),
         "qzeros": torch.tensor([[0x65432107]], dtype=torch.int32),
@@ -90,7 +90,7 @@ def test_impossible_groups_are_rejected(value: int, problem: str) -> None:
         decoded(example)
 
 
-def test_reads_the_config() -> None:
+def test_quantization_config_is_read() -> None:
     assert GPTQ.read(CONFIG) == GPTQ(4, 128, zeros_less_one=True, ordered=False)
     assert GPTQ.read(CONFIG | {"group_size": -1, "desc_act": True, "bits": 8}) == GPTQ(8, None, True, True)
     assert not GPTQ.read(CONFIG | {"checkpoint_format": "gptq_v2", "format": "gptq"}).zeros_less_one

@@ -93,7 +93,7 @@ def test_importance_reduces_the_weighted_error(seed: int, group: int) -> None:
 
 
 @given(SEEDS, st.floats(1e-30, 1e30))
-def test_equal_importance_changes_nothing(seed: int, count: float) -> None:
+def test_equal_importance_does_not_change_the_result(seed: int, count: float) -> None:
     plain = random(seed, 5, 128, torch.bfloat16)
     assert same(int4(plain, 32, torch.full((128,), count)), int4(plain, 32))
 

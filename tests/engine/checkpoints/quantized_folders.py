@@ -24,7 +24,7 @@ from tests.quant.checkpoint_layers import (
 
 Make = Callable[[np.random.Generator, int, int], Layer]
 
-SCALE_FACTOR = 2.0**-5  # applied to scales, so that activations do not grow from layer to layer
+SCALE_FACTOR = 2.0**-5  # factor of all scales, so that activations do not grow from layer to layer
 SCALES = ("scales", "weight_scale", "SCB", "weight.absmax", "weight_scale_inv")
 
 
@@ -91,7 +91,7 @@ def quantized_folder(folder: Path, *kinds: str, layers: int = 3) -> QuantizedFol
             continue
         layer = _with_small_scales(KINDS[kinds[configs.count % len(kinds)]](rng, *values.shape))
         for rest, tensor in layer.tensors.items():
-            # The dtypes of scales are random, and would distinguish layers of different formats.
+            # With several formats, scales are converted to one dtype: their random dtypes would distinguish the layers.
             converted = tensor.float() if tensor.is_floating_point() and len(kinds) > 1 else tensor
             tensors[f"{stem}.{rest}"] = converted.contiguous()
         state[name] = torch.from_numpy(layer.values)
@@ -103,7 +103,7 @@ def quantized_folder(folder: Path, *kinds: str, layers: int = 3) -> QuantizedFol
 
 
 class _Configs:
-    """The quantization config: the same for all layers, or, in compressed-tensors, a group per scheme."""
+    """The quantization config: one config for all layers, or, in compressed-tensors, one group per scheme."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -92,22 +92,34 @@ def change_shape(folder: Path) -> None:
 Break = Callable[[Path], object]
 BREAKS: dict[str, tuple[Break, type[InglenookError], str]] = {
     "a shard is missing": (lambda f: shard(f, 1).unlink(), SafetensorsError, "00002-of-00003"),
-    "a shard is truncate off": (truncate, SafetensorsError, "00003-of-00003"),
-    "a shard leads out of the folder": (link_outside, SafetensorsError, "outside of"),
-    "the map climbs": (lambda f: edit_map(f, lambda m: m.update({"x": "../x.safetensors"})), SafetensorsError, "x"),
-    "the map is absolute": (lambda f: edit_map(f, lambda m: m.update({"x": "/etc/passwd"})), SafetensorsError, "x"),
-    "the map names a pickle": (lambda f: edit_map(f, lambda m: m.update({"x": "x.bin"})), SafetensorsError, "x.bin"),
-    "the map is no map": (lambda f: (f / INDEX).write_text('{"weight_map": [1]}'), SafetensorsError, "weight_map"),
+    "a shard is truncated": (truncate, SafetensorsError, "00003-of-00003"),
+    "a shard is a link out of the folder": (link_outside, SafetensorsError, "outside of"),
+    "the index has a parent path": (
+        lambda f: edit_map(f, lambda m: m.update({"x": "../x.safetensors"})),
+        SafetensorsError,
+        "x",
+    ),
+    "the index has an absolute path": (
+        lambda f: edit_map(f, lambda m: m.update({"x": "/etc/passwd"})),
+        SafetensorsError,
+        "x",
+    ),
+    "the index names a pickle": (lambda f: edit_map(f, lambda m: m.update({"x": "x.bin"})), SafetensorsError, "x.bin"),
+    "the index has a list as its map": (
+        lambda f: (f / INDEX).write_text('{"weight_map": [1]}'),
+        SafetensorsError,
+        "weight_map",
+    ),
     "a tensor is missing": (remove_tensor, ModelFileError, r"blk\.1\.ffn_up"),
-    "a tensor is left over": (add_tensor, UnsupportedModel, "sinks"),
+    "a tensor is unknown": (add_tensor, UnsupportedModel, "sinks"),
     "a tensor has another shape": (change_shape, ModelFileError, r"layers\.1\.mlp\.up_proj"),
     "no configuration": (lambda f: (f / "config.json").unlink(), ModelFileError, r"config\.json"),
-    "a configuration that leads out": (link_config_outside, ModelFileError, "outside of"),
-    "a configuration that is no JSON": (lambda f: (f / "config.json").write_text("{"), ModelFileError, "JSON"),
+    "the configuration is a link out of the folder": (link_config_outside, ModelFileError, "outside of"),
+    "the configuration is not JSON": (lambda f: (f / "config.json").write_text("{"), ModelFileError, "JSON"),
     "an unknown architecture": (lambda f: edit_config(f, model_type="mamba"), UnsupportedModel, "'mamba'"),
     "no architecture": (lambda f: edit_config(f, model_type=None), UnsupportedModel, "model_type"),
-    "more layers than there are": (lambda f: edit_config(f, num_hidden_layers=4), ModelFileError, r"blk\.3\."),
-    "fewer layers than there are": (lambda f: edit_config(f, num_hidden_layers=2), UnsupportedModel, r"blk\.2\."),
+    "more layers than tensors": (lambda f: edit_config(f, num_hidden_layers=4), ModelFileError, r"blk\.3\."),
+    "fewer layers than tensors": (lambda f: edit_config(f, num_hidden_layers=2), UnsupportedModel, r"blk\.2\."),
     "another vocabulary": (lambda f: edit_config(f, vocab_size=98), ModelFileError, "embed_tokens"),
     "another activation": (lambda f: edit_config(f, hidden_act="relu"), UnsupportedModel, "hidden_act"),
     "no weights": (remove_weights, ModelFileError, "safetensors"),
@@ -133,7 +145,7 @@ def test_broken_checkpoint_raises_one_error_and_leaks_nothing(folder: Path, name
 
 
 def test_intact_checkpoint_loads(folder: Path) -> None:
-    """Checks that the fixture is valid, so that each change above causes its error."""
+    """The intact fixture is valid, so each change above causes its error."""
     with open_checkpoint(folder) as checkpoint:
         assert memory_maps(folder)
         assert load_engine(checkpoint, LoadOptions(backend="reference")).vocab_size == 97

@@ -48,8 +48,8 @@ def test_cpu_kernels_generate_the_reference_tokens(checkpoint: QuantizedFolder, 
 
 
 def test_layers_may_have_different_schemes(tmp_path: Path) -> None:
-    """Their tensors have the same names and dtypes, and different layouts. Samples must cover all layouts before
-    loading.
+    """The layers' tensors have the same names and dtypes, but different layouts. The samples that are read before
+    loading must cover all layouts.
     """
     folder = quantized_folder(tmp_path, "pack-quantized, symmetric", "pack-quantized, 8 bits, channels").path
     with open_checkpoint(folder) as opened:

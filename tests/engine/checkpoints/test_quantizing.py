@@ -100,7 +100,7 @@ def test_already_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
     made = quantized_folder(tmp_path, "AWQ")
     with open_checkpoint(made.path, "int4") as checkpoint, pytest.raises(UnsupportedQuantization, match="already"):
         load_engine(checkpoint, LoadOptions(backend="reference"))
-    gguf = make(tmp_path, types={"ffn_down": "Q8_0"})  # partly quantized
+    gguf = make(tmp_path, types={"ffn_down": "Q8_0"})  # one of its matrices is quantized already
     with open_checkpoint(gguf.path, "fp8") as checkpoint:
         stored = models.stored_weights(checkpoint)
     assert stored["blk.0.ffn_down.weight"].sample().type_name == "Q8_0"

@@ -78,7 +78,7 @@ def test_load_parallel_uses_all_threads(tiny: Path) -> None:
 
 
 def test_first_failing_item_raises_and_others_stop(tiny: Path) -> None:
-    """Item 1 fails first, but the error of item 0 is raised."""
+    """Item 1 fails first, but the raised error is that of item 0."""
     failed, taken = threading.Event(), []
 
     with open_checkpoint(tiny) as checkpoint:
@@ -142,7 +142,7 @@ def test_only_decoding_tensors_stay_in_memory(tmp_path: Path, threads: int) -> N
         )
         models.load(config, weights, ReferenceOperations(keep_dequantized=False), 512)
     assert len(resident) == 3 + 9 * WIDE.layers
-    # The system reads more pages around each page; those belong to neighboring tensors.
+    # The system also reads the pages around each page, which belong to neighboring tensors.
     assert max(resident) <= (threads - 1) * largest + (1 << 20) < path.stat().st_size
 
 

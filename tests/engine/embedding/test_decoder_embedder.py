@@ -52,7 +52,7 @@ def test_vectors_are_the_states_of_the_last_token(tmp_path: Path, cpu_kernels: P
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_bits_of_a_vector_depend_only_on_its_text(tmp_path: Path, cpu_kernels: Path, backend: str) -> None:
-    """They do not depend on other texts in the batch or on cached prefixes."""
+    """Neither other texts in the batch nor cached prefixes change the bits."""
     tiny, sequences = make(tmp_path, head_dim=32, hidden=64), texts(2)
     longer = [[*ids, 5, 6] for ids in sequences]
     with loaded(tiny.path, backend, cpu_kernels) as embedder:

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("fenced_memory")
 
 SHAPES = [(1, 16), (131, 48), (3, 1500), (2, 8200)]
 BOTH = [torch.bfloat16, torch.float32]
-KINDS = [(NormKind.RMS, False), (NormKind.LAYER, False), (NormKind.LAYER, True)]  # (kind, with a bias)
+KINDS = [(NormKind.RMS, False), (NormKind.LAYER, False), (NormKind.LAYER, True)]  # (kind, whether it has a bias)
 # Rounding of bfloat16; for layer norms also the cancellation of means of 10 with deviations from 0.01.
 ERRORS = {NormKind.RMS: {torch.bfloat16: 2**-8, torch.float32: 1e-5}, NormKind.LAYER: dict.fromkeys(BOTH, 5e-3)}
 

@@ -110,7 +110,7 @@ def test_paged_attention_equals_the_reference(
     pool, tables = filled(shape, step.contexts)
     q = torch.randn(step.starts[-1], shape.heads, shape.head_dim).bfloat16()
     sinks = 2 * torch.randn(shape.heads) if with_sinks else None
-    if rule.window:  # blocks before all windows are released
+    if rule.window:  # if every layer has a window, the blocks before it are released
         for table, count, context in zip(tables, step.counts, step.contexts, strict=True):
             table[: rule.first(context - count) // BLOCK_SIZE] = 0
     got = run_attention(q, pool, tables, step, rule, sinks, device, deterministic=deterministic)
@@ -122,7 +122,7 @@ def test_paged_attention_equals_the_reference(
 
 
 def test_output_of_padding_requests_is_zero(device: torch.device) -> None:
-    """Tiles for more requests and longer contexts than the step has, as in a captured step."""
+    """The tiles are for more requests and longer contexts than the step has, as in a captured step."""
     shape, step = Shape(4, 2, 32, torch.bfloat16), Step((1, 1, 1), (70, 0, 0))
     pool, tables = filled(shape, step.contexts)
     q = torch.randn(3, 4, 32).bfloat16()
@@ -144,7 +144,9 @@ def test_output_of_padding_requests_is_zero(device: torch.device) -> None:
 def test_bits_do_not_depend_on_chunks_and_batches(
     rule: ScoreRule, pool_type: torch.dtype, device: torch.device
 ) -> None:
-    """A whole prompt in one program that merges its own parts, chunks beside other requests, and single tokens."""
+    """Compares a whole prompt in one program, which merges its partial results, with chunks beside other requests and
+    with single tokens.
+    """
     shape, context = Shape(4, 1, 32, pool_type), 83
     pool, tables = filled(shape, (context, 70))
     q, sinks = torch.randn(context, 4, 32).bfloat16(), torch.randn(4)

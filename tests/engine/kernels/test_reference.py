@@ -1,4 +1,4 @@
-"""The reference implementations against torch and against definitions."""
+"""The reference implementations against torch and against their definitions."""
 
 import pytest
 import torch

@@ -116,7 +116,7 @@ def test_rope_and_store_equals_the_reference(case: Case, device: torch.device) -
     want = run_reference(qkv, positions, slots, pools[:, 1], case, attention)
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got.cpu().float(), want, rtol=1e-2, atol=1e-5)
-    # Two steps of the dtype: rounding may go either way, and the order of additions may differ.
+    # two steps of the dtype: a tie may round either way, and the order of additions may differ
     rounding = 0.13 if case.pool == torch.uint8 else 1e-2
     stored, wanted = (reference.as_floats(it).float() for it in (moved_pools.cpu(), pools))
     torch.testing.assert_close(stored, wanted, rtol=rounding, atol=2e-3, equal_nan=True)

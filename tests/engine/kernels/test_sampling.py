@@ -41,7 +41,8 @@ FILTERS: tuple[Params, ...] = (
     {"top_p": 0.0},
     {"top_k": 7, "top_p": 0.4, "min_p": 0.3, "temperature": 0.7},
 )
-CLOSE = 3e-6  # relative to the total weight; float32 may choose either token if a number is this close to a boundary
+# distance relative to the total weight; if a number is this close to a boundary, float32 may choose either token
+CLOSE = 3e-6
 
 
 def random_params() -> Params:
@@ -78,7 +79,7 @@ def with_ties(rows: int, vocabulary: int, spread: float) -> Tensor:
 
 
 def assert_same(logits: Tensor, params: Sequence[Params], uniforms: Tensor, tokens: Sequence[int]) -> None:
-    """Check that each token is the host's, or the host's for a number within rounding."""
+    """Check that each token equals the host's token, for the same number or for one within rounding."""
     for row, token in enumerate(tokens):
         found = set()
         for nudge, bound in [(a, b) for b in (0, 1, -1) for a in (0, 1, -1)]:
@@ -109,7 +110,9 @@ def test_large_vocabulary_equals_the_host(device: torch.device) -> None:
 
 
 def test_tokens_dropped_by_top_p_are_drawn_again(device: torch.device) -> None:
-    """300 nearly equal tokens exceed a prefix. If all attempts fail, the token is found by bisection."""
+    """The 300 nearly equal tokens do not fit into a prefix. If all attempts fail, the kernel finds the token by
+    bisection.
+    """
     logits = 0.01 * torch.randn(1, 300)
     params: list[Params] = [{"top_p": 0.5}] * 5
     order = logits[0].argsort(descending=True)
@@ -147,7 +150,7 @@ def test_each_token_has_an_interval_of_its_probability(params: Params, device: t
 
 
 def test_ties_beyond_the_shortlist_keep_the_lowest_ids(device: torch.device) -> None:
-    """All tokens are equally likely."""
+    """All tokens of the row are equally likely."""
     params: list[Params] = [{"top_k": 3}, {"top_k": 2, "top_p": 0.4}, {"logprobs": 2, "temperature": 0}]
     found = to_sampled_tokens(
         run(torch.zeros(3, 5000), build_rows(targets := targets_of(params), 5000), device), targets
@@ -259,7 +262,7 @@ def test_drawn_logprobs_equal_the_host(device: torch.device) -> None:
     got = to_sampled_tokens(run(logits, build_rows(targets, 3000), device), targets)
     for ours, hosts in zip(got, sample_on_host(logits, [target.request for target in targets]), strict=True):
         if ours.token_id != hosts.token_id:
-            continue  # float32 rounds to the other side of a boundary
+            continue  # the number is at a boundary, and float32 rounds it to the other side
         assert (ours.logprobs is None) == (hosts.logprobs is None)
         if ours.logprobs and hosts.logprobs:
             assert math.exp(ours.logprobs.logprob) == pytest.approx(math.exp(hosts.logprobs.logprob), abs=1e-5)

@@ -9,7 +9,7 @@ from engine.config import BLOCK_SIZE
 from engine.kv.blocks import NULL_BLOCK, BlockKey, BlockPool, block_key, root_key
 
 
-def test_allocates_every_block_except_the_null_block() -> None:
+def test_every_block_except_the_null_block_is_allocated() -> None:
     pool = BlockPool(5)
     assert sorted(pool.allocate(4)) == [1, 2, 3, 4]
     assert pool.num_free == 0
@@ -59,7 +59,7 @@ def find(pool: BlockPool, letters: Sequence[tuple[int, ...]], root: BlockKey = R
     return blocks
 
 
-def test_finds_the_longest_cached_prefix() -> None:
+def test_longest_cached_prefix_is_found() -> None:
     pool = BlockPool(10)
     chain = filled(pool, A, B)
     pool.release(chain)
@@ -90,7 +90,7 @@ def test_eviction_takes_the_oldest_chain_from_its_end() -> None:
     old, recent = filled(pool, A, B), filled(pool, C)
     pool.release(old)
     pool.release(recent)
-    assert pool.allocate(2) == [4, 5]  # never used before
+    assert pool.allocate(2) == [4, 5]  # blocks that were never used before
     pool.allocate(1)
     assert len(find(pool, [A, B])) == 1
     pool.check_consistency()
@@ -140,7 +140,7 @@ def test_publishing_a_free_block_raises() -> None:
         BlockPool(3).publish(1, ROOT, A)
 
 
-def test_root_key_separates_the_parts_of_a_salt() -> None:
+def test_root_key_depends_on_where_a_salt_is_divided() -> None:
     assert root_key("ab", "c") != root_key("a", "bc") != root_key("abc")
 
 
@@ -151,7 +151,7 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = BlockPool(12)
         self.chains: list[tuple[list[int], list[tuple[int, ...]], int]] = []  # blocks, contents, number published
-        self.contents: dict[int, tuple[tuple[int, ...], ...]] = {}  # block -> the prefix that it was filled with
+        self.contents: dict[int, tuple[tuple[int, ...], ...]] = {}  # block -> the prefix that its tokens end
 
     @rule(letters=st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=5))
     def join(self, letters: list[tuple[int, ...]]) -> None:

@@ -40,7 +40,9 @@ LETTERS = [tuple(range(100 * n, 100 * n + BLOCK_SIZE)) for n in range(3)]
 
 
 def expected_references(engine: Engine[HashTicket]) -> list[Counter[int]]:
-    """Return the expected references of each block in each pool: by requests, copies, and steps under way."""
+    """Return the number of references that each block of each pool should have: by requests, copies, and steps under
+    way.
+    """
     scheduler = engine._scheduler
     memory = scheduler._memory
     groups = len(memory.groups)
@@ -94,7 +96,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.folder)
     @rule()
     def restart(self) -> None:
-        """Start a new engine without stopping the old one, whose writes under way may be done or not."""
+        """Start a new engine without stopping the old one, whose pending writes may be done or not."""
         self.engine = self.new_engine()
         self.run = Run(self.engine)
 

@@ -29,6 +29,6 @@ def test_waste_is_half_a_block_per_request(shortest: int, longest: int, reply: i
         holders += len(running)
     waste, theory = 1 - used / allocated, HALF_A_BLOCK * holders / allocated
     assert abs(waste - theory) < 0.005
-    if shortest >= 150:  # a typical length of chats
+    if shortest >= 150:  # chats typically have at least this length
         assert waste < 0.04
     run.check()

@@ -1,4 +1,4 @@
-"""ThreadedTransfer: when `wait` returns."""
+"""ThreadedTransfer: the conditions under which `wait` returns."""
 
 import threading
 
@@ -34,16 +34,16 @@ def test_wait_returns_only_for_transfers_that_were_not_seen_done() -> None:
     assert not first.done
     kv.may_end[1].set()
     block_transfer.wait()
-    block_transfer.wait()  # its end was not seen yet
+    block_transfer.wait()  # returns at once, because no `done` has reported the end of the first transfer
     assert first.done
     assert not second.done
     woken = threading.Event()
     waiter = threading.Thread(target=lambda: (block_transfer.wait(), woken.set()))
     waiter.start()
-    assert not woken.wait(0.2)  # the first transfer was seen done
+    assert not woken.wait(0.2)  # `first.done` was true, so the second transfer is awaited
     kv.may_end[2].set()
     waiter.join(HANGING_SECONDS)
     assert woken.is_set()
     assert second.done
     assert not second.failed
-    block_transfer.wait()  # returns at once without transfers under way
+    block_transfer.wait()  # returns at once, because no transfer is under way

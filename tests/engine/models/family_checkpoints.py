@@ -39,7 +39,7 @@ from transformers import (
 
 VOCABULARY = 97
 CONTEXT = 512
-ORIGINAL = 64  # original context length of scaled ropes
+ORIGINAL = 64  # original context length of models with scaled ropes
 WINDOW = 24
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -63,7 +63,7 @@ Write = Callable[[GGUFWriter, PreTrainedConfig], None]
 Tensors = Callable[[PreTrainedConfig], Mapping[str, Tensor]]
 
 
-# -- metadata that the converter writes besides the shape
+# -- metadata that the converter writes in addition to the shape
 
 
 def nothing(_writer: GGUFWriter, _config: PreTrainedConfig) -> None:
@@ -146,7 +146,7 @@ def cohere(writer: GGUFWriter, config: PreTrainedConfig) -> None:
 
 def stablelm(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_rope_dimension_count(rotary_dimensions(config))
-    writer.add_parallel_residual(True)  # as the converter does if the configuration has no such key
+    writer.add_parallel_residual(True)  # the converter's default for configurations without the key
 
 
 # -- tensors that the converter computes from the configuration
@@ -195,7 +195,7 @@ class Family:
     config: type[PreTrainedConfig]
     options: Mapping[str, Any] = field(default_factory=dict)
     gguf: GGUFForm | None = None
-    norm: float = 1.0  # mean of random norm weights
+    norm: float = 1.0  # mean of the random norm weights
 
 
 LLAMA = GGUFForm("llama", interleaved_rows=True)

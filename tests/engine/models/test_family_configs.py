@@ -39,7 +39,7 @@ def read(architecture: str, values: Mapping[str, object]) -> ModelConfig:
 
 # -- missing keys and old spellings
 
-# architectures of parts, of multimodal models, and of GGUF files only
+# architectures that occur only as parts, in multimodal models, or in GGUF files
 NOT_ALONE = ("gemma3", "gemma3_text", "mistral3", "command-r")
 SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, SIZES) for name in models.FAMILIES if name not in NOT_ALONE},
@@ -84,7 +84,7 @@ SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_config_equals_the_one_transformers_writes(name: str) -> None:
-    """transformers reads the configuration and writes it with every value in its newest form."""
+    """transformers reads the configuration and writes it back with every value in its newest form."""
     architecture, values = SPELLINGS[name]
     written = AutoConfig.for_model(architecture, **json.loads(json.dumps(values))).to_dict()
     assert read(architecture, values) == read(architecture, written)

@@ -14,7 +14,7 @@ from engine.request import Request
 from engine.sampling_params import SamplingParams
 from tests.engine.models.family_checkpoints import FAMILIES, ORIGINAL, VOCABULARY, TinyModel, make
 
-CONTEXT = 112  # seven blocks: the requests below exceed them together, even if all layers have a window
+CONTEXT = 112  # tokens, seven blocks: together the requests exceed them, even if all layers have a window
 LENGTHS = (20, 26, 30)
 REPLY = 40
 HOST_BYTES = 64 << 20
@@ -65,7 +65,7 @@ def predictions(tiny: TinyModel, it: Request, context: int) -> Tensor:
 
 
 def check(tiny: TinyModel, it: Request, context: int = CONTEXT) -> None:
-    """Check that each token is the most likely one in transformers, except for rounding."""
+    """Check that each token is the most likely one in transformers, within rounding."""
     logits = predictions(tiny, it, context)
     chosen = logits.gather(1, torch.tensor(it.output_ids).unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(chosen, logits.amax(-1), rtol=0, atol=1e-3)

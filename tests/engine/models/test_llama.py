@@ -99,7 +99,7 @@ def test_logits_equal_transformers(tmp_path: Path, variant: str, length: int) ->
 
 
 def test_llama3_rope_factors_change_the_logits(tmp_path: Path) -> None:
-    """Checks that the variant above depends on its factors."""
+    """The logits of the variant above depend on its factors."""
     tiny = make(tmp_path, rope=LLAMA3_SCALING)
     model = load(tiny.path)
     ids = prompt(150, seed=1)

@@ -77,7 +77,7 @@ def engine(loaded: Loaded) -> ModelEngine:
 
 @pytest.fixture(scope="module")
 def prompts(smollm2: Path) -> list[tuple[int, ...]]:
-    """QUESTIONS as chat prompts."""
+    """QUESTIONS as token ids of chat prompts."""
     with open_checkpoint(smollm2) as checkpoint:
         tokenizer = from_gguf(checkpoint.metadata.values)
     turns = [f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in QUESTIONS]
@@ -187,7 +187,7 @@ def test_reported_logprobs_equal_the_reference(replies: list[Reply]) -> None:
 def test_prompt_logprobs_equal_the_reference(
     engine: ModelEngine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
 ) -> None:
-    """The prompt takes several steps. A cached prefix is not used, because its log-probabilities are needed."""
+    """The prompt takes several steps. A cached prefix is not used, because it has no log-probabilities."""
     prompt = prompts[6] * 3
     assert len(prompt) > STEP_TOKENS
     for _ in range(2):

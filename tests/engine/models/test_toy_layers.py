@@ -1,6 +1,6 @@
-"""A full, a windowed, and a recurrent layer that compute with integers, so that results are known exactly.
+"""A full, a windowed, and a recurrent layer that compute with integers, so that the expected results are exact.
 
-Covers the scheduler's groups, the batch, the pools, and copies between pools.
+The tests cover the scheduler's groups, the batch, the pools, and copies between pools.
 """
 
 import random

@@ -50,10 +50,10 @@ def make(
     metadata: Mapping[str, object] | None = None,
     seed: int = 0,
 ) -> TinyBert:
-    """Make a model of 3 layers with weights large enough that its vectors differ.
+    """Make a model of 3 layers with weights large enough that the vectors of different texts differ.
 
-    `types`: like one of MIXES. `pooling`: a flag of sentence-transformers; None: the folder has no pooling files.
-    `metadata`: more keys for the GGUF file.
+    `types`: one of MIXES, or a dictionary like them. `pooling`: a flag of sentence-transformers; None: the folder has
+    no pooling files. `metadata`: additional keys for the GGUF file.
     """
     torch.manual_seed(seed)
     config = BertConfig(
@@ -68,7 +68,7 @@ def make(
     model = BertModel(config).train(mode=False)
     with torch.no_grad():
         for name, values in model.named_parameters():
-            if name.endswith(".bias") or "LayerNorm" in name:  # constant in a new model
+            if name.endswith(".bias") or "LayerNorm" in name:  # these parameters are constant in a new model
                 values.add_(0.2 * torch.randn_like(values))
     model.save_pretrained(folder)
     if pooling is not None:
@@ -91,7 +91,7 @@ def make_ranking(
         intermediate_size=96,
         max_position_embeddings=48,
         initializer_range=0.2,
-        id2label={number: str(number) for number in range(labels)},  # determines the number of labels
+        id2label={number: str(number) for number in range(labels)},  # determines the number of labels in transformers
     )
     model = BertForSequenceClassification(config).train(mode=False)
     with torch.no_grad():

@@ -68,7 +68,7 @@ def make(
     layers: int = 3,
     seed: int = 0,
 ) -> TinyLlama:
-    """Make a model of a few layers with weights large enough that its choices differ. `types`: like one of MIXES."""
+    """Make a model of a few layers. Its weights are large enough that replies vary. `types`: an entry as in MIXES."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab,

@@ -25,7 +25,7 @@ def numbers(rows: int, generator: torch.Generator) -> Tensor:
 
 
 def spread_numbers(count: int, generator: torch.Generator) -> Tensor:
-    """Return uniforms whose first number per row is in a different one of `count` parts of [0, 1), to reduce the
+    """Return uniform numbers. The first ones of the rows are in `count` different parts of [0, 1), to reduce the
     variance.
     """
     out = numbers(count, generator)
@@ -58,7 +58,8 @@ def kept(logits: Tensor, params: SamplingParams) -> Tensor:
 def test_draws_follow_the_filtered_distribution(params: dict[str, float], spread: float) -> None:
     """1,000 draws: none is a dropped token, and 20 parts of the distribution are hit with their probabilities."""
     generator = torch.Generator().manual_seed(5)
-    logits = (torch.randn(VOCABULARY, generator=generator) * spread).mul(8).round() / 8  # with ties
+    # rounded to eighths, so that there are ties
+    logits = (torch.randn(VOCABULARY, generator=generator) * spread).mul(8).round() / 8
     expected = kept(logits, SamplingParams(**params))  # type: ignore[arg-type]
     count = 1000
     rows = spread_numbers(count, generator).view(-1, 50, ATTEMPTS)
@@ -110,14 +111,14 @@ def test_prefixes_contain_the_most_likely_tokens(size: int) -> None:
 
 
 def test_top_k_of_equal_logits_keeps_the_lowest_ids() -> None:
-    """A partial selection does not promise to find the lowest ids of equal logits."""
+    """A partial selection does not guarantee the lowest ids among equal logits."""
     logits, generator = torch.zeros(300, VOCABULARY), torch.Generator().manual_seed(7)
     drawn = Counter(draw(logits, filters_of({"top_k": 3}, 300), numbers(300, generator)).tolist())
     assert set(drawn) == {0, 1, 2}
 
 
 def test_impossible_tokens_are_never_drawn() -> None:
-    """Numbers close to 1 select the last token with a weight, not the last of the vocabulary."""
+    """Numbers close to 1 select the last possible token, not the last token of the vocabulary."""
     logits = torch.full((1, VOCABULARY), -torch.inf)
     logits[0, 7], logits[0, 9] = 1.0, 1.0
     for params in FILTERS:

@@ -1,4 +1,4 @@
-"""Tests of engine/sampling/filters.py."""
+"""Filters of the sampler: DRY penalties and XTC, compared with their definitions."""
 
 import random
 from collections.abc import Sequence

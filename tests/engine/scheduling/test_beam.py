@@ -122,7 +122,7 @@ def test_often_preempted_search_runs_alone_to_its_end() -> None:
 
 
 def test_oldest_search_is_never_preempted() -> None:
-    """It is not preempted for a request that was preempted so often that it comes first in order."""
+    """A request that was preempted so often that it comes first in the order does not preempt the oldest search."""
     engine, _ = hash_engine(num_blocks=1 + 14)
     run = Run(engine)
     results = run.search(prompt_of(30), BeamParams(4), Origin(ServiceClass.INTERACTIVE), max_tokens=30, ignore_eos=True)
@@ -235,7 +235,7 @@ def test_prompt_is_prefilled_once_and_full_blocks_are_shared(groups: tuple[Group
     run.check()
     assert runner.computed_tokens == length + width * (tokens - 1)
     assert copies
-    # only partial blocks are copied, which the next token is written to
+    # only partial blocks are copied: the next token is written to them
     assert all(start % BLOCK_SIZE for _, start in copies)
     shared, grown = length // BLOCK_SIZE, -(-(length + tokens) // BLOCK_SIZE)
     assert held <= shared + width * (grown - shared) + width
@@ -286,7 +286,8 @@ def test_search_that_never_fits_is_rejected_with_the_numbers() -> None:
     with pytest.raises(PromptTooLong):
         engine.search(prompt_of(150), SamplingParams(beams=BeamParams(4)), frozenset())
     run = Run(engine)
-    (result,) = run.search(prompt, BeamParams(4), ignore_eos=True)  # the longest reply that fits
+    # the longest reply that fits, because max_tokens is not set
+    (result,) = run.search(prompt, BeamParams(4), ignore_eos=True)
     run.run_out()
     run.check()
     assert len(result.output_ids) == 24

@@ -1,4 +1,4 @@
-"""Beam search compared with transformers: the same sequences in the same order, with the same scores."""
+"""Beam search compared with transformers: equal sequences in the same order, with equal scores."""
 
 import random
 from dataclasses import replace
@@ -92,7 +92,7 @@ def test_min_tokens_equals_transformers(tiny: TinyLlama, engine: ModelEngine) ->
 
 
 def test_every_result_gets_the_prompt_logprobs(engine: ModelEngine) -> None:
-    """They equal the log-probabilities of a plain request, even if part of the prompt is cached."""
+    """The log-probabilities equal those of a plain request, even if part of the prompt is cached."""
     prompt, params = tuple(range(40)), SamplingParams(max_tokens=3, prompt_logprobs=2)
     engine.add(plain := engine.request(prompt, params, frozenset()))
     results = engine.search(prompt, replace(params, beams=BeamParams(3, 2)), frozenset())

@@ -1,4 +1,4 @@
-"""Allocations that fail once: while a model is loaded, a prompt prefilled, tokens generated, and blocks copied."""
+"""Single allocations that fail: while a model is loaded, a prompt prefilled, tokens generated, and blocks copied."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ PROMPTS = [tuple(range(3, 40)), tuple(range(50, 90)), tuple(range(3, 60))]
 
 
 class FailingAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations, each of which allocates its result, and makes the one with a given number fail."""
+    """Counts operations, each of which allocates its result. Operation number `fails` raises OutOfMemoryError."""
 
     def __init__(self, fails: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ def run_out(engine: ModelEngine) -> list[FinishReason]:
 
 
 def numbers(total: int, count: int) -> Iterator[int]:
-    """Yield about `count` numbers from 1 to total: all of the first, then with growing distances."""
+    """Yield about `count` numbers from 1 to total: the first ones without gaps, later ones at growing distances."""
     number = 1
     while number <= total:
         yield number
@@ -93,7 +93,7 @@ def test_failing_load_raises_and_the_next_load_works(tiny: Path) -> None:
 def test_load_raises_if_numpy_cannot_allocate(
     tiny: Path, cpu_kernels: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    """Fails the first allocation of weights, caches, and buffers, then the second, and so on until none is left."""
+    """The first allocation of weights, caches, and buffers fails, then the second, and so on."""
     options = LoadOptions(backend=backend, context_length=128, code_cache=cpu_kernels)
     calls, fails, failed = 0, 0, 0
 
@@ -120,7 +120,7 @@ def test_load_raises_if_numpy_cannot_allocate(
 
 
 def test_a_failed_allocation_in_a_step_changes_no_token(tiny: Path) -> None:
-    """One failure ends no request: the step is retried."""
+    """The failure ends no request, because the step is retried."""
     engine = load(tiny)
     undisturbed = submit(engine)
     with FailingAllocations(0) as mode:

@@ -1,4 +1,4 @@
-"""An exception inside a step ends the requests of this step only, and the next request works."""
+"""An exception inside a step ends only the requests of this step. Later requests run as usual."""
 
 import importlib
 from typing import Any

@@ -42,7 +42,7 @@ def test_small_pool_serves_hundreds_of_requests(preemption: Preemption, depth: i
 
 
 def test_pinned_request_starts_with_all_blocks_and_keeps_them() -> None:
-    """It waits until no other request holds blocks that it may need, and is not preempted after that."""
+    """The request waits until no other request holds blocks that it may need. After that it is never preempted."""
     engine, _ = hash_engine(num_blocks=1 + 8, budget=200)
     run, rng = Run(engine), random.Random(5)
     other = run.submit(fresh_prompt(rng, 40), max_tokens=30, ignore_eos=True)
@@ -63,7 +63,7 @@ def test_pinned_request_starts_with_all_blocks_and_keeps_them() -> None:
 
 
 def test_swapped_requests_resume_without_recomputing() -> None:
-    """No token is computed twice, although both requests outgrow the pool."""
+    """Both requests outgrow the pool, but no token is computed twice."""
     engine, runner = hash_engine(num_blocks=1 + 6, host_blocks=20, preemption=Preemption.SWAP, budget=200)
     run, rng = Run(engine), random.Random(1)
     for _ in range(2):
@@ -95,7 +95,7 @@ def test_failing_copies_change_no_token() -> None:
 
 
 def test_evicted_prompt_is_found_in_the_host_pool() -> None:
-    """A repeated prompt was evicted by many others: its blocks are copied back, not computed."""
+    """Many other requests evict the blocks of a prompt. When it repeats, its blocks are copied back, not computed."""
     engine, _ = hash_engine(num_blocks=1 + 16, host_blocks=200)
     run, rng = Run(engine), random.Random(2)
     prompts = [fresh_prompt(rng, 60) for _ in range(10)]
@@ -118,7 +118,7 @@ def test_higher_class_preempts_lower_class() -> None:
     while high.id not in run.finished:
         run.step()
     assert not any(request.id in run.finished for request in low)
-    assert [request.num_preemptions for request in low] == [0, 1]  # the older one keeps its slot
+    assert [request.num_preemptions for request in low] == [0, 1]  # the older request keeps its slot
     run.run_out()
     run.check()
 

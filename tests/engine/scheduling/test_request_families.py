@@ -34,7 +34,7 @@ def test_eight_requests_prefill_their_prompt_once(length: int, groups: tuple[Gro
     run.check()
     assert runner.computed_tokens == length + 8 * 19
     shared, grown = length // BLOCK_SIZE, -(-(length + 20) // BLOCK_SIZE)
-    assert held <= shared + 8 * (grown - shared) + 1  # the block that the first copy was made from
+    assert held <= shared + 8 * (grown - shared) + 1  # the last 1 is the partial block that the copies were made from
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -52,7 +52,8 @@ def test_only_the_partial_block_is_copied(depth: int) -> None:
     runner.launch = watched  # type: ignore[assignment, method-assign]
     run.run_out()
     run.check()
-    assert len(copies) in (4, 5)  # the last request is the only holder of the block, unless all run ahead
+    # the last request needs no copy, because it is then the only holder, unless all run ahead
+    assert len(copies) in (4, 5)
     assert len({copy.source for copy in copies}) == 1
 
 
@@ -70,7 +71,7 @@ def test_requests_without_a_slot_start_from_the_cache_later(depth: int) -> None:
 @pytest.mark.parametrize("who", range(5))
 @pytest.mark.parametrize("depth", [1, 2])
 def test_any_request_of_a_family_may_be_aborted_at_any_time(depth: int, who: int, steps: int) -> None:
-    """If the leader ends during its prefill, another request takes over."""
+    """If the aborted request is the leader and still prefills, another request takes over."""
     engine, _ = hash_engine(num_blocks=60, depth=depth, budget=32)
     run = Run(engine)
     first = run.submit(prompt_of(80), count=5, max_tokens=6, ignore_eos=True)
@@ -119,7 +120,7 @@ def test_followers_wait_with_their_leader() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_requests_wait_for_a_prefix_that_another_is_computing(depth: int) -> None:
-    """The prefix that six requests share is computed once, and a request without it is not delayed."""
+    """Six requests share a prefix that is computed once. A request without the prefix is not delayed."""
     engine, runner = hash_engine(num_blocks=400, budget=64, depth=depth)
     run, beginning = Run(engine), prompt_of(1600)
     for number in range(6):

@@ -31,7 +31,7 @@ def tokens(plan: StepPlan, token_id: int = 7) -> list[SampledToken]:
 
 
 def run_out(scheduler: Scheduler) -> list[list[tuple[int, int]]]:
-    """Run steps until no work is left, and return their shapes."""
+    """Run steps until no work is left, and return the shape of each step."""
     shapes = []
     while scheduler.has_work:
         plan = scheduler.schedule()
@@ -115,7 +115,7 @@ def test_plan_lists_preempted_requests() -> None:
 
 
 def test_requests_of_a_step_under_way_are_not_preempted() -> None:
-    """The oldest request waits for that step, and the younger ones do not run meanwhile."""
+    """The oldest request waits until the step under way ends, and the younger ones do not run meanwhile."""
     scheduler = Scheduler(config(blocks=1 + 2, budget=100))
     old, young = request(1, BLOCK_SIZE, max_tokens=8), request(2, 3, max_tokens=8)
     scheduler.add(old)

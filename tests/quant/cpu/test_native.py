@@ -287,7 +287,7 @@ def test_unusable_cache_path_disables_the_cache(tmp_path: Path, source: Path) ->
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
-def test_folder_reports_why_it_cannot_save(
+def test_problem_says_why_code_cannot_be_saved(
     cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(dir: Path) -> None:  # noqa: A002  # the parameter name of tempfile

@@ -65,7 +65,7 @@ def test_arm_has_the_portable_tier_with_optional_dot_products(monkeypatch: pytes
     assert (choose("auto").architecture, choose("auto").flags) == ("aarch64", "+neon")
 
 
-def test_undetectable_features_give_the_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_baseline_is_used_if_features_cannot_be_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown() -> dict[str, bool]:
         raise RuntimeError("not here")
 

@@ -27,7 +27,7 @@ from tests.support.held_request import HeldRequest
 SEED = 7
 CONTEXT = 300
 BLOCKS = 64
-LAYER = 1  # the second of two layers; the memory of the first must not change
+LAYER = 1  # index of the second of two layers; the memory of the first must not change
 EPSILON = 1e-5
 
 
@@ -110,7 +110,7 @@ class Case:
 
     @classmethod
     def recorded(cls, shape: Shape, rows: Tensor, code_cache: Path, kv_type: torch.dtype = torch.float16) -> "Case":
-        attention = shape.attention  # kept alive: its tensors are constants of the program
+        attention = shape.attention  # keeps the attention alive, because its tensors are constants of the program
 
         def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
             qkv = ops.embed(batch, layer(ops, plain(rows)))
@@ -142,8 +142,8 @@ class Case:
                 request.block_table[index] = NULL_BLOCK
 
     def expected(self, request: HeldRequest) -> Tensor:
-        """Return the reference output, [positions, heads * head_dim], for the keys and values that the pool holds or
-        held.
+        """Return the reference output, [positions, heads * head_dim], for the keys and values that were written to the
+        pool.
         """
         shape, table = self.shape, torch.arange(len(request.block_table))
         pool = torch.full((len(table), 2, shape.kv_heads, BLOCK_SIZE, shape.head_dim), torch.nan)
@@ -186,7 +186,7 @@ def random_chunks(
 def check_all_chunkings(
     shape: Shape, code_cache: Path, kv_type: torch.dtype = torch.float16, error: float = 1e-5
 ) -> None:
-    """Check every context from 1 to 300 positions, as single tokens and in tiles, alone and beside another request."""
+    """Check every context from 1 to 300 positions, as single tokens and in chunks, alone and beside another request."""
     rng, rows = random.Random(SEED + shape.group), random_rows(shape)
     alone = Case.recorded(shape, rows, code_cache, kv_type)
     first, _ = scattered_requests(rng)

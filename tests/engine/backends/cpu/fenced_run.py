@@ -2,8 +2,8 @@
 
     python -m tests.engine.backends.cpu.fenced_run MODEL CODE_CACHE BEFORE AFTER
 
-The guard pages are first before each buffer, then after it, with the KV types BEFORE and AFTER. An access to a guard
-page ends the process with a signal, so this is a separate program.
+The first run has a guard page before each buffer and uses the KV type BEFORE. The second has the guard page after each
+buffer and uses AFTER. An access to a guard page ends the process with a signal, so this is a separate program.
 """
 
 import ctypes
@@ -65,7 +65,7 @@ def main(path: Path, code_cache: Path, side: str, kv_type: torch.dtype) -> None:
         requests.append(sequence(number, ids, range(block, block := block + 10)))
     requests[-1].block_table[-1] = CONFIG.num_blocks - 1  # the last block of the pool
     while left := [it for it in requests if it.num_computed < 160]:
-        # The last step runs all requests, each with its whole context.
+        # The last step runs all requests, each to the end of its context.
         last = min(it.num_computed for it in requests) >= 150
         chosen = left if last else rng.sample(left, rng.randint(1, len(left)))
         budget, parts = CONFIG.max_step_tokens - len(chosen), []

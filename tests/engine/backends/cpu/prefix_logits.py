@@ -21,7 +21,7 @@ from tests.engine.backends.cpu.recorded import poison
 
 
 class PrefixLogits:
-    """Digests of logits by token prefix. `again` counts the ones that were compared."""
+    """Digests of logits by token prefix. `again` counts the logits that were compared with an earlier digest."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], bytes] = {}
@@ -31,7 +31,7 @@ class PrefixLogits:
         return len(self._known)
 
     def see(self, request: Request, positions: Sequence[int], rows: Tensor) -> None:
-        """Record or compare the logit rows of a request's tokens at these positions."""
+        """Record the logit rows of a request's tokens at these positions, or compare them with the recorded ones."""
         assert len(positions) == len(rows)
         for position, row in zip(positions, rows, strict=True):
             prefix = tuple(request.token_ids(0, position + 1))
@@ -41,7 +41,7 @@ class PrefixLogits:
 
 
 class CheckedRunner:
-    """A runner whose logits are checked with PrefixLogits."""
+    """A runner that checks the logits of every step with PrefixLogits."""
 
     def __init__(self, runner: ModelRunner, seen: PrefixLogits) -> None:
         self._runner = runner

@@ -95,7 +95,7 @@ def advance(
     return replace(batch, logit_rows=range(len(batch.token_ids)))
 
 
-# -- a few operations
+# -- steps of a few operations
 
 
 Forward = Callable[[CpuOperations, Batch, KVCache], Activation | LogitRows]
@@ -140,7 +140,7 @@ def record(
     num_blocks: int = 64,
     kv_type: torch.dtype = torch.float16,
 ) -> Recorded:
-    """Record a step of some operations, whose last rows are the logits. All blocks of the KV pool are NaN."""
+    """Record a step of some operations. The last one returns the logit rows. All blocks of the KV pool are NaN."""
     enter, arena = load_code(code_cache, choose("auto"), ()), Arena()
     limits = Limits(
         tokens=tokens,
@@ -171,5 +171,5 @@ def layer(operations: CpuOperations, *segments: QTensor) -> QLinear:
 
 
 def unit(operations: CpuOperations, width: int) -> QLinear:
-    """Return an identity layer. It may change the sign of a zero, and no other bit."""
+    """Return an identity layer. Its product may change the sign of a zero, but no other bit."""
     return layer(operations, PlainTensor((width, width), "F16", torch.eye(width, dtype=torch.float16)))

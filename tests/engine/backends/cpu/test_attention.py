@@ -101,7 +101,7 @@ def test_keys_are_rotated_and_written_to_their_slots(cpu_kernels: Path, head_dim
     k, v = stored_kv(Case.recorded(shape, rows, cpu_kernels), request)
     rotated, values = expected_kv(shape, rows)
     assert torch.equal(v, values.half().float())
-    torch.testing.assert_close(k, rotated, rtol=2**-11, atol=1e-6)  # half of the last bit of float16
+    torch.testing.assert_close(k, rotated, rtol=2**-11, atol=1e-6)  # half a unit in the last place of float16
 
 
 def quantize_int8(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,7 +142,7 @@ def test_queries_are_normalized_and_rotated_like_keys(cpu_kernels: Path, shape: 
 @pytest.mark.parametrize("size", [1e-20, 1e-3, 1, 1e6])
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
 def test_int8_cache_has_a_scale_per_token_and_head(cpu_kernels: Path, head_dim: int, size: float) -> None:
-    """All bits of values must be equal. A rotated key may round either way if it is close to a half."""
+    """Values must be equal bit for bit. A rotated key that is close to a half step may round either way."""
     shape = Shape(3, 2, head_dim)
     rows = random_rows(shape) * size * torch.rand(2 * CONTEXT, 1, generator=torch.Generator().manual_seed(SEED))
     rows[5] = 0
@@ -166,7 +166,7 @@ def test_values_too_small_for_a_scale_become_zero(cpu_kernels: Path, size: float
 
 @pytest.mark.parametrize("poisoned", [torch.nan, torch.inf])
 def test_nan_stays_nan_in_an_int8_cache(cpu_kernels: Path, poisoned: float) -> None:
-    """Tokens that see the value are NaN, and earlier tokens are finite."""
+    """Tokens that attend to the NaN value are NaN, and earlier tokens are finite."""
     shape = Shape(1, 2, 32)
     rows = random_rows(shape)
     rows[6, -3] = poisoned
@@ -179,7 +179,7 @@ def test_nan_stays_nan_in_an_int8_cache(cpu_kernels: Path, poisoned: float) -> N
 @pytest.mark.parametrize("kv_type", [torch.float16, torch.int8])
 @pytest.mark.parametrize("size", [1e-3, 30.0, 1e3])
 def test_attention_is_accurate_for_scores_of_any_size(cpu_kernels: Path, size: float, kv_type: torch.dtype) -> None:
-    """The scores range from nearly equal ones to one that dominates. Nothing overflows, and no precision is lost."""
+    """The scores range from nearly equal ones to a single dominant one. Results neither overflow nor lose precision."""
     shape = Shape(2, 3, 64)
     rows = random_rows(shape)
     rows[:, : shape.heads * 64] *= size
@@ -193,7 +193,7 @@ def test_attention_is_accurate_for_scores_of_any_size(cpu_kernels: Path, size: f
 
 @pytest.mark.parametrize("kv_type", [torch.float16, torch.int8])
 def test_infinite_value_does_not_affect_earlier_tokens(cpu_kernels: Path, kv_type: torch.dtype) -> None:
-    """The bits of earlier tokens in the same tile are the same as without the value."""
+    """Earlier tokens in the same tile get the same bits as without the infinite value."""
     shape = Shape(1, 2, 32)
     rows = random_rows(shape)
     rows[6, -shape.head_dim :] = 1e6 if kv_type is torch.float16 else torch.inf

@@ -23,7 +23,7 @@ from tests.support.held_request import HeldRequest
 VOCABULARY = 300
 CONFIG = EngineConfig("cpu", context_length=512, num_blocks=120, max_step_tokens=256, max_running=16, threads=3)
 
-# name: heads, KV heads, head dimension, hidden size, mix of weight types
+# name: (heads, KV heads, head dimension, hidden size, mix of weight types)
 MODELS = {
     "one KV head for three, Q4_1": (3, 1, 64, 96, "Q4_1"),
     "one KV head each, Q4_0": (2, 2, 32, 64, "Q4_0"),
@@ -60,7 +60,7 @@ def prompts(rng: random.Random, vocabulary: int, lengths: list[int]) -> list[lis
 
 @dataclass
 class Blocks:
-    """The free blocks of a pool. Free blocks are NaN: a block is poisoned when it is released."""
+    """The free blocks of a pool. A block is filled with NaN when it is released."""
 
     step: CpuStep
     rng: random.Random
@@ -136,7 +136,9 @@ class Steps:
 
 @pytest.mark.share(1, "path")
 def test_logit_bits_depend_only_on_the_tokens_before(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
-    """Token by token, whole, and in chunks; alone and with up to 15 other requests; with one to three threads."""
+    """Prompts run token by token, whole, and in chunks; alone and with up to 15 other requests; with one to three
+    threads.
+    """
     rng = random.Random(11)
     tokens = prompts(rng, VOCABULARY, [1, 2, 5, 16, 17, 31, 64, 129, 150])
     steps = Steps(load_step(path, cpu_kernels, CONFIG, kv_type=kv_type), PrefixLogits(), rng)
@@ -153,7 +155,7 @@ def test_logit_bits_depend_only_on_the_tokens_before(path: Path, cpu_kernels: Pa
 
 
 def test_prefix_logits_detects_a_changed_block(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
-    """Tests the check itself: it fails if a block holds the keys and values of another prompt."""
+    """A deliberate fault: a block gets the keys and values of another prompt, and the check must fail."""
     rng = random.Random(12)
     steps = Steps(load_step(path, cpu_kernels, CONFIG, kv_type=kv_type), PrefixLogits(), rng)
     (ids,) = prompts(rng, VOCABULARY, [40])
@@ -247,7 +249,8 @@ def check_traffic(
 
 @pytest.mark.share(1, "path")
 def test_logit_bits_are_unchanged_by_scheduling(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
-    """The traffic has batches, chunks, cached prefixes, and preemption. The pool is much smaller than the demand.
+    """The traffic has batches, chunks, cached prefixes, and preemption. The requests need far more blocks than the pool
+    has.
 
     Its blocks start as NaN.
     """

@@ -99,7 +99,7 @@ def test_guard_check_names_an_overrun_region(step: CpuStep, name: str) -> None:
 @pytest.mark.share(1)
 @pytest.mark.parametrize("after", ["float16", "int8"])
 @pytest.mark.parametrize("before", ["float16", "int8"])
-def test_no_access_outside_of_buffers(path: Path, cpu_kernels: Path, before: str, after: str) -> None:
+def test_step_accesses_only_its_buffers(path: Path, cpu_kernels: Path, before: str, after: str) -> None:
     """Runs a process in which every buffer, weight, and cache is next to a guard page."""
     command = [
         sys.executable,

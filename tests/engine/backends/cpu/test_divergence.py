@@ -25,8 +25,8 @@ from tests.support.held_request import HeldRequest
 WINDOW = 512
 BLOCKS = WINDOW // BLOCK_SIZE
 WINDOWS = 2
-# llama.cpp's result on the same text and file (llama-perplexity --kl-divergence). As in that tool, only the second half
-# of each window counts, where every token has some context.
+# llama.cpp's result on the same text and file (llama-perplexity --kl-divergence). Like that tool, this test counts only
+# the second half of each window, where every token has some context.
 LLAMA_CPP = 0.0034
 
 
@@ -58,7 +58,7 @@ def window(smollm2: Path, seed: int) -> list[int]:
 @pytest.fixture(scope="module")
 def expected(smollm2: Path, window: list[int]) -> Tensor:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "ROW_TILE", WINDOW)  # much faster; bits need not be independent of the batch here
+        patch.setattr(reference, "ROW_TILE", WINDOW)  # much faster; here the bits of a row may depend on the batch
         return logprobs(compute_with(ReferenceDevice(keep_dequantized=True, threads=1), smollm2), window)
 
 

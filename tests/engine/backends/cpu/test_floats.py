@@ -41,7 +41,7 @@ def test_kernels_handle_any_number_of_floats(count: int) -> None:
 
 @pytest.mark.parametrize("cap", [1.0, 30.0, 50.0])
 def test_soft_cap_is_accurate_at_any_scale(cap: float) -> None:
-    """The relative error is that of float32 at any magnitude. NaN stays NaN."""
+    """The relative error is that of float32 for logits of any magnitude. NaN stays NaN."""
     x = np.concatenate([np.geomspace(1e-30, 1e30, 5000), np.linspace(0, 12, 5000) * cap, [0.0, np.inf]])
     x = np.concatenate([x, -x]).astype(np.float32)
     capped = into(x, cap_floats, x, len(x), float_bits(cap))

@@ -27,7 +27,7 @@ VOCABULARY = 97
 CONFIG = EngineConfig("cpu", context_length=64, num_blocks=100, max_step_tokens=200, max_running=16, threads=2)
 
 PLAIN = SamplingParams(temperature=0)
-# Parameters that each make a request read logits.
+# Parameters each of which makes a request read logits.
 SHAPED = {
     "drawn": SamplingParams(temperature=1.0, seed=5),
     "penalty": SamplingParams(temperature=0, repetition_penalty=1.5),
@@ -62,7 +62,7 @@ def test_plain_greedy_requests_read_no_logits() -> None:
 @pytest.mark.parametrize("shape", SHAPED)
 def test_requests_that_are_not_plain_greedy_read_logits(shape: str) -> None:
     values = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(SEED))
-    wrong = Logits(values, [0, 0, 0, 0])  # the result if the device's tokens were used
+    wrong = Logits(values, [0, 0, 0, 0])  # the tokens 0 of the device are wrong and must not be used
     (found,) = next_tokens(wrong, [2], [request(1, SHAPED[shape])])
     (expected,) = sample(values[2:3], [request(1, SHAPED[shape])])
     assert found == expected
@@ -85,7 +85,7 @@ def test_mixed_batch_returns_tokens_in_order(seed: int) -> None:
         assert alone == next_tokens(Logits(values), [row], [request(index, kind)])
 
 
-# -- with the device
+# -- on the CPU device
 
 
 @pytest.fixture(scope="module")

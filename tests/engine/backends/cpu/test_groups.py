@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("plain_layouts")
 
 _made = torch.Generator().manual_seed(SEED)
 ROWS = torch.randn(2 * CONTEXT, WIDTH, generator=_made)
-# (to q, k, and v; from the attention output) of each layer, with two query heads per KV head
+# for each layer, weights to q, k, and v, and from the attention output; two query heads share a KV head
 WEIGHTS = {
     layer: (
         torch.randn(4 * group.kv_heads * group.head_dim, WIDTH, generator=_made) / 8,

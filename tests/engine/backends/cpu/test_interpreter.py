@@ -8,14 +8,14 @@ import pytest
 from engine.backends.cpu.interpreter import _claim
 
 SEED = 20
-COUNT = 3  # instructions of the program
+COUNT = 3  # number of instructions in the program
 
 pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5, 16, 62])
 def test_each_unit_is_claimed_exactly_once(threads: int) -> None:
-    """Some threads are much faster than others."""
+    """Some threads are up to 100 times faster than others."""
     rng = random.Random(SEED)
     for units in [*range(40), 63, 64, 65, 127, 500, 1536, 5000, 49_153]:
         tickets = np.zeros(COUNT * threads, np.int64)
@@ -28,7 +28,7 @@ def test_each_unit_is_claimed_exactly_once(threads: int) -> None:
                 active.remove(thread)
             claimed[first:last] += 1
         assert (claimed == 1).all()
-        assert not tickets.reshape(threads, COUNT)[:, [0, 2]].any()  # tickets of other instructions
+        assert not tickets.reshape(threads, COUNT)[:, [0, 2]].any()  # the tickets of the other instructions are unused
 
 
 def test_single_active_thread_claims_all_units() -> None:

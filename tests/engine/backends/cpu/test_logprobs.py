@@ -143,7 +143,7 @@ def test_int8_cache_is_less_accurate(smollm2: Path, cpu_kernels: Path, texts: Te
 
 
 def test_smollm2_greedy_tokens_equal_float32(texts: Texts) -> None:
-    """Except for ties, every token of every reply is the most likely one in float32."""
+    """Every token of every reply is the most likely one in float32, unless two tokens are nearly tied."""
     compared, largest_tie = 0, 0.0
     for ids, prompt, rows in zip(texts.ids, texts.prompt_lengths, texts.logprobs, strict=True):
         for index in range(prompt, len(ids)):
@@ -172,7 +172,7 @@ def test_tiny_models_are_close_to_float32(tmp_path: Path, cpu_kernels: Path, mix
 
 
 def test_float_weights_are_limited_by_cache_precision_only(tmp_path: Path, cpu_kernels: Path) -> None:
-    """Only keys and values are rounded, to float16, as in a reference cache of that type."""
+    """The only rounding is that of keys and values to float16, as in a reference cache of that type."""
     tiny = make(tmp_path, heads=4, kv_heads=4, head_dim=64, hidden=96, vocab=300, seed=2)
     step, ids = load_step(tiny.path, cpu_kernels, CONFIG), list(range(0, 300, 2))
     found = [

@@ -1,4 +1,4 @@
-"""Each operation in a step, against the reference implementation; and what cannot be recorded."""
+"""Each operation in a step, against the reference implementation, and operations that recording rejects."""
 
 import random
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from tests.quant.cpu.integer_reference import product
 from tests.quant.cpu.random_weights import TYPES, bits, random_weight, width
 
 SEED = 8
-ROWS = 40  # rows of the tables that activations are read from; also the largest number of tokens per step
+ROWS = 40  # number of rows in the tables that activations are read from; also the largest number of tokens per step
 WIDTH = 96
 EPSILON = 1e-5
 NARROW = [name for name in TYPES if width(name, 32) == 32]  # types whose blocks fit into WIDTH
@@ -107,7 +107,7 @@ def test_embed_applies_the_scale(cpu_kernels: Path, scale: float) -> None:
 
 @KINDS
 def test_norm_can_be_added_to_rows(cpu_kernels: Path, norm: Norm) -> None:
-    """The result is then read as floats and as integers."""
+    """The sum is then read as floats and as integers."""
     (weight,) = weights(["Q8_0"], [64])
 
     def added(ops: CpuOperations, batch: Batch) -> Activation:
@@ -253,7 +253,7 @@ def test_norm_is_written_before_its_source_is_added_to(cpu_kernels: Path) -> Non
 def test_gated_mlp_equals_the_reference(
     cpu_kernels: Path, gate: list[str], up: list[str], down: list[str], error: float, kind: Gate
 ) -> None:
-    """The reference multiplies the same weights in float32. `error` is relative to the largest output."""
+    """The reference multiplies the same weights in float32. `error` is the limit relative to the largest output."""
     width = 2 * WIDTH
     gate_up = weights([*gate, *up], [width, width])
     downs = weights(down, [WIDTH - 8 * (len(down) - 1), *[8] * (len(down) - 1)], width)
@@ -348,7 +348,7 @@ def test_argmax_of_nan_logits_is_negative(cpu_kernels: Path) -> None:
 
 
 def test_attention_output_can_be_read_by_every_operation(cpu_kernels: Path) -> None:
-    """Covers steps of one token, in which each thread has its own copy of some rows."""
+    """The cases include steps of one token, in which each thread has its own copy of some rows."""
 
     def attended(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
         attention = Attention(32**-0.5, rotary_table(RopeConfig(10000.0, 32, interleaved=True), None, 320))
@@ -388,7 +388,7 @@ def test_buffers_are_reused(cpu_kernels: Path) -> None:
     assert sizes[0] == sizes[1]
 
 
-# -- operations that cannot be recorded
+# -- operations that recording rejects
 
 
 def recording() -> tuple[CpuOperations, Batch, KVCache]:

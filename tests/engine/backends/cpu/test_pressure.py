@@ -73,7 +73,7 @@ def test_frequent_swapping_does_not_change_replies(
         running = [it for it in requests if it.status is RequestStatus.RUNNING and it.num_computed]
         if steps % every == 0 and running:
             victim = rng.choice(running)
-            victim.num_preemptions = 0  # so that it can be preempted without limit
+            victim.num_preemptions = 0  # lets the scheduler preempt the request any number of times
             engine._scheduler._preemption.preempt(victim, victim)
         poison_free_blocks(engine)
     engine.assert_empty()

@@ -120,7 +120,7 @@ def region_of(recorded: Recorder, address: int) -> tuple[int, int]:
 
 
 def words_of(recorded: Recorder, names: tuple[str, ...]) -> list[tuple[int, Op, str, int]]:
-    """Return (instruction, operation, word, value) for all nonzero words with these names."""
+    """Return (instruction, operation, word, value) for every nonzero word with one of these names."""
     return [
         (number, op, name, words[name])
         for number, (op, words) in enumerate(recorded.calls)
@@ -140,7 +140,7 @@ def test_recorded_program_passes_the_check(recorded: Recorder) -> None:
 
 
 def test_address_outside_its_region_is_rejected(recorded: Recorder) -> None:
-    """Each address in turn: before the region, at its end, after it, and elsewhere."""
+    """Each address is replaced in turn: by one before its region, at its end, after it, and elsewhere."""
     for number, op, name, address in words_of(recorded, ADDRESSES):
         first, end = region_of(recorded, address)
         nowhere = (1 if name in NONE_AT_ZERO else 0, 64, -address, address + (1 << 40))
@@ -150,9 +150,9 @@ def test_address_outside_its_region_is_rejected(recorded: Recorder) -> None:
 
 
 def test_checked_extents_are_exact(recorded: Recorder) -> None:
-    """For each kind of address, the extent of some instruction ends with its region.
+    """Every kind of address has an instruction whose extent ends exactly where its region ends.
 
-    Such an address cannot be moved by a cache line.
+    Moving such an address by a cache line is rejected.
     """
     moved = set()
     for number, op, name, address in words_of(recorded, ADDRESSES):

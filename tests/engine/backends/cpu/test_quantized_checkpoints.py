@@ -21,8 +21,8 @@ IDS = [(7 * index + 3) % VOCABULARY for index in range(40)]
 def test_quantized_model_is_close_to_the_reference(tmp_path: Path, cpu_kernels: Path, kind: str) -> None:
     path = quantized_folder(tmp_path, kind).path
     plain = logprobs(reference(path), IDS, VOCABULARY)
-    # Random integers give scores in the hundreds, which amplify the rounding of activations. Wrong kernels are off by 1
-    # or more.
+    # Random integer weights give scores in the hundreds, which amplify the rounding of activations. A wrong kernel
+    # would differ by 1 or more.
     for bits, most in ((8, 0.3), (14, 0.05)):
         step = load_step(path, cpu_kernels, CONFIG, activation_bits=bits)
         ours = logprobs(step, IDS, VOCABULARY)

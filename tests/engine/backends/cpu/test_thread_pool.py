@@ -24,7 +24,7 @@ SEED = 17
 VOCABULARY = 97
 CONFIG = EngineConfig("cpu", context_length=512, num_blocks=120, max_step_tokens=128, max_running=4, threads=5)
 TIMEOUT = 300.0  # seconds after which a test counts as hanging
-ASLEEP = 0.3  # seconds; an idle worker sleeps long before that
+ASLEEP = 0.3  # seconds until an idle worker certainly sleeps
 
 MakeStep = Callable[[int], CpuStep]
 
@@ -95,7 +95,7 @@ def ended(threads: set[threading.Thread]) -> bool:
 
 
 def test_bits_do_not_depend_on_the_number_of_threads(make_step: MakeStep) -> None:
-    """The run prefills chunks and then decodes single tokens, with a different number of threads in each step."""
+    """The run prefills chunks, then decodes single tokens, with a different number of threads in each step."""
     results: list[Tensor] = []
 
     def work() -> None:
@@ -111,7 +111,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(make_step: MakeStep) -> Non
 
 @pytest.mark.parametrize("threads", [2, 4])
 def test_no_wake_up_is_lost_around_the_idle_timeout(make_step: MakeStep, threads: int) -> None:
-    """Pauses close to the idle timeout, so that steps start while a worker is about to sleep."""
+    """The pauses between steps are close to the idle timeout, so that steps start while a worker is about to sleep."""
     step, rng = make_step(threads), random.Random(SEED)
 
     def work() -> None:
@@ -132,7 +132,7 @@ def test_automatic_thread_count_gives_the_same_bits(make_step: MakeStep) -> None
 
 
 def test_two_pools_run_concurrently(make_step: MakeStep) -> None:
-    """Two models, each used by its own thread, share nothing."""
+    """Each model is used by its own thread, and the two share no state."""
     made = [make_step(3) for _ in range(2)]
     results: dict[int, Tensor] = {}
 

@@ -46,7 +46,7 @@ def share_of_current(tuner: ThreadTuner, used: list[int]) -> float:
     return used.count(tuner.current) / len(used)
 
 
-def test_starts_with_all_threads() -> None:
+def test_tuner_starts_with_all_threads() -> None:
     for threads in (1, 2, 3, 4, 8, 62):
         tuner = ThreadTuner(threads)
         assert tuner.next() == threads
@@ -66,8 +66,8 @@ def test_tuner_adapts_to_a_busy_core_and_back() -> None:
     assert used[-100:].count(2) >= 80
 
 
-def test_earlier_probe_makes_it_react_quickly() -> None:
-    """An earlier measurement triggers a new probe before the pause is over."""
+def test_earlier_probe_speeds_up_the_reaction() -> None:
+    """A tuner that has measured a number of threads before probes it again before the pause is over."""
     tuner = ThreadTuner(2)
     simulate(tuner, quiet_machine, 5000)
     used = simulate(tuner, lambda threads, step: 1.0 if threads == 1 else 3.0, 3 * (WINDOW + PROBE_STEPS))
@@ -77,7 +77,7 @@ def test_earlier_probe_makes_it_react_quickly() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_does_not_change_the_number_of_threads(seed: int) -> None:
-    """Two threads are better on average, but single steps vary."""
+    """On average two threads are faster, but single steps vary."""
     tuner, rng = ThreadTuner(2), random.Random(seed)
     changes, before = 0, tuner.current
     used = []
@@ -100,7 +100,7 @@ def test_probes_become_rarer_while_nothing_changes(threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [2, 3, 4, 8, 16])
 def test_growing_step_times_do_not_cause_frequent_probes(threads: int) -> None:
-    """Step times grow during a conversation. Measurements from its start are outdated later."""
+    """Step times grow during a conversation, so measurements from its start become outdated."""
     tuner = ThreadTuner(threads)
 
     def seconds(used: int, step: int) -> float:
@@ -113,12 +113,12 @@ def test_growing_step_times_do_not_cause_frequent_probes(threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [3, 4, 8])
 def test_outdated_measurements_do_not_cause_frequent_probes(threads: int) -> None:
-    """The outdated measurement is of a number of threads that is not adjacent to the current one."""
+    """The outdated measurement is for a number of threads that is not adjacent to the current one."""
     tuner, rng = ThreadTuner(threads), random.Random(SEED)
-    simulate(tuner, lambda used, step: float(used * used), 3000)  # a step is fast with one thread only
+    simulate(tuner, lambda used, step: float(used * used), 3000)  # steps are fast with one thread only
     assert tuner.current == 1
-    simulate(tuner, lambda used, step: 1.5 / used, 3000)  # a step is fast with any number of threads
-    # a step is slow with any number of threads
+    simulate(tuner, lambda used, step: 1.5 / used, 3000)  # steps are fast with any number of threads
+    # steps are slow with any number of threads
     used = simulate(tuner, lambda used, step: rng.uniform(40, 50) / used, 3000)
     assert tuner.current == threads
     assert share_of_current(tuner, used) > 0.9

@@ -14,7 +14,7 @@ import pytest
 from quant.cpu.tiers import available, choose
 
 ROOT = Path(__file__).parents[4]
-# Every kind of kernel, and the logits of a small model.
+# Tests of every kind of kernel, and of the logits of a small model.
 TESTS = (
     "tests/quant/cpu/test_activations.py",
     "tests/quant/cpu/test_matmul.py::test_every_bit_equals_the_integer_reference",
@@ -24,7 +24,7 @@ TESTS = (
     "tests/engine/backends/cpu/test_token_draw.py",
     "tests/engine/backends/cpu/test_logprobs.py::test_tiny_models_are_close_to_float32",
 )
-# selects some of the many cases in these files
+# a few of the many cases in these files
 SUBSET = "not (all_chunkings or every_bit or window_excludes or other_head_widths) or 4-64 or shape9 or shape11 or 33"
 
 

@@ -37,7 +37,7 @@ def some_allowed(rows: int, vocabulary: int, seed: int | None = None) -> tuple[N
 
 @pytest.mark.parametrize("vocabulary", SIZES)
 def test_uniform_number_selects_the_expected_token(cpu_kernels: Path, vocabulary: int) -> None:
-    """A neighboring token is accepted if the number is within rounding. Rows are read from a larger array."""
+    """A neighboring token is accepted if the number is within rounding of a boundary. Rows come from a larger array."""
     allowed, words = some_allowed(ROWS, vocabulary)
     logits = torch.full((2 * ROWS, vocabulary + 5), torch.nan)[:, :vocabulary]
     logits[1::2] = torch.randn(ROWS, vocabulary) * 4

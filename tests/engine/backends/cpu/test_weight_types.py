@@ -17,7 +17,7 @@ VOCABULARY = SIZES["tiny"].vocabulary
 IDS = [(7 * index + 3) % VOCABULARY for index in range(40)]
 
 
-MOST = {8: 0.03, 14: 0.003}  # largest distance to the reference kernels, by bits of activations
+MOST = {8: 0.03, 14: 0.003}  # largest distance to the reference kernels, by the number of bits of activations
 
 
 @pytest.fixture(scope="module", params=[*TYPES, Q4_K_M])
@@ -29,7 +29,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def plain(path: Path) -> Tensor:
-    """Log-probabilities of IDS by the reference kernels."""
+    """Return the log-probabilities of IDS by the reference kernels."""
     return logprobs(reference(path), IDS, VOCABULARY)
 
 

@@ -1,4 +1,4 @@
-"""The batch of a step on the GPU: its lists, padding, and block tables as they change."""
+"""The batch of a step on the GPU: its lists, its padding, and block tables that change between steps."""
 
 import random
 
@@ -23,7 +23,7 @@ def batch_of(counts: list[int], tables: list[list[list[int]]], rows: list[int]) 
     return Batch(numbers, [it + 7 for it in numbers], slots, tuple(tables), starts, counts, rows)
 
 
-def test_all_lists_of_a_batch_are_sent(device: torch.device) -> None:
+def test_all_lists_of_a_batch_are_copied_to_the_gpu(device: torch.device) -> None:
     buffers = StepBuffers(LIMITS, gpu(device))
     for counts, rows in (([3, 1, 11], [2, 14]), ([1, 1], [0, 1]), ([5], [4])):
         tables = [[[random.randrange(99) for _ in range(9)] for _ in counts] for _ in range(2)]
@@ -60,7 +60,7 @@ def test_padding_requests_have_one_token_and_no_context(device: torch.device) ->
         assert sent.query_starts.tolist() == list(range(6))
         assert sent.logit_rows is None
         addresses.append([it.data_ptr() for it in (sent.token_ids, sent.query_starts, sent.context_lengths)])
-    assert addresses[0] == addresses[1] == addresses[2]  # a captured step reads these addresses
+    assert addresses[0] == addresses[1] == addresses[2]  # a captured step always reads these addresses
 
 
 def test_block_tables_equal_those_of_the_batch(device: torch.device) -> None:
@@ -99,7 +99,7 @@ def test_entries_beyond_the_staging_buffer_are_sent_separately(
     assert sent.tables[0].tolist() == tables[0]
 
 
-def test_pending_tokens_are_filled_in(device: torch.device) -> None:
+def test_pending_tokens_get_their_sampled_ids(device: torch.device) -> None:
     buffers = StepBuffers(LIMITS, gpu(device))
     batch = batch_of([3, 1, 1], [[[1]] * 3] * 2, [2, 3, 4])
     sampled = torch.tensor([50, 60, 70], device=gpu(device).device)

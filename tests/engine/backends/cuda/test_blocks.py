@@ -62,7 +62,7 @@ def test_blocks_survive_a_round_trip_through_the_host(
         assert not after[[block for block in range(len(pool)) if block not in targets]].any()
 
 
-def test_threads_read_and_write_block_contents(device: torch.device) -> None:
+def test_block_contents_are_read_and_written_by_threads(device: torch.device) -> None:
     kv = cache(device)
     assert kv.block_bytes == [2 * 2 * 2 * 16 * 16 * 2, 2 * 16 * 32 * 2]
     contents = [bytes(content) for content in kv.contents(0, [3, 1])]

@@ -40,7 +40,7 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    """Returns a function that puts a script on PATH."""
+    """A function that puts a script on PATH."""
 
     def written(name: str, text: str) -> Path:
         path = tmp_path / "bin" / name
@@ -53,7 +53,7 @@ def script(tmp_path: Path) -> Script:
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The contents of modules that would have been loaded; the scripts do not build real modules."""
+    """The contents of built modules, in order. No module is loaded, because the scripts do not build real ones."""
     texts: list[str] = []
     monkeypatch.setattr(build, "_load_module_from_path", lambda _, path: texts.append(Path(path).read_text()))
     return texts
@@ -182,13 +182,13 @@ def test_cached_launcher_needs_no_compiler(
     path.unlink()
     monkeypatch.setattr(triton, "__version__", "3.7.1")
     assert why_no_compiler() is None
-    monkeypatch.setattr(triton, "__version__", "3.6.0")  # before 3.7, each kernel has its own launcher
+    monkeypatch.setattr(triton, "__version__", "3.6.0")  # before Triton 3.7, each kernel has its own launcher
     assert why_no_compiler() is not None
 
 
 @pytest.mark.slow
 def test_ziglang_builds_a_loadable_module(tmp_path: Path) -> None:
-    """Slow, because the package takes hundreds of megabytes unpacked."""
+    """This test is slow: the package takes hundreds of megabytes unpacked."""
     site = tmp_path / "site"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), "ziglang"]
     subprocess.run(install, check=True)

@@ -32,7 +32,7 @@ def test_gpu_without_a_compiler_is_unusable(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def no_usable_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """Makes every GPU unusable. Returns the indices that were requested."""
+    """Make every GPU unusable. Returns the list of indices that were requested."""
     requested: list[int | None] = []
 
     def find(index: int | None = None) -> Unusable:

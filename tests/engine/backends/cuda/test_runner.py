@@ -1,4 +1,4 @@
-"""The runner of a GPU: launching steps ahead does not change what requests get."""
+"""The runner of a GPU: launching steps ahead does not change the results of requests."""
 
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def test_launching_ahead_does_not_change_replies(tiny: Path, device: torch.devic
     assert [[event.token_id for event in events] for events in ahead] == [
         [event.token_id for event in events] for events in sequential
     ]
-    assert ahead[2] == sequential[2]  # including log-probabilities
+    assert ahead[2] == sequential[2]  # the log-probabilities are equal as well
     assert len(ahead[3][0].prompt_logprobs) == 4
     assert ahead[4][1].token_id == 8
     assert [events[-1].finish for events in ahead[:3]] == [FinishReason.LENGTH] * 3
@@ -111,7 +111,7 @@ def test_preemption_does_not_change_replies(tiny: Path, device: torch.device) ->
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of steps that run out of memory, counted from 0."""
+    """The indices, from 0, of the steps that run out of memory."""
     from engine.backends.cuda.step import CudaStep
 
     compute, count = CudaStep._compute, iter(range(1000))

@@ -1,4 +1,4 @@
-"""One checkpoint on a GPU, which may be interpreted, and on the reference device, to compare their results."""
+"""One checkpoint on a GPU, which may be interpreted, and on the reference device, for a comparison of their results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def load(path: Path, device: Device) -> Loaded:
         groups = tuple(GroupConfig(window) for window in model.windows)
         config = EngineConfig(device.name, CONTEXT, BLOCKS, max_step_tokens=32, max_running=4, groups=groups)
         loaded = device.load(model, Weights(checkpoint.path, models.stored_weights(checkpoint)), config)
-    for pool in loaded.kv.pools:  # NaN in every dtype, so that reading an unwritten block shows
+    for pool in loaded.kv.pools:  # bytes of NaN in every dtype, so that reading an unwritten block is noticed
         pool.view(torch.uint8).fill_(255)
         pool[0] = 0
     return Loaded(loaded, groups, model.vocab_size)

@@ -1,4 +1,4 @@
-"""Blocks whose tokens and data follow from their keys, so that their content can be checked."""
+"""Blocks whose tokens and data are computed from their keys, so that tests can check their content."""
 
 import hashlib
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ SIZES = (1000, 37)  # bytes per block of each group
 
 
 def new_store(root: Path, limit: int | None = 1 << 30) -> DiskStore:
-    """Return another store over the same folder, as another process has it."""
+    """Return another store over the same folder, like that of another process."""
     return DiskStore(root / "model", FINGERPRINT, SIZES, Quota(root, limit))
 
 

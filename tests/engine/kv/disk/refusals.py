@@ -1,4 +1,4 @@
-"""System calls that fail when they would change the disk, and a clock for the retries."""
+"""Simulates failing system calls that would change the disk, and a clock for the retries."""
 
 import os
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from engine.kv.disk import segment_file
 
 @dataclass
 class Refusals:
-    """Makes system calls that change something raise `error`, from the `first` to the `last` of them."""
+    """Counts system calls that change the disk. Those from number `first` to number `last` raise `error`."""
 
     first: int
     last: int

@@ -3,9 +3,9 @@
 A damaged file is a miss with at most one log line. It causes no error and no wrong token, and its blocks are computed
 and written again. Engines also continue if nothing can be written.
 
-Damage is found wherever it matters. It is not found in unused bytes: between the table and the data, and after the last
-entry of the table. It is not found in the last entry if the last byte of its checksum is zero, because a killed process
-leaves the same: that block counts as never written.
+Damage is not found in unused bytes: between the table and the data, and after the last entry of the table. Damage to
+the last entry is not found if it makes the last byte of the entry's checksum zero. A killed process leaves the same
+bytes, so that block counts as never written.
 """
 
 import errno
@@ -45,7 +45,7 @@ HEADER_BYTES, ENTRY_BYTES = 112, 104
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not wait between two reads of a damaged table."""
+    """Make the reader not wait between two reads of a damaged table."""
     monkeypatch.setattr(segment_file, "READ_INTERVAL", 0.0)
 
 
@@ -74,13 +74,13 @@ def files(root: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A damaged file. `seen`: the damage is found when the file's blocks are looked up."""
+    """A damaged file. `seen`: whether the damage is found when the file's blocks are looked up."""
 
     path: Path
     seen: bool = True
 
 
-# a way to damage a file, given another file to exchange content with
+# a way to damage a file, given another file to swap content with
 Way = Callable[[random.Random, Path, Path], list[Damaged]]
 
 
@@ -96,14 +96,15 @@ def block_size(path: Path) -> int:
 
 
 def change(chance: random.Random, path: Path, value: Callable[[int], int]) -> list[Damaged]:
-    """Change one byte, as often in the header and the table as in the data."""
+    """Change one byte. The header and the table are chosen more often than their size suggests."""
     content = bytearray(path.read_bytes())
     entries = HEADER_BYTES + num_blocks(path) * ENTRY_BYTES
     regions = [(0, HEADER_BYTES), (HEADER_BYTES, entries), (entries, DATA_START), (DATA_START, len(content))]
     offset = chance.randrange(*chance.choices(regions, (2, 4, 1, 4))[0])
     content[offset] = value(content[offset])
     path.write_bytes(content)
-    if entries - ENTRY_BYTES <= offset < HEADER_BYTES + 64 * ENTRY_BYTES:  # the entry that looks like the last one
+    # the entry that the reader takes for the last one
+    if entries - ENTRY_BYTES <= offset < HEADER_BYTES + 64 * ENTRY_BYTES:
         end = HEADER_BYTES + ((offset - HEADER_BYTES) // ENTRY_BYTES + 1) * ENTRY_BYTES
         return [Damaged(path, content[end - 1] != 0)]
     return [Damaged(path, not entries <= offset < DATA_START)]
@@ -205,7 +206,7 @@ def empty(chance: random.Random, path: Path, other: Path) -> list[Damaged]:
 
 
 def random_bytes(chance: random.Random, path: Path, other: Path) -> list[Damaged]:
-    """Replace the whole file, or its data."""
+    """Replace the whole file, or all of its data, by random bytes."""
     start = chance.choice((0, DATA_START))
     path.write_bytes(path.read_bytes()[:start] + chance.randbytes(path.stat().st_size - start))
     return [Damaged(path)]
@@ -257,7 +258,7 @@ def _damage(
     answer(second, groups, prompts, seed=1)
     logged = _logged(caplog)
     for it in damaged:
-        if len(groups) == 1:  # otherwise not all blocks of a file are needed
+        if len(groups) == 1:  # with several groups, not all blocks of a file are needed
             assert logged.count(it.path) == it.seen, (it, found_before, caplog.messages)
         assert logged.count(it.path) <= it.seen
     assert set(logged) <= {it.path for it in damaged}
@@ -270,7 +271,7 @@ def _damage(
 
 
 def _logged(caplog: pytest.LogCaptureFixture) -> list[Path]:
-    """Return the files that log lines are about."""
+    """Return the files that the log lines name."""
     logged = []
     for record in caplog.records:
         assert (record.name, record.levelno) == ("engine.kv.disk.store", logging.WARNING), record
@@ -310,7 +311,7 @@ def test_requests_continue_when_writing_fails(
             break
         assert store.is_paused
         clock.now += WRITE_PAUSE
-        _answer_on(run, PROMPTS[0])  # its blocks are queued again
+        _answer_on(run, PROMPTS[0])  # the blocks of this request are queued for writing again
         (again,) = answer(new_store(root, groups), groups, PROMPTS[:1], seed=2)
         assert again.cache.disk == (len(PROMPTS[0]) - 1) // BLOCK_SIZE * BLOCK_SIZE
         assert len(caplog.records) == 1
@@ -352,4 +353,4 @@ def test_quota_keeps_the_start_of_a_chain(tmp_path: Path) -> None:
         run.run_out()
         run.check()
         assert sum(path.stat().st_size for path in files(tmp_path)) <= limit
-    assert request.cache.disk >= 2 * 64 * BLOCK_SIZE  # three segments stay, because a sweep frees more than needed
+    assert request.cache.disk >= 2 * 64 * BLOCK_SIZE  # a sweep frees more than needed, so three of four segments stay

@@ -1,4 +1,4 @@
-"""The root folder: the list of models, damage that is found, and deletion of cache files only."""
+"""The root folder of the disk cache: the list of models, reports of damage, and deletion of cache files only."""
 
 import json
 import os

@@ -58,10 +58,10 @@ def test_missing_folder_has_no_files(tmp_path: Path) -> None:
     ("free", "kept", "limit"),
     [
         (400 * GIB, 0, 40 * GIB),
-        (360 * GIB, 40 * GIB, 40 * GIB),  # existing files do not change the limit
+        (360 * GIB, 40 * GIB, 40 * GIB),  # existing cache files count as free space
         (50 * GIB, 0, MIN_LIMIT),
         (9000 * GIB, 0, MAX_LIMIT),
-        (10 * GIB, 0, 5 * GIB),  # at most half
+        (10 * GIB, 0, 5 * GIB),  # the limit is at most half of the space
         (0, 10 * GIB, 5 * GIB),
         (0, 0, 0),
     ],
@@ -77,7 +77,7 @@ def test_least_recently_used_files_are_deleted_first(tmp_path: Path) -> None:
 
 
 def test_a_sweep_frees_more_than_needed(tmp_path: Path) -> None:
-    """Otherwise every write would check all files."""
+    """If it freed only what is needed, every write would check all files."""
     paths = [some_file(tmp_path, f"{number:02}-0-1.run", 100, number) for number in range(65)]
     quota = Quota(tmp_path, 6400)
     quota.charge(1)
@@ -164,7 +164,7 @@ def test_ends_of_unused_chains_are_deleted_first(tmp_path: Path) -> None:
     assert sum(file.size for file in cached_files(tmp_path)) <= 10 * FILE
 
 
-def test_several_stores_keep_to_a_small_limit(tmp_path: Path) -> None:
+def test_several_stores_respect_a_small_limit(tmp_path: Path) -> None:
     stores = [new_store(tmp_path, 5 * FILE) for _ in range(3)]
     for number in range(40):
         keys = keys_of(number, COUNT)

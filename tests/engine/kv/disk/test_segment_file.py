@@ -40,7 +40,7 @@ ENTRY_BYTES = 104
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not wait between two reads of a damaged table."""
+    """Make the reader not wait between two reads of a damaged table."""
     monkeypatch.setattr(segment_file, "READ_INTERVAL", 0.0)
 
 
@@ -146,7 +146,7 @@ def test_damage_to_any_header_byte_is_found(tmp_path: Path) -> None:
 def test_damaged_entry_is_found_and_a_torn_last_entry_ignored(tmp_path: Path) -> None:
     path, count = tmp_path / "one.run", 20
     new_file(path, count)
-    while path.read_bytes()[entry_start(count) - 1] == 0:  # the case of 1 file in 256
+    while path.read_bytes()[entry_start(count) - 1] == 0:  # one file in 256 has a checksum that ends with zero
         path.unlink()
         new_file(path, count)
     whole = path.read_bytes()

@@ -67,7 +67,7 @@ def test_growing_segment_is_found_by_all_stores(tmp_path: Path) -> None:
         for other in (one, two, new_store(tmp_path)):
             assert_holds(other, keys[:stop], keys[0])
     assert len(files(tmp_path)) == len(SIZES)
-    assert write_all(one, keys) == write_all(two, keys) == 0  # they are stored already
+    assert write_all(one, keys) == write_all(two, keys) == 0  # all blocks are stored already
 
 
 def test_stores_write_one_segment_to_separate_files(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_remembered_heads_and_own_files_are_limited(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("found_before", [False, True])
 def test_swapped_files_of_two_groups_are_misses(tmp_path: Path, warnings: Warnings, found_before: bool) -> None:
-    """Their blocks have the same keys and tokens."""
+    """Blocks of the two groups have the same keys and tokens, so only the group differs."""
     sizes = (100, 100)
     new = [DiskStore(tmp_path / "model", FINGERPRINT, sizes, Quota(tmp_path, None)) for _ in range(2)]
     keys = keys_of("chain", 5)
@@ -244,7 +244,7 @@ def test_entry_replaced_after_lookup_is_a_miss(tmp_path: Path, warnings: Warning
 def test_damaged_file_that_cannot_be_deleted_is_logged_once(
     tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not found again, although its head is valid."""
+    """The file is not found again, although its head is valid."""
     keys = keys_of("chain", 5)
     one = new_store(tmp_path)
     write_all(one, keys)
@@ -422,7 +422,7 @@ def test_store_recovers_from_failing_writes(
     error: int,
     lasting: bool,
 ) -> None:
-    """Writing fails at one call, or from that call on. Each run of the loop starts at a later call."""
+    """Writing fails at one call, or from one call on. Each iteration starts to fail at a later call."""
     first, chance = 0, random.Random(seed)
     while True:
         first += chance.randint(1, 4)
@@ -461,7 +461,7 @@ def test_store_recovers_from_failing_writes(
 
 
 def test_full_disk_causes_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other programs took the space, so the automatic limit is lower."""
+    """Other programs took the space, so the automatic limit falls."""
     disk = new_store(tmp_path, None)
     for number in range(20):
         write_all(disk, keys_of(number, 20))
@@ -501,7 +501,7 @@ def test_lookups_do_not_wait_for_writes(tmp_path: Path, monkeypatch: pytest.Monk
 
 @dataclass
 class Workers:
-    """Threads that run until the first work ends. The first problem in any of them is raised."""
+    """Threads that run until the first one finishes. Raises the first problem in any of them."""
 
     ended: threading.Event = field(default_factory=threading.Event)
     problems: list[BaseException] = field(default_factory=list)

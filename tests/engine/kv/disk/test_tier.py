@@ -1,4 +1,4 @@
-"""Blocks in files: they are found by the next engine, and never cause a wrong token."""
+"""Blocks in files: the next engine finds them, and they never cause a wrong token."""
 
 import queue
 import random
@@ -70,13 +70,13 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_next_engine_continues_from_files(new_store: NewStore, kind: str) -> None:
+def test_next_engine_reads_blocks_from_files(new_store: NewStore, kind: str) -> None:
     groups = KINDS[kind]
     first = answer(new_run(new_store(groups), groups)[0], tuple(range(300)))
     run, runner = new_run(new_store(groups), groups, seed=1)
     prompt = (*first.prompt_ids, *first.output_ids, *range(1000, 1020))
     second = answer(run, prompt)
-    # a state is kept at the end of a prompt
+    # groups with states find only the state at the end of the prompt
     found = full_blocks(339) if kind in ("full", "windows") else full_blocks(299)
     assert (second.cache.disk, second.cache.device, second.cache.host) == (found, 0, 0)
     assert second.cache.restore_seconds > 0
@@ -95,7 +95,7 @@ def test_blocks_on_the_device_are_not_read_from_files(new_store: NewStore) -> No
     counters = run.engine.state().counters
     assert written > 0
     assert counters.disk_read_bytes == 0
-    assert counters.disk_written_bytes == written  # not written again
+    assert counters.disk_written_bytes == written  # nothing was written again
 
 
 def test_files_extend_a_prefix_on_the_device(new_store: NewStore) -> None:
@@ -210,7 +210,7 @@ def test_file_deleted_after_lookup_is_a_miss(new_store: NewStore, tmp_path: Path
 
 
 def test_equal_key_with_other_tokens_in_files_is_a_miss(new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulates other tokens with the same keys."""
+    """The files are written with other tokens for the same keys."""
     write = DiskStore.write
 
     def write_others(store: DiskStore, group: int, first_key: BlockKey, blocks: Sequence[Any]) -> int:
@@ -222,7 +222,7 @@ def test_equal_key_with_other_tokens_in_files_is_a_miss(new_store: NewStore, mon
     assert answer(new_run(new_store())[0], tuple(range(300)), max_tokens=1).cache.cached == 0
 
 
-def test_forgotten_blocks_are_found_in_no_tier(new_store: NewStore, tmp_path: Path) -> None:
+def test_forgotten_blocks_are_in_no_tier(new_store: NewStore, tmp_path: Path) -> None:
     run, _ = new_run(new_store())
     first = answer(run, tuple(range(3000)), max_tokens=1)
     other = answer(run, (*range(100), *range(4000, 4100)), max_tokens=1)
@@ -238,8 +238,10 @@ def test_forgotten_blocks_are_found_in_no_tier(new_store: NewStore, tmp_path: Pa
 @pytest.mark.share(2, "kind")
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_random_restarts_have_no_wrong_token(new_store: NewStore, kind: str, seed: int) -> None:
-    """Engines with small pools, all classes, swaps, and failing copies are abandoned at random moments."""
+def test_random_restarts_give_no_wrong_token(new_store: NewStore, kind: str, seed: int) -> None:
+    """Engines with small pools, all classes, swaps, and failing copies are abandoned at random moments, and new ones
+    start.
+    """
     chance, groups = random.Random(seed), KINDS[kind]
     stems = [tuple(chance.randrange(5000) for _ in range(chance.randrange(20, 400))) for _ in range(4)]
     from_files = 0
@@ -282,7 +284,7 @@ def test_writes_continue_without_requests(new_store: NewStore) -> None:
 
 
 def test_engine_has_work_until_all_blocks_are_written(new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`has_work` is true during every disk lookup, when another thread may read it."""
+    """The engine has work during every disk lookup, because another thread may read `has_work` then."""
     store = new_store()
     run, _ = new_run(store)
     run.submit(tuple(range(3000)), max_tokens=1)
@@ -357,7 +359,7 @@ def test_stopping_thread_writes_dirty_blocks(new_store: NewStore) -> None:
 
 
 def test_slow_files_are_skipped_and_retried_later(new_store: NewStore) -> None:
-    """Each skip raises the assumed read rate, so that reading is tried again."""
+    """Each skip raises the assumed read rate until the engine tries to read again."""
     answer(new_run(new_store())[0], tuple(range(600)), max_tokens=1)
     engine, runner = hash_engine(num_blocks=200, store=new_store(), restore=Restore.AUTO)
     run = Run(engine)

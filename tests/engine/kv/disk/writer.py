@@ -1,4 +1,4 @@
-"""Writes blocks until it is killed, and prints a line for each batch that is written. Arguments: SEED FOLDER."""
+"""Write blocks until killed, and print a line for each written batch. Arguments: SEED FOLDER."""
 
 import random
 import sys
