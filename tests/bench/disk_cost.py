@@ -1,8 +1,8 @@
 """Measure what the KV cache on disk costs and saves in the engine: `python -m tests.bench.disk_cost MODEL`.
 
-First, engines with and without the disk cache alternate, and the report has the tokens per second of one stream and of
-a prefill. Then, for prompts of several lengths, it has the time to the first token when all blocks are computed, when
-they are read from disk, and when they are on the device.
+First, engines with and without the disk cache run in turn. The report lists their tokens per second for one stream and
+for a prefill. Then, for prompts of several lengths, it lists the time to the first token if all blocks are computed,
+read from disk, or already on the device.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1500)
     parser.add_argument("--code-cache", type=Path)
     arguments = parser.parse_args()
-    sys.setswitchinterval(SWITCH_SECONDS)  # the setting of a server
+    sys.setswitchinterval(SWITCH_SECONDS)  # the value that the server sets
     with tempfile.TemporaryDirectory(prefix="disk-cost-") as scratch:
         folder = Path(scratch)
         on, off = (load(arguments.model, it, arguments.threads, arguments.code_cache) for it in (folder, None))

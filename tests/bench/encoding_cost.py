@@ -1,9 +1,9 @@
 """Measure the time to encode a long conversation in each turn: `python -m tests.bench.encoding_cost MODEL.gguf`.
 
-The messages contain source code. Half of them are replies whose token ids differ from the ids that their text encodes
-to. Each turn adds a different last message to messages that were encoded before. Prints the median and the maximum over
-the turns in milliseconds: for each part, for encoding messages to ids without the template's process, and for that
-process alone.
+The messages contain source code. Half of them are replies whose token ids differ from those that a tokenizer would
+produce for their text. Each turn adds a different last message to messages that were encoded before. Prints the median
+and the maximum over the turns in milliseconds, for each stage, for all stages without the template's process, and for
+that process alone.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def measure(tokenizer: Tokenizer, tokens: int, characters: int, folder: Path) ->
         for name, part in parts.items():
             part()
             print(format_row(name, [timed(part) for _ in range(TURNS)]))
-        print(format_row("messages to ids, without", encoding))
+        print(format_row("total without the template", encoding))
         print(format_row("the template's process", rendering))
 
 

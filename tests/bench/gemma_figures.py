@@ -68,7 +68,7 @@ def transformers_model(path: Path) -> Gemma3ForCausalLM:
 
 
 class Peer:
-    """llama.cpp with the file loaded."""
+    """A peer: llama.cpp with the file loaded."""
 
     def __init__(self, path: Path) -> None:
         params = xllamacpp.CommonParams()
@@ -119,13 +119,13 @@ def reference_engine_replies(path: Path, prompts: Sequence[Sequence[int]]) -> li
 
 
 def lumped(row: Tensor, ids: Tensor) -> Tensor:
-    """Return the log-probabilities of `ids`, and last that of all other tokens together."""
+    """Return the log-probabilities of `ids`, followed by the log-probability of all other tokens together."""
     chosen = row.double().log_softmax(-1)[ids]
     return torch.cat([chosen, torch.log1p(-chosen.exp().sum()).unsqueeze(0)])
 
 
 def divergences(exact_logits: Tensor, found: Tensor, peer: Peer, ids: Sequence[int]) -> tuple[float, float]:
-    """Return the mean divergences from `exact_logits` in nats per token: of `found`, and of the peer."""
+    """Return the mean divergence from `exact_logits` in nats per token, for `found` and for the peer."""
     sums = torch.zeros(2, dtype=torch.float64)
     for index, (theirs, row) in enumerate(zip(exact_logits, found, strict=True)):
         likely, logprobs = peer.likely(ids[: TOKENS - MEASURED + index + 1])

@@ -1,8 +1,8 @@
 """Measure how much a grammar slows down generation: `python -m tests.bench.grammar_cost MODEL.gguf`.
 
 All streams of an engine are either free or constrained to a schema whose only value is a long list of objects with
-short texts, so that almost every token has many alternatives. The report has the tokens per second of both in
-alternation, and the median of their ratios.
+short texts, so that almost every token has many alternatives. Rounds with and without the constraint alternate. The
+report lists the tokens per second of both, and the median of their ratios.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python -m tests.bench.matmul_speed [--tier avx2] [TYPE ...]
 
 For 1 and 4 tokens, the weights are read from memory: a ring of copies that is larger than the caches. For 128 tokens,
-the weights stay in the cache. The read ceiling is measured before and after, on memory of the same size: loads of 64
-bytes without arithmetic.
+the weights stay in the cache. The read ceiling is the rate of loads of 64 bytes without arithmetic, on memory of the
+same size. It is measured before and after the products.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Measure the loss by quantization: `python -m tests.bench.perplexity MODEL.gguf --text FILE`, for
+"""Measure how much quality quantization loses: `python -m tests.bench.perplexity MODEL.gguf --text FILE`, for
 SmolLM2-135M-Instruct.
 
 The baseline is the file's weights as float32. It is compared with a bfloat16 checkpoint of these weights, and with that
@@ -11,9 +11,9 @@ of the book below. Without --text, it is Python's help() topics. This package ha
     pip download --no-deps --no-binary :all: Brotli==1.2.1 && tar xf brotli-1.2.1.tar.gz
     python -m tests.bench.perplexity MODEL.gguf --text brotli-1.2.1/tests/testdata/alice29.txt
 
-The report has, for each method: the perplexity; its relative increase over float32; the mean loss of log-likelihood per
-token, and its standard error; bits per weight of the linear layers; and million weights read, quantized, and written
-per second.
+The report lists, for each method: the perplexity; its relative increase over float32; the mean loss of log-likelihood
+per token, and its standard error; bits per weight of the linear layers; and million weights read, quantized, and
+written per second.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Run the openai library's own tests against Inglenook: `python -m tests.external.openai_python MODEL.gguf`.
 
 Downloads the source distribution of the installed version of `openai` and the dependencies of its tests, and runs the
-tests of routes that Inglenook has. They are written for a mock of OpenAI's API and check every field of every reply.
-All of them must pass except those in EXPECTED.
+tests of routes that Inglenook has. The tests are written for a mock of OpenAI's API and check every field of every
+reply. All must pass except those in EXPECTED.
 """
 
 import argparse
@@ -31,7 +31,7 @@ EMBEDDING_NAMES = ("text-embedding-3-small",)
 
 _MOCK_VALUES = 'the mock accepts logit_bias {"foo": 0}, max_tokens 0, and best_of 0, which OpenAI and Inglenook refuse'
 _STRICT = "the client requests base64 and gets it, as from OpenAI, but its strict type checks accept only lists"
-EXPECTED: Mapping[str, str] = {  # tests that fail with at least one transport, and the reasons
+EXPECTED: Mapping[str, str] = {  # tests that fail with at least one HTTP transport, and the reasons
     "chat.test_completions.test_method_create_with_all_params_overload_1": _MOCK_VALUES,
     "chat.test_completions.test_method_create_with_all_params_overload_2": _MOCK_VALUES,
     "test_completions.test_method_create_with_all_params_overload_1": _MOCK_VALUES,

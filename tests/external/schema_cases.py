@@ -24,9 +24,9 @@ from pydantic import TypeAdapter
 from tests.clients.environments import Environment, Environments
 from tests.external.served import chat_server
 
-NAME = "gpt-4o"  # model in the requests by OpenAI's schema
+NAME = "gpt-4o"  # model name in the requests that follow OpenAI's schema
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-OTHER_CASES = 100  # for each route that does not generate
+OTHER_CASES = 100  # number of requests to each route that does not generate
 CHECKS = ("not_a_server_error", "response_schema_conformance", "content_type_conformance")
 REF = "#/components/schemas/{model}"
 

@@ -1,6 +1,6 @@
 """Servers for external test suites: a chat model and an embedding model, under the names that the suites use.
 
-Both models compute digests, so that replies are cheap. The tokenizer and the chat template are those of a real model.
+Both models only compute digests, so that replies are cheap. The tokenizer and the chat template come from a real model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.served_application import ServedApplication
 from tests.app.text.small_wordpiece import document
 
-CONTEXT = 96  # in tokens, so that a reply without max_tokens ends soon
+CONTEXT = 96  # tokens; small, so that a reply without max_tokens ends soon
 
 
 @contextmanager

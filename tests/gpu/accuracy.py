@@ -22,7 +22,7 @@ SMALL = replace(TINY, layers=4, hidden=1024, heads=16, kv_heads=4, mlp_hidden=20
 CPU = torch.device("cpu")
 SPREAD = 3.0  # standard deviation to which logits are scaled, as in trained models
 MAX_KL = 1e-3
-GAP = 0.1  # if the two best reference logits differ by more, the best token must be the same
+GAP = 0.1  # the best token must be the same if the two best reference logits differ by more
 
 
 @dataclass

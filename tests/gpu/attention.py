@@ -1,4 +1,4 @@
-"""Attention over the KV cache: decode against memory bandwidth, prefill against the matrix units."""
+"""Measure attention over the KV cache: decode against memory bandwidth, prefill against the matrix units."""
 
 from collections.abc import Callable, Iterator
 
@@ -63,7 +63,7 @@ def _reading(machine: Machine, name: str, model: ModelConfig, tokens: int, conte
 def _call(
     machine: Machine, model: ModelConfig, dtype: torch.dtype, requests: int, tokens: int, context: int, tiles: Tiles
 ) -> Callable[[], object]:
-    """Return a call for requests whose blocks are scattered in their own pool."""
+    """Return a call of the kernel for requests whose blocks are scattered in the call's own pool."""
     device = machine.device
     blocks = -(-context // BLOCK_SIZE)
     pool = torch.randn(1 + requests * blocks, 2, model.kv_heads, BLOCK_SIZE, model.head_dim, device=device)

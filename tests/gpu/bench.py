@@ -1,4 +1,4 @@
-"""The GPU benchmark, with a time limit. Every part runs in its own process, so a failure does not stop the others.
+"""Run the GPU benchmark within a time limit. Every part runs in its own process, so a failure does not stop the others.
 
     python -m tests.gpu.bench [--seconds 330] [--json FILE] [--gguf FILE --llama-bench FILE] [--dry-run]
 
@@ -37,7 +37,7 @@ Run = Callable[[Part, Peaks, float], Iterator[Figure]]
 
 @dataclass
 class Results:
-    """Figures and faults by part."""
+    """Figures and error messages, by part."""
 
     figures: dict[str, list[Figure]] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The whole engine on a model with random weights: single and concurrent streams, prompts, and deterministic mode."""
+"""Measure the whole engine on a model with random weights: one and several streams, prompts, and deterministic mode."""
 
 import gc
 import time
@@ -57,7 +57,7 @@ def deterministic(machine: Machine) -> Iterator[Figure]:
 def _figures(machine: Machine, mix: str, name: str, *, cold: bool = False) -> Iterator[Figure]:
     start = time.perf_counter()
     checkpoint = random_checkpoint(machine, _model(machine), mix)
-    floor = fraction(float(checkpoint.bytes_per_step), machine.peaks.copy)  # seconds
+    floor = fraction(float(checkpoint.bytes_per_step), machine.peaks.copy)  # in seconds
     with _running(machine, checkpoint) as runs:
         loaded = time.perf_counter() - start
         runs.sample(Load(machine.scaled(16, 1), 1))

@@ -19,9 +19,9 @@ class Figure:
     name: str
     value: float
     unit: str
-    fraction: float | None = None  # of a peak or a floor
+    fraction: float | None = None  # value as a fraction of a peak or a floor
     of: str = ""  # name of the peak or floor
-    least: float | None = None  # lower limit of the target: of the fraction if there is one, otherwise of the value
+    least: float | None = None  # lower limit of `fraction`, or of `value` if there is no fraction
     most: float | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""The machine that figures are measured on: a GPU, or, for a dry run, the CPU with small sizes."""
+"""The machine that figures are measured on: a GPU or, for a dry run, the CPU with small sizes."""
 
 import statistics
 import time
@@ -19,7 +19,7 @@ SPAN = 2e-3  # minimum duration of a captured graph in seconds, so that its laun
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One card, and its measured peaks."""
+    """One GPU, and its measured peaks."""
 
     card: Card
     peaks: Peaks
@@ -36,9 +36,7 @@ class Machine:
         return dry if self.dry else real
 
     def copies(self, nbytes: int) -> int:
-        """Return how many buffers of this size to use in turn, so that none is in the cache: together over four times
-        its size.
-        """
+        """Return how many buffers of this size to use in turn. Together they exceed four times the cache's size."""
         return 1 if self.dry else 1 + 4 * self.card.l2_bytes // max(1, nbytes)
 
     def seconds(self, calls: Sequence[Call]) -> float:
@@ -60,7 +58,7 @@ class Machine:
         return statistics.median(_timed(call) for _ in range(REPLAYS))
 
     def seconds_on_host(self, call: Call) -> float:
-        """Return the seconds of a call that returns when its work is done."""
+        """Return the seconds of a call that returns only when the device has finished."""
         if not self.dry:
             call()
         return statistics.median(_elapsed([call]) for _ in range(self.scaled(REPLAYS, 1)))

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.gpu.figures import Figure, Peaks
 
-MAX_ERROR_LENGTH = 400  # characters of a failed process's output
+MAX_ERROR_LENGTH = 400  # characters of a failed process's output that are reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def function(entry_point: str) -> Callable[..., Iterator[Figure]]:
 
 
 def run_in_process(part: Part, peaks: Peaks, seconds: float) -> Iterator[Figure]:
-    """Yield the figures of a part. Raises TimeoutError or RuntimeError if it fails, after yielding what it found."""
+    """Run a part in a process and yield its figures. Then raises TimeoutError or RuntimeError if the part failed."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         output_file, figures_file = folder / "output", folder / "figures"

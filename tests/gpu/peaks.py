@@ -1,4 +1,4 @@
-"""Peak rates of the machine with the vendor's libraries, which other figures are compared with."""
+"""Measure the machine's peak rates with the vendor's libraries. Other figures are compared with them."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Products with weights of every kind: few tokens against memory bandwidth, many tokens against the matrix units."""
+"""Measure products with weights of every kind: few tokens against memory bandwidth, many against the matrix units."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ FLOAT8 = "e4m3 channel"
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A kind of weights, and the products to measure with it."""
+    """A kind of weight, and the products to measure with it."""
 
     kind: str
     model: str
@@ -90,7 +90,7 @@ def _traffic(machine: Machine, name: str, nbytes: int, seconds: float, *, aimed:
 
 
 def _unpacking(machine: Machine, name: str, packed: list[PackedMatrix]) -> Figure:
-    """Measure unpacking to bfloat16, which products of many tokens use: bytes read and written."""
+    """Measure unpacking to bfloat16, as products of many tokens do, in bytes read and written per second."""
     seconds = machine.seconds([partial(unpack, matrix) for matrix in packed])
     rows, columns = packed[0].shape
     rate = (packed[0].nbytes + 2 * rows * columns) / seconds

@@ -1,4 +1,4 @@
-"""A checkpoint with random weights, made on the device that uses them. No file is read."""
+"""A checkpoint with random weights that are made on the device that uses them. No file is read."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -70,7 +70,7 @@ class RandomCheckpoint:
         return weight(self._kind(name), rows, columns, device)
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because no file is open."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Copies of blocks between GPU and host pools, relative to copies of pinned memory."""
+"""Measure copies of blocks between GPU and host pools, relative to copies of pinned memory."""
 
 from collections.abc import Iterator
 

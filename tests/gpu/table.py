@@ -8,7 +8,7 @@ MARKS = {None: "", True: "met", False: "MISSED"}
 
 
 def table(figures: Mapping[str, Iterable[Figure]], faults: Mapping[str, str]) -> str:
-    """Return the table by parts, each with its fault."""
+    """Return the table, part by part. A part that failed has a line with its error."""
     lines = []
     for part, found in figures.items():
         lines += [f"-- {part}", *map(_line, found)]

@@ -1,4 +1,4 @@
-"""Checkpoints with random weights load like files, and have their size."""
+"""Checkpoints with random weights load like files and are as large as real ones."""
 
 from engine import models
 from engine.models.llama import NAMES

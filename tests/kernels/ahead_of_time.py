@@ -2,12 +2,12 @@
 
     python -m tests.kernels.ahead_of_time [--full [--part 3/40]]
 
-The kernels' wrappers are called on tensors without memory, for real models, and every launch is compiled for the cards
-that it occurs on. The check fails if machine code spills registers in loops, needs more shared memory than the card
-has, or does not compile. It also fails if a kernel is launched by no wrapper. --full compiles every kernel in every
-configuration (see `all_configurations`); otherwise a selection is compiled (see `representative_jobs`).
+The check calls the kernels' wrappers on tensors without memory, with the sizes of real models. It compiles every launch
+for the cards on which the launch occurs. The check fails if machine code spills registers in loops, needs more shared
+memory than the card has, or does not compile. It also fails if no wrapper launches a kernel. --full compiles every
+kernel in every configuration (see `all_configurations`); otherwise a selection is compiled (see `representative_jobs`).
 
-It is a separate process, because Triton's interpreter, which other tests use, replaces the compiler.
+The check is a separate process, because Triton's interpreter, which other tests use, replaces the compiler.
 """
 
 import argparse
@@ -37,11 +37,13 @@ from tests.kernels.shapes import SHAPES
 TOKENS = (1, 4, 16, 64, 512)
 PROCESSES = 2
 WORST = 12  # lines of the printed table: the launches that use the most resources
-# these kernels compile slowly, and to the same instructions for all cards
+# kernels that compile slowly, and to the same instructions for all cards
 SAME_ON_ALL_CARDS = ("_sample_kernel", "_logprobs_kernel")
-# share of spilling instructions in an inner loop; compilers sometimes accept some to run more programs at a time
+# limit for the share of spilling instructions in an inner loop; compilers sometimes accept spills to run more programs
+# at a time
 MAX_LOOP_SPILL_SHARE = 0.02
-# spilling instructions outside of inner loops; saving a register before a loop and restoring it afterwards is cheap
+# limit for spilling instructions outside of inner loops; saving a register before a loop and restoring it after is
+# cheap
 MAX_SPILLS = 40
 
 
@@ -105,11 +107,11 @@ def all_configurations(launches: Sequence[tuple[Launch, list[Card]]]) -> list[tu
 
 
 def representative_jobs(launches: Sequence[tuple[Launch, list[Card]]]) -> list[tuple[Launch, Card]]:
-    """Return few jobs that cover every tile, every detail, and every kernel on each class of cards."""
+    """Return a selection of jobs that covers every tile, every detail, and every kernel on each class of cards."""
     found = [(launch, card, _features(launch, card)) for launch, cards in launches for card in cards]
     missing = {it for *_, shown in found for it in shown}
     jobs: list[tuple[Launch, Card]] = []
-    uses: Counter[Card] = Counter()  # launches per card, so that every card gets some
+    uses: Counter[Card] = Counter()  # number of jobs per card, so that every card gets some
     while missing:
         launch, card, shown = max(found, key=lambda it: (len(it[2] & missing), -uses[it[1]]))
         jobs.append((launch, card))

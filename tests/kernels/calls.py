@@ -1,4 +1,4 @@
-"""Calls of every kernel wrapper, as in the engine, on tensors without memory.
+"""Calls of every kernel wrapper on tensors without memory, with the arguments that the engine passes.
 
 A new wrapper gets a function here and a row in `CALLS`. A kernel that no wrapper launches fails the check.
 """
@@ -37,7 +37,7 @@ from tests.kernels.weights import KINDS, fits, weight
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A step to call the wrappers for."""
+    """The step for which the wrappers are called."""
 
     card: Card
     model: ModelConfig
@@ -79,9 +79,9 @@ def _heads(setting: Setting) -> None:
 
 
 def _attention(setting: Setting) -> None:
-    """Decode and prefill, with the windows of all layers, and sinks for small heads.
+    """Call decode and prefill attention, with the windows of all layers, and with sinks for small heads.
 
-    This is the slowest kernel to compile, so sizes that do not change it are left out.
+    This is the slowest kernel to compile, so sizes that do not change its code are left out.
     """
     model, card, tokens, deterministic = setting.model, setting.card, setting.tokens, setting.deterministic
     if tokens not in (1, 512) or model not in (LLAMA_8B, GEMMA_9B, SMALL_135M):

@@ -13,6 +13,6 @@ CARDS = (
     Card("NVIDIA GeForce RTX 5090", (12, 0), 170, 99 * KIB, 96 * MIB, 32 * GIB),
 )
 
-# Architectures with the same matrix instructions: mma.sync, wgmma, tcgen05. If not every card is compiled for, one of
-# each class is.
+# Architectures with the same matrix instructions: mma.sync, wgmma, tcgen05. The default check compiles for one card of
+# each class.
 CLASSES = ((86, 120, 89, 80), (90,), (100,))

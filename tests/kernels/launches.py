@@ -1,4 +1,4 @@
-"""Record kernel launches instead of running them. Needs no GPU, and the tensors need no memory."""
+"""Record kernel launches instead of running them. This needs no GPU, and the tensors need no memory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-# Names of constants: tensor sizes and loop counts (SIZES), meanings of values (FORM). All others are tile sizes.
+# Names of constants that are tensor sizes and loop counts (SIZES), or that select the meaning of values (FORM). All
+# others are tile sizes.
 SIZES = {"COLUMNS", "GROUPS", "SPLITS", "HEADS", "KV_HEADS"}
 PACKING = {"GROUP", "LOW", "HIGH", "CODES_PER_WORD", "RATIO", "ZERO", "SUB_SCALE_ZERO", "NIBBLES", "NESTED_BLOCK"}
 FORM = PACKING | {"ADD", "SINKS", "CAPPED", "WINDOWED", "EXPONENT", "WIDTH"}
@@ -35,17 +36,17 @@ class Launch:
 
     @property
     def kernel(self) -> Any:
-        """The JITFunction."""
+        """The kernel's JITFunction."""
         return getattr(import_module(self.module), self.name)
 
     @property
     def tile(self) -> str:
-        """The kernel with its tile sizes, without tensor sizes."""
+        """The kernel's name with its tile sizes, without tensor sizes."""
         return repr((self.name, self._constants(lambda name: name not in SIZES | FORM)))
 
     @property
     def details(self) -> set[str]:
-        """The warps and stages, the dtypes, and the constants in FORM, one by one."""
+        """The warps and stages, the dtypes, and the constants in FORM, one at a time."""
         types = [(name, kind) for name, kind in self.signature.items() if not name.isupper()]
         properties = [*self._constants(FORM.__contains__), *types, *self.options.items()]
         return {repr((self.name, *it)) for it in properties}
@@ -68,7 +69,7 @@ def _binder(kernel: Any) -> Any:
 
 
 def _keywords(kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments as `JITFunction.run` completes them."""
+    """Return the keyword arguments, completed as `JITFunction.run` does."""
     return {**given, "debug": False, "instrumentation_mode": knobs.compilation.instrumentation_mode}
 
 

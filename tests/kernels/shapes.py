@@ -1,4 +1,4 @@
-"""Shapes of real models, which kernels are compiled and measured for."""
+"""Shapes of real models. Kernels are compiled and measured for them."""
 
 from dataclasses import replace
 
@@ -71,7 +71,7 @@ SHAPES = (LLAMA_8B, QWEN_32B, GEMMA_9B, SMALL_135M)
 
 
 def matrices(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return (outputs, inputs) of every matrix of a layer, as layers fuse them, and of the head."""
+    """Return (outputs, inputs) of every matrix of a layer, with fused matrices as one, and of the head."""
     width = model.heads * model.head_dim
     return {
         "qkv": (width + 2 * model.kv_heads * model.head_dim, model.hidden),

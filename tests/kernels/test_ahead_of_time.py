@@ -1,4 +1,4 @@
-"""All kernels compile for every supported card, within its registers and shared memory."""
+"""All kernels compile for every supported card, within the limits for registers and shared memory."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Reading machine code that cuobjdump prints."""
+"""Counting spills in machine code that cuobjdump prints."""
 
 from tests.kernels.compilation import spills_of
 

@@ -1,7 +1,7 @@
 """Random weights of every canonical kind, in any size, on any device.
 
-A few rows are made in the format of files and repeated on the device, so nothing large is computed on the host. On the
-device `meta` nothing is computed.
+A few rows are made in the format of files and repeated on the device, so the host computes nothing large. On the device
+`meta`, only shapes are made.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from quant.tensor import (
 )
 from tests.quant.cpu.random_group_weights import GROUP_TYPES, ORDERED
 
-ROWS = 128  # distinct rows; a multiple of the rows that share a scale
+ROWS = 128  # number of distinct rows; a multiple of the rows that share a scale
 DEVIATION = 0.02  # standard deviation of GGUF weights
 KINDS = (*PLAIN_TYPES, *BLOCKS, *GROUP_TYPES, *ORDERED)
 

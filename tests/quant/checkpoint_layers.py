@@ -1,7 +1,7 @@
 """Random layers of every checkpoint format with their expected values.
 
-Layers are written by the definition of their layout and share no code with the decoders: words are Python integers, and
-values are computed column by column.
+Layers are written by the definition of their layout, without the decoders' code: words are Python integers, and values
+are computed column by column.
 """
 
 import json
@@ -74,7 +74,7 @@ def gptq_layer(
     version: int = 1,
     ordered: bool = False,
 ) -> Layer:
-    """Make a GPTQ layer. Zero points of version 1 are at least 1, since writers differ in how they store 0."""
+    """Make a GPTQ layer. Zero points of version 1 are at least 1, because writers differ in how they store 0."""
     which = column_groups(rng, columns, group, ordered=ordered)
     groups = which.max() + 1
     codes = rng.integers(0, 1 << bits, (rows, columns))

@@ -8,7 +8,7 @@ from quant.tensor import Float8Tensor, blocks
 def float8_weight(
     shape: tuple[int, int], block: tuple[int | None, int | None], dtype: torch.dtype = torch.float8_e4m3fn
 ) -> Float8Tensor:
-    """Return a weight of any finite bytes, some subnormal. A block extent of None is the extent of the matrix."""
+    """Return a weight of random finite numbers, some of them subnormal. A block extent of None covers the matrix."""
     size = (min(block[0] or shape[0], shape[0]), min(block[1] or shape[1], shape[1]))
     codes = torch.randint(0, 256, shape, dtype=torch.uint8)
     values = codes.view(dtype)

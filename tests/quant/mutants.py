@@ -1,4 +1,4 @@
-"""Damaged files: each must be read or rejected, and both must happen."""
+"""Test a reader with damaged files. It must read or reject each one, and both must happen."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path

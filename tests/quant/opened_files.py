@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def opened_files() -> Iterator[list[str]]:
-    """Yield the list of paths that are opened inside the block."""
+    """Yield a list that receives the path of every file opened inside the block."""
     seen: list[str] = []
     listening = True
 

@@ -9,7 +9,7 @@ CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": Tru
 
 
 def test_hand_made_word_is_decoded() -> None:
-    """Half-byte i of a word is row (0, 2, 4, 6, 1, 3, 5, 7)[i]."""
+    """Half-byte i of a word holds row (0, 2, 4, 6, 1, 3, 5, 7)[i]."""
     tensors = {
         "qweight": torch.tensor([[0x76543210]], dtype=torch.int32),
         "qzeros": torch.tensor([[0x11111113]], dtype=torch.int32),

@@ -18,7 +18,7 @@ FOUR = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_ty
 STATE = "weight.quant_state.bitsandbytes__nf4"
 
 
-# -- against the package
+# -- comparisons with the package
 
 
 def random_matrix(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
@@ -56,7 +56,7 @@ def test_encoded_nf4_equals_the_package(dtype: torch.dtype) -> None:
 
 
 def test_encoded_nested_scales_are_at_least_as_near_as_the_package() -> None:
-    """The package's CPU kernel rounds some scales near the midpoint of two numbers to the farther one."""
+    """For some scales near the midpoint of two numbers, the package's CPU kernel chooses the farther one."""
     values = random_matrix(64, 512, torch.float32)
     theirs, _ = package_layer(values, "nf4", 64, nested=True)
     ours = encode(nf4(PlainTensor((64, 512), "F32", values), nested=True), torch.float32)

@@ -109,7 +109,7 @@ def test_forward_equals_the_product_of_dequantized_weights(name: str) -> None:
     layer = ReferenceBackend(keep_dequantized=False).linear([decoded(LAYERS[name])])
     x = torch.randn(5, layer.inputs)
     values, exact = torch.from_numpy(LAYERS[name].values).double(), x.double()
-    # Bound of the roundings of a float32 sum, in any order of its terms.
+    # bound of the rounding errors of a float32 sum, for any order of its terms
     bound = (layer.inputs + 4) * 2**-24 * (exact.abs() @ values.abs().T)
     assert ((layer.forward(x) - exact @ values.T).abs() <= bound).all()
     ids = torch.tensor([3, 0, 3])
@@ -209,7 +209,7 @@ def change_tensor(tensors: dict[str, Tensor], rng: random.Random) -> None:
             )
         case 6:
             tensors[name] = tensor.view(torch.uint8) if tensor.ndim else tensor
-        case 7 if tensor.dtype == torch.uint8 and tensor.ndim == 1 and tensor.numel():  # text
+        case 7 if tensor.dtype == torch.uint8 and tensor.ndim == 1 and tensor.numel():  # text, such as a quant state
             data = bytearray(tensor.numpy().tobytes())
             at = rng.randrange(len(data))
             data[at : at + rng.randrange(3)] = rng.choice([b"", b"9", b"-", b"[", b"}", b"null", b"1e999", b"\xff"])

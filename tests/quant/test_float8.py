@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 def number(kind: str, byte: int) -> float:
-    """Return the value of a byte by the definition of the formats: sign, exponent, fraction, subnormals."""
+    """Return the value of a byte by the definition of the format: sign, exponent, fraction, subnormals."""
     fraction_bits, bias = (3, 7) if kind == "F8_E4M3" else (2, 15)
     sign, rest = -1.0 if byte & 0x80 else 1.0, byte & 0x7F
     exponent, fraction = rest >> fraction_bits, (rest & (1 << fraction_bits) - 1) / (1 << fraction_bits)
@@ -54,7 +54,7 @@ def number(kind: str, byte: int) -> float:
 
 
 def expected(kind: str, raw: NDArray[np.uint8], scales: Floats, block: tuple[int, int]) -> Floats:
-    """Apply the published formula, block by block."""
+    """Apply the published formula block by block."""
     table = np.array([number(kind, byte) for byte in range(256)], np.float32)
     values = table[raw]
     for down in range(scales.shape[0]):
@@ -103,7 +103,7 @@ SCHEMES = st.one_of(
 def test_weights_equal_the_published_formula(
     shape: tuple[int, int], block: tuple[int | None, int | None], kind: str, scale_kind: str, seed: int
 ) -> None:
-    """Any shape, with partial blocks at both edges: values are equal bit for bit, and the size is that of the file."""
+    """Shapes include partial blocks at both edges. Every bit of the values is equal, and so is the size in bytes."""
     rng = np.random.default_rng(seed)
     rows, columns = shape
     height, width = block[0] or rows, block[1] or columns
@@ -198,7 +198,9 @@ def test_unquantized_modules_are_plain() -> None:
 
 
 def test_deepseek_layer_is_read_and_multiplied(tmp_path: Path) -> None:
-    """A DeepSeek checkpoint, from its configuration to a product; the file is closed before."""
+    """Reads the configuration and a layer of a DeepSeek checkpoint, and multiplies by the layer after the file is
+    closed.
+    """
     values = torch.randn(200, 300)
     scales = torch.rand(2, 3) + 0.5
     stored = (values / scales.repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :300]).to(

@@ -27,7 +27,7 @@ def rejection(tmp_path: Path, file: GGUFBytes) -> GGUFError:
 
 
 def put(file: GGUFBytes, role: str, value: int, which: int = 0) -> GGUFBytes:
-    """Replace the number at index `which` of that role in `file`."""
+    """Replace a number in `file`: the one with index `which` among those of this role."""
     number = [n for n in file.numbers if n.role == role][which]
     file.data[number.offset : number.offset + number.width] = value.to_bytes(number.width, "little")
     return file
@@ -267,7 +267,7 @@ def test_default_model_is_opened(smollm2: Path) -> None:
 
 
 def test_released_tensor_can_be_read_again(tmp_path: Path) -> None:
-    """This holds if tensors share a page, and if the file was closed while a view exists."""
+    """Tensors may share a page, and the file may be closed while a view exists."""
     path = tmp_path / "small.gguf"
     path.write_bytes(small_file().data)
     with GGUFFile(path) as file:

@@ -84,7 +84,7 @@ def test_split_model_equals_the_whole_model(smollm2: Path, tmp_path: Path) -> No
 
 
 def matrix_types(tensors: Mapping[str, GGUFTensor]) -> set[str]:
-    """Return the names of the types of matrices."""
+    """Return the names of the matrices' types."""
     return {tensor.type.name for tensor in tensors.values() if len(tensor.shape) == 2}
 
 

@@ -28,7 +28,7 @@ def random(seed: int, rows: int, columns: int, dtype: torch.dtype = torch.float3
 
 
 def nearest(values: Tensor, choices: Tensor) -> Tensor:
-    """Return the distance of each value to the nearest of its choices [..., n], float64."""
+    """Return the distance of each value from the nearest of its choices, which are [..., n]; float64."""
     return (values.double().unsqueeze(-1) - choices.double()).abs().amin(-1)
 
 
@@ -63,7 +63,7 @@ def test_int4_chooses_the_nearest_code(seed: int, rows: int, groups: int, group:
 
 
 def plain_rounding(values: Tensor, group: int) -> Tensor:
-    """Round to 15 equal steps from the smallest to the largest value of each group."""
+    """Round to 16 levels with equal steps from the smallest to the largest value of each group."""
     groups = values.reshape(-1, group)
     low, high = groups.amin(1, keepdim=True).clamp(max=0), groups.amax(1, keepdim=True).clamp(min=0)
     scale = (high - low) / 15
@@ -106,7 +106,7 @@ def test_single_important_column_has_a_smaller_error(seed: int) -> None:
     found, without = dequantize(int4(plain, 64, importance)), dequantize(int4(plain, 64))
     errors = [(values - plain.values).square().sum(0) for values in (found, without)]
     assert errors[0][5] < 0.5 * errors[1][5]
-    assert torch.equal(found[:, 64:], without[:, 64:])  # columns with importance 0
+    assert torch.equal(found[:, 64:], without[:, 64:])  # the importance of these columns is 0
 
 
 def test_int4_of_representable_values_is_exact() -> None:

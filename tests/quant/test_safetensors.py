@@ -69,7 +69,9 @@ def test_agrees_with_the_safetensors_package_on_a_file_it_wrote(
 
 
 def test_type_table_equals_the_package() -> None:
-    """The package accepts each type in the table's size only. Its error for an unknown type lists the same types."""
+    """The package accepts each type only in the size that the table has, and its error for an unknown type lists the
+    same types.
+    """
     for name, kind in SAFETENSORS_TYPES.items():
         for nbytes in (3, 4, 6, 8, 16, 32, 64, 128):
             file = build({"t": (name, [8], bytes(nbytes))})
@@ -227,7 +229,7 @@ def test_empty_tensor_at_the_end_of_a_page_can_be_released(tmp_path: Path) -> No
 
 @pytest.fixture
 def mappings(monkeypatch: pytest.MonkeyPatch) -> list[mmap.mmap]:
-    """All mappings that are made."""
+    """All memory maps that the test makes."""
     made: list[mmap.mmap] = []
 
     class Recorded(mmap.mmap):
@@ -261,7 +263,7 @@ def peak_of_opening(path: Path) -> int:
 
 
 def test_opening_allocates_memory_for_the_header_only(tmp_path: Path) -> None:
-    """A sparse file of 3 GB is opened; a view of it takes no memory either."""
+    """The sparse file has 3 GB, and a view of it takes no memory either."""
     extent = 3 << 30
     path = write(tmp_path, file_bytes({"a": entry("U8", [extent], 0, extent)}))
     os.truncate(path, path.stat().st_size + extent)
@@ -289,7 +291,7 @@ def test_forged_length_allocates_nothing(tmp_path: Path) -> None:
 def test_hostile_header_is_parsed_in_limited_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: bytes, text: str
 ) -> None:
-    """The header has the most values that are allowed, of the costliest kinds, after text of 4 bytes per character."""
+    """The header has the maximum number of values, of the costliest kinds, after text of 4 bytes per character."""
     monkeypatch.setattr(bounded_json, "MAX_VALUES", most := 1 << 15)
     separators = sum(value.count(mark) for mark in (b",", b"[", b"{"))
     raw = b'{"a":["' + text.encode() + b'",' + value * ((most - 10) // separators) + b"0]}"

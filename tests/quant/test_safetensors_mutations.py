@@ -57,7 +57,7 @@ def mutate(data: bytearray, rng: random.Random) -> None:
 
 
 def mutant(data: bytes, rng: random.Random) -> bytes:
-    """Make one to three changes, and usually correct the header's length afterwards."""
+    """Make one to three changes. In most cases, then correct the header's length."""
     changed = bytearray(data)
     header_end = 8 + int.from_bytes(data[:8], "little")
     for _ in range(rng.randint(1, 3)):
@@ -89,7 +89,7 @@ PATHS = [b"../", b"/", b"..\\\\", b"/etc/passwd", b"C:", b"\\u0000", b"model-000
 
 
 def mutant_index(data: bytes, rng: random.Random) -> bytes:
-    """Make one to three changes, or insert paths."""
+    """Make one to three changes, some of which insert hostile paths."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 3)):
         if rng.random() < 0.4:
@@ -101,7 +101,7 @@ def mutant_index(data: bytes, rng: random.Random) -> bytes:
 
 
 def test_mutated_index_is_read_or_rejected(tmp_path: Path, mutations: int) -> None:
-    """No index opens a file outside the folder, and the tensors read are those of the shards."""
+    """A damaged index opens no file outside the folder, and the tensors that are read are those of the shards."""
     write_shards(tmp_path, {name: {f"{name[10]}.{i}": ("U8", [i], bytes(i)) for i in range(3)} for name in SHARD_NAMES})
     whole = (tmp_path / INDEX).read_bytes()
     rng = random.Random(0)

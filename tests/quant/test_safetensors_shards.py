@@ -217,7 +217,7 @@ HOSTILE_NAMES = sorted(
 
 
 def test_hostile_shard_names_open_no_file(folder: Path, opens: list[str]) -> None:
-    """The secret file exists in the parent folder and could be read."""
+    """A secret file that could be read exists in the parent folder."""
     (folder.parent / "secret.safetensors").write_bytes(build({"a": ("U8", [3], b"abc")}))
     assert len(HOSTILE_NAMES) >= 200
     for name in HOSTILE_NAMES:
@@ -230,7 +230,7 @@ def test_hostile_shard_names_open_no_file(folder: Path, opens: list[str]) -> Non
 
 
 def test_hugging_face_snapshot_is_read(snapshot: Path, tmp_path: Path) -> None:
-    """It is also read through a link to the folder, and with a moved blobs folder."""
+    """The snapshot is also read through a link to its folder, and after its blobs folder was moved."""
     expected = {"a": b"abc", "b": bytes(4), "c": b"yz"}
     assert contents(snapshot) == expected
     (tmp_path / "by link").symlink_to(snapshot)
@@ -294,7 +294,7 @@ def test_shard_must_be_a_regular_file(folder: Path) -> None:
 
 
 def test_all_files_are_closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are closed after use, and after an error in the second shard."""
+    """Files are closed after use, and after an error in the second shard."""
     made: list[mmap.mmap] = []
 
     class Recorded(mmap.mmap):

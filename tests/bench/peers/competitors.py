@@ -16,13 +16,13 @@ from tests.bench.peers.xllamacpp import PACKAGE, TESTED_VERSION, installed, xlla
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """The programs to compare with."""
+    """The peers to compare with, before they are started."""
 
     xllamacpp: bool
     llama: LlamaBuild | None
 
     def check(self, loads: Sequence[Load]) -> None:
-        """Raise CompetitorFailed if the build of llama.cpp lacks a tool that these loads need."""
+        """Raise CompetitorFailed if the build of llama.cpp lacks a tool that measuring these loads needs."""
         if self.llama is not None:
             for tool in tools_for(loads):
                 self.llama.tool(tool)

@@ -1,4 +1,4 @@
-"""A fake for the programs of a llama.cpp build, selected by the name it is started under.
+"""A fake of every program in a llama.cpp build. The name that it is started under selects the program.
 
 It prints recorded output of the real programs, and appends its arguments to a file in its folder. The server answers
 completions with the requested number of one-letter tokens. A word in the model's path selects a failure.

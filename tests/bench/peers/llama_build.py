@@ -21,7 +21,7 @@ class LlamaBuild:
     """One build of llama.cpp."""
 
     server: Path
-    description: str  # "build 1 (0c1e570) with GNU 12.2.0 for Linux x86_64: SSE3 AVX2 ..."
+    description: str  # such as "build 1 (0c1e570) with GNU 12.2.0 for Linux x86_64: SSE3 AVX2 ..."
     server_options: frozenset[str]
 
     def tool(self, name: str) -> Path:
@@ -33,7 +33,7 @@ class LlamaBuild:
 
 
 def probe(server: Path) -> LlamaBuild:
-    """Read the description and the options of a build. Raises CompetitorFailed if it is no llama-server."""
+    """Read the description and the options of a build. Raises CompetitorFailed if the program is not a llama-server."""
     options = frozenset(re.findall(r"--[a-z][a-z-]+", output_of([str(server), "--help"])))
     if "--parallel" not in options:
         raise CompetitorFailed(f"{server} is not a llama-server", "Give the path of the llama-server program.")
@@ -48,9 +48,9 @@ def describe(output: str) -> str:
 
 
 def _startup_output(server: Path) -> str:
-    """Return the startup output without a model.
+    """Return the output that llama-server prints at startup without a model.
 
-    llama-server prints the description of its build before it loads the model, and exits because /dev/null is not one.
+    It prints the description of its build before it loads the model, and exits because /dev/null is not a model.
     """
     command = [str(server), "-v", "--port", "0", "-m", os.devnull]
     try:

@@ -18,7 +18,7 @@ from tests.bench.peers.programs import output_of
 
 NATIVE_NAME = "llama.cpp"
 _SINGLE, _BATCHED = "llama-bench", "llama-batched-bench"
-_SLOT_UNIT = 256  # tokens; llama.cpp rounds the cache of each sequence up to a multiple of it
+_SLOT_UNIT = 256  # tokens; llama.cpp rounds the cache of each sequence up to a multiple of this
 
 
 class LlamaTools:
@@ -34,7 +34,7 @@ class LlamaTools:
         self._threads = threads
 
     def warm_up(self, load: Load, prompts: Prompts) -> None:
-        """Do nothing, because each process warms up by itself."""
+        """Do nothing, because the process of each measurement warms up itself."""
 
     def measure(self, load: Load, prompts: Prompts) -> Sample:
         measure = self._by_llama_bench if load.streams == 1 else self._by_batched_bench

@@ -1,4 +1,4 @@
-"""Run external programs: to completion for their output, or as a child that answers line by line."""
+"""Run external programs: until they exit, for their output, or as a child process that answers line by line."""
 
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ class PipedChild:
 
 @contextmanager
 def piped_child(name: str, command: Sequence[str | Path]) -> Iterator[PipedChild]:
-    """Start a program, and end it after the body. Raises CompetitorFailed if it does not start."""
+    """Start a program, and end it when the `with` block ends. Raises CompetitorFailed if it does not start."""
     with child(name, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield PipedChild(process)
 

@@ -47,7 +47,7 @@ def test_table_has_two_columns_per_peer(one_workload: Comparison) -> None:
 
 
 def test_ratios_pair_rates_of_the_same_round() -> None:
-    """In the second round both programs are slow, which does not affect the ratio."""
+    """Both programs are slow in the second round, which does not affect the ratio."""
     assert ratios([20.0, 2.0, 30.0], [10.0, 1.0, 40.0]) == Spread(2.0, 0.75, 2.0)
     assert ratios([20.0, None], [10.0, 5.0]) == Spread(2.0, 2.0, 2.0)
     assert ratios([20.0], [None]) is None

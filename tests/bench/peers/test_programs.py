@@ -1,4 +1,4 @@
-"""Children that answer through pipes."""
+"""Child processes that answer through pipes."""
 
 import os
 import sys

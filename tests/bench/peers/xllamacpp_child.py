@@ -40,7 +40,7 @@ def _server(package: Any, options: dict[str, Any]) -> Any:
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options["threads"]
     params.n_parallel = options["streams"]
     params.n_ctx = options["context"]
-    params.cache_ram_mib = 0  # copies of old prompts cost time and are never used
+    params.cache_ram_mib = 0  # cached old prompts would cost time and are never used
     params.verbosity = 0
     params.ui = False
     return package.Server(params)
@@ -69,7 +69,7 @@ def _run(server: Any, prompts: list[list[int]], output_tokens: int) -> dict[str,
             index = choice["index"]
             if "usage" in event:
                 tokens[index] = event["usage"]["completion_tokens"]
-            # Tokens may have no text. If no token of a reply has any, the arrival of its end counts.
+            # Tokens may have no text. If no token of a reply has any, its arrival is that of its last event.
             if choice["text"] or (tokens[index] and not arrivals[index]):
                 arrivals[index].append(now)
 

@@ -1,6 +1,6 @@
 """The arithmetic of the CPU kernels in numpy: the same integers, roundings, and order of operations.
 
-It is an oracle for every bit, without tiles, lanes, or threads, on which the results must not depend.
+This oracle determines every bit. It has no tiles, lanes, or threads, because results must not depend on them.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ Floats = NDArray[np.float32]
 def fused(x: Any, y: Any, z: Any) -> Floats:
     """Return x * y + z of float32 arrays, rounded once.
 
-    The product is exact in float64. Its sum with z is rounded to odd there, so that rounding it to float32 sees on
-    which side of a tie the exact sum is (Boldo and Melquiond, 2008).
+    The product is exact in float64. The sum with z is rounded to odd in float64, so that the rounding to float32 can
+    tell on which side of a tie the exact sum is (Boldo and Melquiond, 2008).
     """
     product, z = np.float64(x) * np.float64(y), np.float64(z)
     total = np.asarray(product + z)
@@ -34,7 +34,7 @@ def fused(x: Any, y: Any, z: Any) -> Floats:
 
 
 def rounded_twice(x: Any, y: Any, z: Any) -> Floats:
-    """Return x * y + z of float32 arrays, as a processor without fused multiply-adds computes it."""
+    """Return x * y + z of float32 arrays, rounded after each operation, as without fused multiply-adds."""
     return np.asarray(np.float32(x) * np.float32(y) + np.float32(z))
 
 
@@ -98,7 +98,7 @@ def _numbers(weight: CodedTensor) -> NDArray[np.int64]:
 
 
 def _super_block_product(weight: CodedTensor, rows: QuantizedRows, total: Floats) -> Floats:
-    """Add super-blocks in order, each with an exact sum of codes and one of minimums, times integer sub-scales."""
+    """Add super-blocks in order. Each has an exact sum of codes and one of minimums, times integer sub-scales."""
     blocks = weight.shape[1] // SUPER_BLOCK
     numbers = _numbers(weight).reshape(-1, blocks, SUPER_BLOCK)
     scales, sub_scales = _block_and_sub_scales(weight.scale, blocks)
@@ -116,7 +116,7 @@ def _super_block_product(weight: CodedTensor, rows: QuantizedRows, total: Floats
 
 
 def _block_and_sub_scales(scale: Scale, blocks: int) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the float of each super-block, [rows, blocks], and its integer sub-scales, [rows, blocks, n]."""
+    """Return the float scale of each super-block, [rows, blocks], and its integer sub-scales, [rows, blocks, n]."""
     block_scales = scale.block_scales.float().numpy()
     if scale.sub_scales is None:
         return block_scales, np.ones((*block_scales.shape, 1), np.int64)
@@ -125,7 +125,7 @@ def _block_and_sub_scales(scale: Scale, blocks: int) -> tuple[Floats, NDArray[np
 
 
 def _coded_product(weight: CodedTensor, rows: QuantizedRows, total: Floats) -> Floats:
-    """Add groups, or halves of them, in order, each with an exact integer sum."""
+    """Add groups, or halves of groups, in order. Each has an exact integer sum."""
     size = min(weight.group, GROUP)
     numbers = _numbers(weight).reshape(weight.shape[0], -1, size)
     x_numbers = rows.numbers.reshape(len(rows.numbers), -1, size)
@@ -148,7 +148,7 @@ def _by_group(scales: Floats, columns: int, x: Floats) -> Floats:
 
 
 def _group_product(numbers: NDArray[np.int64], scales: Floats, rows: QuantizedRows, total: Floats) -> Floats:
-    """Add groups of 32 columns in order, each with an exact integer sum."""
+    """Add groups of 32 columns in order. Each has an exact integer sum."""
     numbers = numbers.reshape(len(numbers), -1, GROUP)
     for g in range(numbers.shape[1]):
         sums = (rows.numbers[:, g] @ numbers[:, g].T).astype(np.float32)
@@ -157,7 +157,7 @@ def _group_product(numbers: NDArray[np.int64], scales: Floats, rows: QuantizedRo
 
 
 def _float_product(values: Floats, scales: Floats, x: Floats, total: Floats) -> Floats:
-    """Add groups of 32 columns in order, each with two chains, over the even and the odd columns."""
+    """Add groups of 32 columns in order. Each has two chains, over the even and the odd columns."""
     for g in range(scales.shape[1]):
         chains: list[Floats] = []
         for column in range(GROUP * g, GROUP * (g + 1)):
@@ -168,7 +168,7 @@ def _float_product(values: Floats, scales: Floats, x: Floats, total: Floats) -> 
 
 
 def _for_each(scale: Scale, columns: int) -> Floats:
-    """Return the scales of `columns` columns each, repeated for each 32 columns."""
+    """Repeat scales that cover `columns` columns each for every 32 columns."""
     values: Floats = np.repeat(scale.values().numpy(), max(1, columns // GROUP), axis=1)
     return values
 

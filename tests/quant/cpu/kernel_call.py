@@ -1,4 +1,4 @@
-"""Call compiled kernels from Python: they take and return 64-bit integers, with an address for every array."""
+"""Call compiled kernels from Python. They take and return 64-bit integers; an array is passed as its address."""
 
 import ctypes
 from typing import Any

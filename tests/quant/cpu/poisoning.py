@@ -1,4 +1,4 @@
-"""Fill regions of an arena with NaN, so that a read of uninitialized memory shows in the results."""
+"""Fill regions of an arena with NaN, so that reading uninitialized memory changes the results."""
 
 from quant.cpu.arena import Arena
 

@@ -50,7 +50,7 @@ def _scales(rng: Rng, rows: int, groups: int) -> torch.Tensor:
 
 
 def _nested(rows: int, groups: int, rng: Rng) -> NestedScale:
-    """Return nested scales as bitsandbytes writes them: a block scale for 256 scales, across rows."""
+    """Return nested scales as bitsandbytes writes them: one block scale for 256 scales, counted across rows."""
     return NestedScale(
         torch.from_numpy(rng.integers(0, 256, (rows, groups), np.uint8)),
         torch.from_numpy(np.sort(rng.uniform(-1, 1, 256)).astype(np.float32)),
@@ -62,7 +62,7 @@ def _nested(rows: int, groups: int, rng: Rng) -> NestedScale:
 
 @dataclass(frozen=True)
 class Float8:
-    """Weights of 8-bit floats, with every finite value."""
+    """Weights of 8-bit floats that contain every finite value."""
 
     kind: torch.dtype = torch.float8_e4m3fn
     block: tuple[int, int] = (1, ROW)
@@ -118,7 +118,7 @@ GROUP_TYPES: dict[str, Kind] = {
     "fp4 g128 nested": Coded(group=128, table=FP4, nested=True),
 }  # fmt: skip
 
-# Columns in one of two random orders.
+# types whose columns are in one of two random orders
 ORDERED = {
     "int4 g32 zeros 1": Coded(group=32, zeros=True, order=1),
     "int4 g32 zeros 2": Coded(group=32, zeros=True, order=2),

@@ -63,11 +63,11 @@ def random_ggml_weight(name: str, rows: int, columns: int, rng: np.random.Genera
 
 
 def any_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> BlockTensor:
-    """Return the weight of random bytes, including infinities and NaN among the scales."""
+    """Return a weight of random bytes, with infinities and NaN among the scales."""
     raw = rng.integers(0, 256, (rows, KINDS[name].nbytes(columns)), np.uint8)
     return decode(KINDS[name], memoryview(raw.tobytes()), (rows, columns))
 
 
 def bits(values: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as integers, which are equal only if every bit is."""
+    """Return the same memory as integers, so that a comparison compares every bit."""
     return values.contiguous().view({1: torch.int8, 2: torch.int16, 4: torch.int32}[values.itemsize])

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 
 class Row:
-    """Memory for a row and a guard, filled with 0xFF: NaN, or bytes of -1."""
+    """Memory for a row and a guard, filled with 0xFF: NaN as floats, and -1 as bytes."""
 
     def __init__(self, form: Form, width: int) -> None:
         self.form, self.width = form, width
@@ -145,7 +145,7 @@ def test_extreme_groups_are_exact_and_do_not_affect_other_groups(form: Form, gro
 @pytest.mark.parametrize("form", QUANTIZED)
 @pytest.mark.parametrize("size", [1e-45, 1e-42, 1e-40, 1e-38, 1e-36])
 def test_subnormal_values_stay_near_zero(form: Form, size: float) -> None:
-    """Near the smallest float32, steps have no precision left; the results must be nearly zero."""
+    """Near the smallest float32, a scale has no precision left. The results must still be nearly zero."""
     x = (np.random.default_rng(SEED).standard_normal(2 * SHARED[form]) * size).astype(np.float32)
     row = written(x, form)
     assert (np.abs(row.numbers) <= 128 * 128).all()
@@ -172,7 +172,7 @@ def test_take_columns_reorders_a_row(width: int) -> None:
 
 @pytest.mark.parametrize("form", Form)
 def test_nan_stays_nan(form: Form) -> None:
-    """NaN makes the scale of its group NaN at any position, so that a broken model does not seem to work."""
+    """A NaN at any position makes the scale of its group NaN, so that a broken model does not seem to work."""
     rng, size = np.random.default_rng(SEED), SHARED.get(form, GROUP)
     for index in range(size, 2 * size):
         x = rng.standard_normal(3 * size).astype(np.float32)
@@ -228,7 +228,7 @@ def silu(x: Any) -> Any:
 
 
 def gelu(x: Any) -> Any:
-    """GELU by tanh z = 2 / (1 + exp(-2 z)) - 1, so that no precision of 1 + tanh is lost if it is small."""
+    """Compute GELU with tanh z = 2 / (1 + exp(-2 z)) - 1, which keeps precision if 1 + tanh z is small."""
     return x / (1 + np.exp(-np.maximum(np.sqrt(8 / np.pi) * (x + 0.044715 * x**3), -87)))
 
 

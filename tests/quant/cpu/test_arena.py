@@ -94,7 +94,7 @@ def test_address_range_must_be_within_one_region() -> None:
     assert ranges.contains(second.address + 64, 0)
     assert not ranges.contains(first.address, 129)
     assert not ranges.contains(first.address - 1, 1)
-    assert not ranges.contains(first.address + 128, 1)  # the guard
+    assert not ranges.contains(first.address + 128, 1)  # the address is in the guard
     assert not ranges.contains(first.address, second.address - first.address + 1)
     assert not ranges.contains(first.address, -1)
     assert not ranges.contains(0, 1)

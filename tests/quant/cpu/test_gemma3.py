@@ -1,5 +1,5 @@
-"""The tensors of a real Q4_K_M file with four types: they are read as the `gguf` package reads them, and multiplied
-with no more error than quantized activations cause.
+"""The tensors of a real Q4_K_M file, which has four types. Values equal those of the `gguf` package, and products have
+no more error than quantized activations cause.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ SLAB = 384  # rows that are checked at the start and at the end of a matrix
 @pytest.mark.share(1)
 @pytest.mark.parametrize("part", range(4))
 def test_every_matrix_of_a_real_file_is_read_and_multiplied(gemma3: Path, every_layout: Path, part: int) -> None:
-    """Each part has a quarter of the matrices of each type."""
+    """Each parameter selects a quarter of the matrices of each type."""
     with GGUFFile(gemma3) as file:
         tensors = Reader(gemma3).tensors
         kinds = [file.tensors[tensor.name].type.name for tensor in tensors]

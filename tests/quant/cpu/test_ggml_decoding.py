@@ -30,7 +30,7 @@ RNG = np.random.default_rng(3)
 
 
 def weight_of(layout: GGMLFormat) -> CodedTensor:
-    """Make two tiles of one block."""
+    """Make a weight that fills two tiles of one block."""
     scales, rows = layout.scales, 2 * TILE
     stored = torch.from_numpy(RNG.integers(1, 255, (rows, 1), np.uint8))
     plain = Scale(stored if scales.exponent else stored.half() / 64, unit=UNIT)
@@ -61,7 +61,8 @@ def test_unit_multiplies_scales_but_not_minimums(name: str, monkeypatch: pytest.
         scale, minimum = loaded(layout, memory, group)
         assert np.array_equal(scale, weight.scale.values()[:TILE, group].numpy())
         if weight.minimum is not None:
-            assert np.array_equal(minimum, -weight.minimum.values()[:TILE, group].numpy())  # kernels add minimums
+            # kernels add minimums, so the sign is flipped
+            assert np.array_equal(minimum, -weight.minimum.values()[:TILE, group].numpy())
 
 
 def loaded(layout: GGMLFormat, memory: Bytes, group: int) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ SHAPES = [(1, 32), (15, 64), (16, 96), (17, 32), (31, 160), (32, 32), (33, 64), 
 
 
 def packed(weight: BlockTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Pack into memory that is not zero, so that a byte that is not written shows."""
+    """Pack into memory that is not zero, so that a byte that is not written is noticed."""
     out = np.full(packed_bytes(weight), 0xA5, np.uint8)
     pack(weight, out)
     return out
@@ -62,7 +62,7 @@ def same_scale(ours: Scale, theirs: Scale) -> None:
 
 
 def test_packed_six_bit_codes_need_only_a_mask() -> None:
-    """Three of four chunks of 16 rows by 4 columns are decoded with a mask alone."""
+    """Three of the four chunks of 16 rows by 4 columns are decoded with a mask alone."""
     weight = random_ggml_weight("Q6_K", 32, 256, np.random.default_rng(SEED))
     assert isinstance(weight, CodedTensor)
     first = ggml_format_of(weight).head_bytes

@@ -30,13 +30,13 @@ Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 def tiles_bytes(weight: GroupTensor) -> int:
-    """Return the tiles of a weight as bytes. The number of tiles is even."""
+    """Return the tiles of a weight as bytes, for an even number of tiles."""
     rows, columns = weight.shape
     return 2 * -(-rows // PAIR) * group_format_of(weight).tile_bytes(columns // GROUP, groups_per_scale_of(weight))
 
 
 def packed(weight: GroupTensor) -> Bytes:
-    """Pack into memory that is not zero, so that a byte that is not written shows."""
+    """Pack into memory that is not zero, so that a byte that is not written is noticed."""
     size = tiles_bytes(weight)
     memory = np.full(size + shared_bytes(weight), 0xA5, np.uint8)
     memory[size:] = 0
@@ -44,7 +44,7 @@ def packed(weight: GroupTensor) -> Bytes:
     return memory
 
 
-def test_every_group_layout_holds_some_weight() -> None:
+def test_group_types_cover_every_layout() -> None:
     rng = np.random.default_rng(SEED)
     assert {group_format_of(kind.make(2, 128, rng)) for kind in GROUP_TYPES.values()} == set(GROUP_FORMATS)
     assert len({layout.part for layout in GROUP_FORMATS}) == len(GROUP_FORMATS)
@@ -69,7 +69,7 @@ def test_pack_writes_every_byte_of_a_tile(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def layers() -> dict[str, Layer]:
-    """Layers as checkpoints hold them; `stored` is their size in the file."""
+    """Layers in the formats of checkpoints. `stored` is their size in the file."""
     rng, shape = np.random.default_rng(SEED), (32, 1024)
     made = {f"gptq {bits} g{group}": gptq_layer(rng, *shape, group, bits) for bits in (2, 4, 8) for group in (32, 128)}
     made |= {f"awq g{group}": awq_layer(rng, *shape, group) for group in (32, 64, 128)}

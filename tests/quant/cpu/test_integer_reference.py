@@ -22,7 +22,8 @@ def nearest(value: Fraction) -> np.float32:
 def test_fused_rounds_once() -> None:
     rng = np.random.default_rng(SEED)
     x, y, z = rng.standard_normal((3, 3000)).astype(np.float32)
-    z[::2] = (-np.float64(x) * y * (1 + rng.integers(-4, 5, 3000) * 2.0**-24))[::2]  # sums that cancel
+    # sums in which almost all bits cancel
+    z[::2] = (-np.float64(x) * y * (1 + rng.integers(-4, 5, 3000) * 2.0**-24))[::2]
     # The exact sum is slightly below a tie of float32, and float64 rounds it to the tie.
     x[0], y[0], z[0] = 1 + 2.0**-15, 2.0**-24 * (1 - 2.0**-15), 1 + 2.0**-23
     terms = zip(x.tolist(), y.tolist(), z.tolist(), strict=True)

@@ -66,7 +66,7 @@ def activations(tokens: int, columns: int, rng: np.random.Generator) -> Tensor:
 
 
 def example(name: str, shape: tuple[int, int]) -> tuple[QTensor, Tensor]:
-    """Return a weight of about that shape, and rows to multiply it with."""
+    """Return a weight of about this shape, and rows to multiply by it."""
     rng = np.random.default_rng(SEED)
     rows, columns = shape[0], width(name, shape[1])
     return random_weight(name, rows, columns, rng), activations(TOKENS, columns, rng)
@@ -131,7 +131,7 @@ def test_error_is_bounded_by_the_quantization_of_activations(name: str, shape: t
 
 
 def slices(tokens: int) -> Sequence[tuple[int, int]]:
-    """Return all prefixes up to 13 tokens, and some slices across blocks of 4, 6, and 128 tokens."""
+    """Return slices of the tokens: all prefixes up to 13, and some slices across blocks of 4, 6, and 128."""
     first = [(0, n) for n in range(1, 14)]
     return [*first, (3, 4), (5, 7), (2, 11), (4, 8), (126, 131), (127, 130), (1, tokens), (tokens - 1, tokens)]
 

@@ -85,7 +85,7 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator["subprocess.Popen[str]"]:
-    """A process that runs programs in forks, see `program_forks`."""
+    """A process that runs programs in forks; see `program_forks`."""
     command = [sys.executable, "-m", "tests.quant.cpu.program_forks"]
     with Started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         yield process
@@ -181,7 +181,7 @@ def test_cache_without_a_needed_kernel_is_compiled_again(run: Run) -> None:
 
 
 def test_kernels_of_several_tiers_share_a_folder(run: Run, cache: Path) -> None:
-    """Loops are the same for all tiers and are compiled once."""
+    """The folder has kernels for each tier. Loops are the same for all tiers and are compiled once."""
     run()
     loops = {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")}
     assert run("portable") == "empty compiled 500"
@@ -206,7 +206,7 @@ def test_concurrent_processes_share_a_folder(tmp_path: Path, cache: Path, run: R
     assert not [path for path in cache.rglob("*") if path.is_file() and path.suffix not in (".o", ".nbi", ".nbc")]
 
 
-# -- the folder itself, without compiling anything
+# -- properties of the folder, without compiling code
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Tiers: the choice for a processor, and the instructions in the code of each."""
+"""Tiers: which one is chosen for a processor, and which instructions the code of each contains."""
 
 import re
 import struct
@@ -104,7 +104,7 @@ INSTRUCTIONS = {
 
 
 def operations(e: Emit, x: Any, out: Any) -> None:
-    """Operations of `Emit` that differ between tiers, including those that no kernel uses."""
+    """Emit the operations that differ between tiers, including those that no kernel uses."""
     codes, total = e.load(x, I8x64), e.load(out, I32x16)
     values = (
         *(e.dot(total, codes, e.load(x, I32x16), bits) for bits in (7, 8)),

@@ -124,7 +124,7 @@ def rng() -> np.random.Generator:
 
 @pytest.mark.parametrize("bits", BITS)
 def test_dot_is_exact(compiled: Compiled, rng: np.random.Generator, bits: int) -> None:
-    """The largest products of both signs are combined in every way, and codes of every size meet every byte."""
+    """Combines the largest products of both signs in every way, and multiplies codes of every width by every byte."""
     rows, most = 3000, 2**bits - 1
     codes = rng.integers(0, most + 1, (rows, 16, 4)).astype(np.uint8)
     x = rng.integers(-127, 128, (rows, 16, 4)).astype(np.int8)
@@ -214,7 +214,7 @@ def test_nearest_rounds_halves_to_even(compiled: Compiled, rng: np.random.Genera
 
 def test_fma_rounds_once_if_the_target_can(compiled: Compiled, rng: np.random.Generator) -> None:
     x, y, z = rng.standard_normal((3, 1000, 16)).astype(np.float32)
-    z[:500] = -x[:500] * y[:500]  # only the rounding error of the product is left
+    z[:500] = -x[:500] * y[:500]  # the exact sum is the rounding error of the product
     twin = fused if compiled.target.has("fma", "neon") else rounded_twice
     assert np.array_equal(compiled.run("fma", np.empty_like(x), x, y, z), twin(x, y, z))
 

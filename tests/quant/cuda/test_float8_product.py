@@ -22,7 +22,7 @@ NEW = replace(OLD, capability=(9, 0))  # multiplies 8-bit floats
 
 
 def exact(x: Tensor, weight: Float8Tensor) -> tuple[Tensor, Tensor]:
-    """Return the product, and the product of absolute values, which scales the rounding errors."""
+    """Return the product, and the product of absolute values as the scale of rounding errors."""
     values = reference.dequantize(weight)
     return x @ values.T, x.abs() @ values.abs().T
 
@@ -60,7 +60,7 @@ def test_error_of_quantized_activations_is_bounded(device: torch.device) -> None
     assert (got - want).norm() <= 0.04 * want.norm()
 
 
-@pytest.mark.parametrize("outputs", [32, 50])  # the library supports only multiples of 16
+@pytest.mark.parametrize("outputs", [32, 50])  # library products of 8-bit floats require a multiple of 16
 @pytest.mark.parametrize("card", [OLD, NEW], indirect=True)
 @pytest.mark.parametrize("tokens", [2, 66])
 def test_bias_and_add_to_are_added_to_the_product(outputs: int, card: Card, tokens: int, device: torch.device) -> None:

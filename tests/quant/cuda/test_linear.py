@@ -17,7 +17,8 @@ from tests.quant.cpu.random_weights import EVERY, KINDS, random_weight, width
 pytestmark = pytest.mark.usefixtures("fenced_memory")
 
 CARD = Card("interpreted", (9, 0), 132, 232448, 50 << 20, 80 << 30, interpreted=True)
-ZERO_POINTS = {"int2 g32 zeros": 1.08, "int2 g64 zeros": 1.06}  # zero points of two bits in the file take a byte
+# the file has two bits for each zero point, the GPU layout a byte
+ZERO_POINTS = {"int2 g32 zeros": 1.08, "int2 g64 zeros": 1.06}
 
 
 def layer(segments: list[QTensor], device: torch.device, *, deterministic: bool = False) -> CudaLinear:

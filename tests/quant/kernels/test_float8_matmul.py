@@ -54,7 +54,7 @@ def test_bias_and_add_to_are_added_to_the_product(out_dtype: torch.dtype, device
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_every_float8_value_is_decoded_exactly(dtype: torch.dtype, device: torch.device) -> None:
-    """One input per token, up to the largest activations, so that each product is checked alone."""
+    """Each token has one nonzero input, up to the largest activations, so that each product is checked alone."""
     weight = float8_weight((64, 16), (1, None), dtype)
     want = reference.dequantize(weight)
     got = multiplied(torch.eye(16), weight, device)

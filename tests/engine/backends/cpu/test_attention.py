@@ -101,7 +101,7 @@ def test_keys_are_rotated_and_written_to_their_slots(cpu_kernels: Path, head_dim
     k, v = stored_kv(Case.recorded(shape, rows, cpu_kernels), request)
     rotated, values = expected_kv(shape, rows)
     assert torch.equal(v, values.half().float())
-    torch.testing.assert_close(k, rotated, rtol=2**-11, atol=1e-6)  # half a unit in the last place of float16
+    torch.testing.assert_close(k, rotated, rtol=2**-11, atol=1e-6)  # half of the last bit of float16
 
 
 def quantize_int8(x: Tensor) -> tuple[Tensor, Tensor]:
