@@ -82,7 +82,8 @@ class LazyGroup(click.Group):
         """Run the chat if the arguments are empty or start with an option of the chat."""
         own = {option for parameter in self.get_params(ctx) for option in parameter.opts}
         is_chat = not args or (args[0].startswith("-") and args[0] not in own)
-        if is_chat and not ctx.resilient_parsing:  # shell completion needs the list of commands instead
+        # resilient parsing is shell completion, which needs the list of commands
+        if is_chat and not ctx.resilient_parsing:
             args = [_DEFAULT, *args]
         return super().parse_args(ctx, args)
 
@@ -144,9 +145,11 @@ def ingle() -> None:
 
 def main() -> int:
     """Run the command line of this process. Returns its exit status."""
-    interrupt_on_signals()  # so that child processes end and unfinished files are deleted
+    # signals then raise KeyboardInterrupt, so that child processes end and unfinished files are deleted
+    interrupt_on_signals()
     try:
-        status = ingle.main(prog_name="ingle", standalone_mode=False)  # ends quietly if stdout's reader has gone
+        # returns quietly if the reader of stdout has closed the pipe
+        status = ingle.main(prog_name="ingle", standalone_mode=False)
     except InglenookError as problem:
         _complain(problem.message, problem.remedy)
         return exit_status(problem)
@@ -172,6 +175,6 @@ def _unexpected(problem: Exception) -> int:
 
 
 def _complain(message: str, remedy: str = "") -> None:
-    click.echo(f"error: {sanitize(message)}", err=True)  # it may quote a model file
+    click.echo(f"error: {sanitize(message)}", err=True)  # the message may quote a model file
     if remedy:
         click.echo(f"try: {sanitize(remedy)}", err=True)

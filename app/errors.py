@@ -80,7 +80,7 @@ class InvalidGrammar(AppError):
         self.path = path
 
     def within(self, field: str) -> "InvalidGrammar":
-        """Return the same error with a path in the request, whose `field` contains the grammar."""
+        """Return the same error with its path in the request, where the field `field` contains the grammar."""
         return InvalidGrammar(self.message, path=f"{field}{self.path}")
 
 
@@ -101,7 +101,7 @@ class ToolsUnsupported(AppError):
 
 
 class TextTooLong(AppError):
-    """A text has more tokens than its caller allows. `least` is the number up to which they were counted."""
+    """A text has more tokens than its caller allows: more than `least`, at which counting stopped."""
 
     def __init__(self, least: int) -> None:
         super().__init__(f"The text has more than {least:,} tokens", "Send it in parts.")

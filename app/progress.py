@@ -17,9 +17,9 @@ import click
 if TYPE_CHECKING:
     import rich.progress
 
-_BAR_COLUMNS = 90  # width of the terminal from which on a bar is drawn
+_BAR_COLUMNS = 90  # columns of the narrowest terminal on which a bar is drawn
 _LINE_SECONDS = 30.0  # seconds between two lines about the same task
-_DELAY_SECONDS = 1.0  # seconds until a task is shown
+_DELAY_SECONDS = 1.0  # seconds after which a running task is shown
 
 Unit = Literal["bytes", "tokens", "products"]
 Report = Callable[[int], None]  # takes the amount done so far

@@ -27,8 +27,9 @@ def write_whole(final: Path, content: bytes, mode: int | None = None) -> None:
 
 
 def put_in_place(file: BinaryIO, partial: Path, final: Path) -> None:
-    """Rename a finished file to its final name. The order of calls prevents a named file without content after a power
-    cut."""
+    """Rename a finished file to its final name. It is synced first, so that no power cut leaves the name with an empty
+    file.
+    """
     file.flush()
     os.fsync(file.fileno())
     file.close()

@@ -1,4 +1,4 @@
-"""Export a chat: Markdown of the shown branch, for people; JSON of all branches, which can be imported."""
+"""Export a chat as Markdown, with the shown branch only, or as JSON, with all branches and importable."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime

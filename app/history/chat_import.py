@@ -92,7 +92,7 @@ def read_chats(path: Path) -> list[FileChat]:
 
 
 def add_chats(history: History, chats: Sequence[FileChat]) -> list[Chat]:
-    """Create chats from those that were read."""
+    """Store chats that `read_chats` returned."""
     return [_add_chat(history, chat) for chat in chats if chat.messages]
 
 
@@ -131,8 +131,10 @@ def _chatgpt(content: bytes) -> list[FileChat]:
 
 
 def _of_chatgpt(conversation: ChatGPTConversation) -> FileChat:
-    """Convert a conversation. Nodes without text of the user or the model are left out; their children get their
-    parents.
+    """Convert a conversation.
+
+    Nodes without text from the user or the model are left out. Their children are attached to the nearest ancestor that
+    is kept.
     """
     messages: list[FileMessage] = []
     indices: dict[str, int | None] = {}

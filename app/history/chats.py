@@ -1,4 +1,4 @@
-"""The chats of a history without their messages: create, list, rename, configure, delete, and restore them."""
+"""The table of chats, without their messages: create, list, rename, configure, delete, and restore chats."""
 
 import time
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class Chats:
     def listed(self, *, archived: bool = False) -> Sequence[Chat]:
         """Return chats that are not deleted: pinned ones first, then newest first.
 
-        A chat without messages is a draft.
+        A listed chat without messages is a draft, unless the user pinned or named it.
         """
         order = "ORDER BY is_pinned DESC, changed DESC, id DESC"
         with self._database.reading() as connection:
@@ -48,7 +48,7 @@ class Chats:
             return [_chat(row) for row in rows]
 
     def get(self, chat: int, *, deleted: bool = False) -> Chat:
-        """Return one chat. With `deleted`, also if it is waiting to be erased."""
+        """Return one chat. With `deleted`, also return a chat that is deleted but not erased yet."""
         with self._database.reading() as connection:
             row = connection.execute(f"{_SELECT} WHERE id = ? AND (? OR deleted IS NULL)", (chat, deleted)).fetchone()
             if row is None:
@@ -92,14 +92,14 @@ class Chats:
         self._set(chat, "shown = ?", leaf)
 
     def delete(self, chat: int) -> None:
-        """Remove a chat from all lists. Its text stays until it is erased."""
+        """Remove a chat from all lists. Its text stays in the file until the chat is erased."""
         self._set(chat, "deleted = ?", time.time())
 
     def undelete(self, chat: int) -> None:
         self._set(chat, "deleted = ?", None)
 
     def erase(self, chats: Sequence[int]) -> None:
-        """Erase deleted chats and all traces of their text. Chats that were restored stay."""
+        """Erase deleted chats and all traces of their text. Chats that were restored meanwhile are kept."""
         with self._database.writing() as connection:
             one = [(chat,) for chat in chats]
             connection.executemany("DELETE FROM chats WHERE id = ? AND deleted IS NOT NULL", one)

@@ -19,10 +19,10 @@ _LAST_ID = 1 << 53  # far above any id in use
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """The valid values of a column."""
+    """The valid values of a column, and the repair of invalid ones."""
 
     holds: Callable[[Value], bool]
-    repair: Callable[[Value], Value]  # from an invalid value to the closest valid one
+    repair: Callable[[Value], Value]  # returns the valid value that is closest to an invalid one
 
     def repaired(self, value: Value) -> Value:
         return value if self.holds(value) else self.repair(value)
@@ -62,7 +62,7 @@ def _word(*words: str, default: str) -> ColumnType:
 
 
 def _part(kind: type[Struct], damaged: Callable[[str], str]) -> ColumnType:
-    """A JSON value of this type. `damaged` makes a valid one of a text that is invalid."""
+    """Return the type of a column that holds JSON of type `kind`. `damaged` converts an invalid text to valid JSON."""
 
     def holds(value: Value) -> bool:
         if not isinstance(value, str):
@@ -81,13 +81,13 @@ def _part(kind: type[Struct], damaged: Callable[[str], str]) -> ColumnType:
 
 
 def _attached(text: str) -> str:
-    """Keep attachments whose JSON is damaged as one readable attachment."""
+    """Return the JSON of one readable attachment whose text is the damaged JSON."""
     return written(Attachments((Attachment("damaged attachments", text),) if text else ()))
 
 
 ID = ColumnType(is_id, lambda value: value)
-# A chat's id; for the new chat of a window, NEW minus the window's number (see app/history/inputs.py), which is at most
-# 0.
+# The id of a chat. A window's new chat has no id yet: its key is NEW minus the number of the window, at most 0 (see
+# app/history/inputs.py).
 DRAFT_OF = ColumnType(lambda value: isinstance(value, int) and abs(value) <= _LAST_ID, lambda value: value)
 REFERENCE = ColumnType(is_id, lambda value: 0)
 OPTIONAL_REFERENCE = _optional(REFERENCE)

@@ -21,7 +21,8 @@ def open_checked(path: Path) -> sqlite3.Connection:
     make_private(path)
     connection = _connection(path)
     try:
-        unsigned = check_integrity(connection)  # which accepts only UTF-8
+        # rejects text that is not UTF-8, so the replacement below cannot hide damage
+        unsigned = check_integrity(connection)
         connection.text_factory = lambda content: content.decode("utf-8", "replace")
         _migrate(connection)
         _sign_rows(connection, unsigned)

@@ -24,7 +24,7 @@ from app.private_database import fold_log
 
 FILE_NAME = "history.sqlite"
 _AGAIN_SECONDS = 5.0  # seconds between two attempts to write a read-only history
-_FOLD_MS = 100  # maximum wait for readers in other processes, in ms
+_FOLD_MS = 100  # ms that a checkpoint waits at most for readers in other processes
 
 
 def quiet(sentence: str) -> None:
@@ -49,14 +49,14 @@ class Database:
             self._adopt(in_memory() if self._path is None else open_history(self._path, tell))
 
     def subscribe(self, on_notice: Callable[[HistoryNotice], None]) -> Sequence[HistoryNotice]:
-        """Call `on_notice`, on any thread, with further notices. Returns earlier notices without a subscriber."""
+        """Call `on_notice`, on any thread, with each later notice. Returns those before the first subscription."""
         with self._lock:
             self._on_notice, before, self._notices = on_notice, self._notices, []
         return before
 
     @property
     def notices(self) -> Sequence[HistoryNotice]:
-        """Notices without a subscriber."""
+        """The notices that no subscriber has received."""
         return tuple(self._notices)
 
     @property
@@ -101,7 +101,7 @@ class Database:
         with self._connected() as connection:
             [patience] = connection.execute("PRAGMA busy_timeout").fetchone()
             connection.execute(f"PRAGMA busy_timeout = {_FOLD_MS}").fetchall()
-            with suppress(sqlite3.OperationalError):  # the log stays as it is on a full disk
+            with suppress(sqlite3.OperationalError):  # raised if the disk is full; the log then stays as it is
                 fold_log(connection)
             connection.execute(f"PRAGMA busy_timeout = {patience}").fetchall()
 

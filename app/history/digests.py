@@ -31,7 +31,7 @@ def sign(connection: sqlite3.Connection, table: str, key: object) -> None:
 
 
 def is_sound(table: str, row: Row, digest: object) -> bool:
-    """Whether a row is unchanged: by its digest, or, without one, by the types of its values."""
+    """Whether a row is unchanged, by its digest. A row without a digest is unchanged if its values have valid types."""
     if digest is None:
         return all(kind.holds(value) for kind, value in zip(COLUMNS[table].values(), row, strict=True))
     return digest == digest_of(row)

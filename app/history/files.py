@@ -36,7 +36,7 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def require_files(path: Path) -> None:
-    """Raises HistoryUnavailable if one of the history's files is not a regular file, and OSError."""
+    """Check that the history's files are regular files. Raises HistoryUnavailable if one is not, or OSError."""
     for file in (path, wal_path(path), shm_path(path), path.with_suffix(".lock")):
         kind = stat.S_IFMT(file.stat().st_mode) if file.exists() else stat.S_IFREG
         if kind != stat.S_IFREG:
@@ -64,7 +64,7 @@ def find_damage(path: Path) -> str:
 
 
 def read_start(path: Path, most: int = -1) -> bytes:
-    """Return the first `most` bytes of a file, or all; empty if it does not exist. Raises OSError."""
+    """Return at most the first `most` bytes of a file; none if it does not exist. Raises OSError."""
     try:
         with open(path, "rb") as file:
             return file.read(most)

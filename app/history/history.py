@@ -42,11 +42,11 @@ class History:
 
     @property
     def notices(self) -> Sequence[HistoryNotice]:
-        """Notices without a subscriber."""
+        """The notices that no subscriber has received."""
         return self._database.notices
 
     def subscribe(self, on_notice: Callable[[HistoryNotice], None]) -> Sequence[HistoryNotice]:
-        """Call `on_notice`, on any thread, with further notices. Returns earlier notices without a subscriber."""
+        """Call `on_notice`, on any thread, with each later notice. Returns those before the first subscription."""
         return self._database.subscribe(on_notice)
 
     def deleted(self) -> Sequence[int]:
@@ -60,10 +60,9 @@ class History:
         self._deleted.append(chat)
 
     def new_draft(self) -> str:
-        """Return the draft of this window's new chat from when it was last closed. Drafts of other closed windows
-        become chats.
+        """Return the draft that this window's new chat had when the window was last closed.
 
-        Raises OSError if no lock can be created for the window.
+        Drafts of other closed windows become chats. Raises OSError if no lock can be created for the window.
         """
         own = self._window.number
         for window in self.inputs.windows():

@@ -104,7 +104,7 @@ class Messages:
         usage: StoredUsage | None = None,
         steps: Sequence[ToolStep] = (),
     ) -> None:
-        """Save the reply as it is now."""
+        """Save the current state of a reply."""
         values = {
             "text": storable(text),
             "attachments": storable(written(Attachments(steps=tuple(steps)))),

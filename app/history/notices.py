@@ -20,7 +20,7 @@ _TITLE = 40  # characters
 
 @dataclass(frozen=True, slots=True)
 class HistoryNotice:
-    """Something that happened to the history."""
+    """A message to the user about an event in the history, such as a repair."""
 
     message: str
     remedy: str = ""
@@ -33,10 +33,10 @@ class HistoryNotice:
 
 @dataclass(frozen=True, slots=True)
 class Rescue:
-    """The result of repairing a damaged history. Counts are rows by table."""
+    """The result of repairing a damaged history. The mappings give the number of rows of each table."""
 
     reason: str
-    aside: Path | None  # where the damaged file was moved; None: it stayed
+    aside: Path | None  # path to which the damaged file was moved; None: it was not moved
     saved: Mapping[str, int]
     lost: Mapping[str, int]
     changed: Mapping[str, int]

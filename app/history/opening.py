@@ -57,7 +57,8 @@ class Opened:
 
     connection: sqlite3.Connection
     notices: Sequence[HistoryNotice] = ()
-    mark: "BaseFileLock | None" = None  # shows other processes that it is open; None: it is in memory
+    # lock that shows other processes that the history is open; None: it is in memory
+    mark: "BaseFileLock | None" = None
     rescue: Rescue | None = None  # result of a repair
     unsaved: str = ""  # why nothing is saved, or ""
     read_from: Stamp = ()  # state of the files that were read into memory, if nothing is saved

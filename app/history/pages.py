@@ -12,7 +12,7 @@ from app.history.column_types import Row, Value
 from app.history.schema import PAGE_SIZE
 
 _TABLE_LEAF, _INDEX_LEAF, _INDEX_INTERIOR = 0x0D, 0x0A, 0x02
-_INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}  # keyed by serial type
+_INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}  # serial type -> bytes of the integer
 
 Pages = Sequence[bytes]
 

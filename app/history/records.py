@@ -82,12 +82,13 @@ class Trim(Struct, frozen=True, omit_defaults=True):
     """Messages that are not sent to the model, and the summaries that replace them."""
 
     left_out: tuple[int, ...] = ()  # ids of messages
-    summary: str = ""  # the older format: one summary of all messages left out until then, for all branches
+    # the older format: one summary, for all branches, of all messages that were left out at that time
+    summary: str = ""
     summaries: dict[int, str] = {}  # keyed by the last message that each replaces
 
     @property
     def by_message(self) -> dict[int, str]:
-        """The summaries by the last message that each replaces, including one of the older format."""
+        """The summaries, keyed by the last message that each replaces. Includes a summary in the older format."""
         old = {self.left_out[-1]: self.summary} if self.summary and self.left_out else {}
         return {**old, **self.summaries}
 
@@ -121,7 +122,8 @@ class Attachments(Struct, frozen=True, omit_defaults=True):
 class StoredUsage(Struct, frozen=True, omit_defaults=True):
     """The cost of a reply, as far as the server reported it. Tokens and seconds."""
 
-    device_tokens: int = 0  # prompt tokens by where they were found
+    # the next four fields count prompt tokens by source: GPU memory or the CPU engine's memory, RAM, disk, or computed
+    device_tokens: int = 0
     host_tokens: int = field(default=0, name="ram_tokens")
     disk_tokens: int = 0
     computed_tokens: int = 0

@@ -57,7 +57,7 @@ def finish_replacement(path: Path) -> None:
 
 
 def refuse_newer(path: Path) -> None:
-    """Raises HistoryTooNew for a history of a newer program, whose tables are unknown here."""
+    """Raise HistoryTooNew if a newer program wrote the history, because its tables are unknown here."""
     stated = int.from_bytes(read_start(path, 64)[60:], "big")
     pages = read_pages(path) if stated > VERSION else []
     for number, page in enumerate(pages):

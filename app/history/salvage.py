@@ -28,7 +28,7 @@ _FITTING = 2 / 3  # share of a row's values that must have the types of the tabl
 
 @dataclass(frozen=True, slots=True)
 class FoundRow:
-    """A row that was read."""
+    """A row that was found on a page."""
 
     table: str
     id: int
@@ -44,7 +44,7 @@ class Salvage:
     rows: dict[str, dict[int, Row]] = field(default_factory=lambda: {table: {} for table in COLUMNS})
     changed: dict[str, set[int]] = field(default_factory=lambda: {table: set() for table in COLUMNS})
     lost: dict[str, set[int]] = field(default_factory=lambda: {table: set() for table in COLUMNS})
-    indexed: Mapping[int, int] = field(default_factory=dict)  # chats by message, from the index
+    indexed: Mapping[int, int] = field(default_factory=dict)  # message id -> chat id, from the index of messages
     unreadable: int = 0  # number of further lost rows, whose tables are unknown
     gaps: list[str] = field(default_factory=list)  # lost parts of the files, with unknown contents
 
@@ -57,9 +57,10 @@ class Salvage:
                 self.changed[found.table].add(found.id)
 
     def restore_committed(self, before: Iterable[FoundRow]) -> None:
-        """Prefer rows from `before` the damaged part of the log, which may contain uncommitted changes.
+        """Add missing rows from `before`, and replace damaged rows with sound ones from there.
 
-        A reply that was still being generated keeps its later, longer version.
+        `before` was read without the damaged part of the log, which may contain uncommitted changes. A reply that was
+        still being generated keeps its later, longer version.
         """
         for found in before:
             if self.lacks(found):
@@ -68,7 +69,7 @@ class Salvage:
                 self.rows[found.table][found.id] = found.row
 
     def assign_chats(self) -> None:
-        """Put damaged messages into the chats that the index names, or into a new one."""
+        """Assign damaged messages to the chats that the index names, or to a new chat."""
         messages, other = self.rows["messages"], max(self.rows["chats"], default=0) + 1
         for message in self.changed["messages"]:
             _, chat, *rest = messages[message]

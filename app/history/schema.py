@@ -66,7 +66,8 @@ WORDS = """
         INSERT INTO words (rowid, text) VALUES (new.id, new.text);
     END;
 """
-# The version again, so that a flipped bit in the file's header does not look like a newer program.
+# The version is stored a second time in this table, so that a flipped bit in the file's header is not mistaken for a
+# newer version.
 ABOUT = "CREATE TABLE about (version INTEGER NOT NULL)"
 FIRST_VERSION = f"{ABOUT}; INSERT INTO about VALUES (0);"  # noqa: S608  # no input
 
@@ -79,7 +80,8 @@ DIGESTS = """
     ALTER TABLE presets ADD COLUMN digest INTEGER;
 """
 
-STEPS: Sequence[str] = (CHATS + MESSAGES + INPUTS + WORDS + FIRST_VERSION, DIGESTS)  # to version 1, and to version 2
+# migrations to version 1 and version 2
+STEPS: Sequence[str] = (CHATS + MESSAGES + INPUTS + WORDS + FIRST_VERSION, DIGESTS)
 VERSION = len(STEPS)
 DIGESTS_SINCE = 2
 

@@ -59,13 +59,13 @@ def is_unwritable(problem: BaseException) -> bool:
 
 
 def is_damage(problem: BaseException) -> bool:
-    """Whether opening failed because of damage, that is, for any other reason."""
+    """Whether opening failed because of damage: the cause is neither a lock nor an unwritable disk."""
     return isinstance(problem, FAILURES) and not is_lock(problem) and not is_unwritable(problem)
 
 
 def is_corrupt(problem: BaseException) -> bool:
     """Whether SQLite or a digest found damage in an open history."""
-    # a damaged search index violates a constraint of its tables, and SQLite reports no more
+    # a damaged search index violates a constraint of the index's tables; SQLite reports no more specific code
     is_index = _extended_code(problem) == sqlite3.SQLITE_CONSTRAINT
     return isinstance(problem, Damaged) or code_of(problem) in _CORRUPT or is_index
 

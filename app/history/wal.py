@@ -17,9 +17,9 @@ from app.history.schema import PAGE_SIZE
 _HEADER, _FRAME_HEADER = 32, 24
 _FRAME = _FRAME_HEADER + PAGE_SIZE
 _MAGIC, _VERSION = 0x377F0682, 3007000
-_INDEX_HEADER = 48  # bytes; the index starts with two copies of it
+_INDEX_HEADER = 48  # bytes of one of the two copies of the header
 
-_FLIPS = 8  # bits of a salt that may be damaged
+_FLIPS = 8  # a salt that differs in at most this number of bits counts as damaged, not as one of an older log
 
 _Sums = tuple[int, int]
 
@@ -42,7 +42,7 @@ class Wal:
     frames: Sequence[Frame] = ()
     applied: int = 0  # number of frames that SQLite applies
     is_damaged: bool = False  # SQLite would drop frames that were, or may have been, committed
-    is_complete: bool = True  # no frame is missing, as far as is known
+    is_complete: bool = True  # no frame is known to be missing
 
     @property
     def damage(self) -> str:
@@ -76,9 +76,9 @@ def read_wal(content: bytes, shm: bytes = b"") -> Wal:
 
 
 def _is_unwritten(content: bytes, salt: bytes, rest: Sequence[Frame], applied: int) -> bool:
-    """Whether the machine stopped while it wrote the last, uncommitted change: some of its frames are missing.
+    """Whether the machine stopped while SQLite wrote the last, uncommitted change, so that some frames are missing.
 
-    After a commit, nothing is written before all of it is on disk.
+    A committed change has no missing frames, because SQLite writes the next change only when a commit is on disk.
     """
     there = {frame.index for frame in rest}
     absent = (index for index in range(applied + 1, rest[-1].index) if index not in there)
@@ -92,7 +92,7 @@ def _start(index: int) -> int:
 
 
 def _distance(one: bytes, other: bytes) -> int:
-    """Return the number of different bits."""
+    """Return the number of bits in which two byte strings of equal length differ."""
     return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).bit_count()
 
 

@@ -34,7 +34,7 @@ class StdioServer:
 
     command: str
     arguments: tuple[str, ...] = ()
-    environment: Mapping[str, str] | None = None  # added to a minimal environment
+    environment: Mapping[str, str] | None = None  # variables added to a minimal environment
     folder: str | None = None  # working directory; None: the current one
 
 
@@ -70,12 +70,12 @@ class _File(Struct):
 
 
 def mcp_config_file() -> Path:
-    """The path of the user's mcp.json, whether or not it exists."""
+    """Return the path of the user's mcp.json, whether or not it exists."""
     return config_file().with_name("mcp.json")
 
 
 def read_mcp_config(path: Path, environment: Mapping[str, str]) -> list[ServerSpec]:
-    """The servers that `path` describes, in its order; none if there is no such file.
+    """Return the servers that the file at `path` describes, in its order; none if there is no such file.
 
     Raises InvalidMCPConfig.
     """

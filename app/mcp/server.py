@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from mcp.client import Client
     from mcp_types import CallToolResult
 
-CONNECT_SECONDS = 60.0  # a first start may install packages
+CONNECT_SECONDS = 60.0  # seconds; a first start may install packages
 CALL_SECONDS = 120.0
 MAX_TOOLS = 200  # limit of the tools of one server
-MAX_PAGES = 20  # limit of the pages of its list of tools
+MAX_PAGES = 20  # limit of the pages in a server's list of tools
 MAX_REASON = 300  # longest error message, in characters
 
 _CONNECTION_CLOSED = -32000  # error code of the mcp package
@@ -46,13 +46,14 @@ class MCPServer:
         self.spec = spec
         self.state = ServerState.DISABLED
         self.tools: list[Tool] = []
-        self.reason = ""  # why it failed
-        self.was_ready = False  # at least once
-        self.started_at = 0.0  # in the time of the event loop
-        self.num_left_out = 0  # tools whose schema is too large, or that are over MAX_TOOLS
+        self.reason = ""  # why the server failed
+        self.was_ready = False  # whether the server was ready at least once
+        self.started_at = 0.0  # time of the last start, by the event loop's clock
+        # tools left out because their schema is too large, or because the server has more than MAX_TOOLS
+        self.num_left_out = 0
         self._task: asyncio.Task[None] | None = None
-        self._settled = asyncio.Event()  # ready or failed
-        self._ended = asyncio.Event()  # the connection closed
+        self._settled = asyncio.Event()  # set when the server is ready or has failed
+        self._ended = asyncio.Event()  # set when the connection has closed
         self._client: Client | None = None
 
     def start(self) -> None:
@@ -76,7 +77,7 @@ class MCPServer:
         self.state, self.tools = ServerState.DISABLED, []
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """The result of tool `name`. Failures of any kind are results that are errors: the model sees the reason."""
+        """Return the result of the tool `name`. Every failure is returned as an error result, which the model sees."""
         client, connection = self._client, self._task
         if client is None or connection is None:
             return ToolResult.of(f"The tool server {self.spec.name} is not running.", is_error=True)
@@ -131,12 +132,13 @@ class MCPServer:
 
 @contextlib.asynccontextmanager
 async def _connected(spec: ServerSpec, errors: bytearray) -> "AsyncIterator[Client]":
-    """A client that has completed its handshake. `errors` receives the end of the server's standard error.
+    """Yield a client that has completed its handshake. `errors` receives the end of the server's standard error.
 
     Raises MCPUnavailable, OSError, TimeoutError, and errors of the package.
     """
     try:
-        await asyncio.to_thread(importlib.import_module, "mcp.client.streamable_http")  # takes up to a second
+        # the import takes up to a second
+        await asyncio.to_thread(importlib.import_module, "mcp.client.streamable_http")
         import httpx2
         from mcp.client import Client
         from mcp.client.streamable_http import streamable_http_client
@@ -160,7 +162,7 @@ async def _connected(spec: ServerSpec, errors: bytearray) -> "AsyncIterator[Clie
 
 
 def _result(result: "CallToolResult") -> ToolResult:
-    """The text of a result. Other content is named by its type; a structured result without text is JSON."""
+    """Return the text of a result. Other content is named by type. A structured result without text becomes JSON."""
     parts = [getattr(part, "text", None) or f"[{part.type}]" for part in result.content]
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
@@ -173,7 +175,7 @@ def _last_line(errors: bytearray) -> str:
 
 
 def _reason(problem: BaseException) -> str:
-    """A sentence for the user. Task groups wrap the error that caused them."""
+    """Return the reason of a failure as a sentence for the user. The error is unwrapped from exception groups."""
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
     match problem:

@@ -29,7 +29,7 @@ MAX_UNSOLICITED = 16 << 20  # bytes that arrive between two messages to the serv
 MAX_MESSAGES = 5_000  # messages that arrive between two messages to the server
 MAX_ERRORS = 4 << 10  # bytes of standard error that are kept
 _KILL = signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL
-EXIT_SECONDS = 2.0  # seconds for its exit after the end of its input, and again after SIGTERM
+EXIT_SECONDS = 2.0  # seconds for a server to exit after its input is closed, and again after SIGTERM
 
 
 @contextlib.asynccontextmanager
@@ -67,7 +67,8 @@ async def _start(server: StdioServer) -> asyncio.subprocess.Process:
             env={**get_default_environment(), **(server.environment or {})},
             cwd=server.folder,
             limit=MAX_LINE,
-            start_new_session=sys.platform != "win32",  # one signal reaches its children
+            # a new process group, so that one signal reaches the children as well
+            start_new_session=sys.platform != "win32",
         )
     )
     try:
@@ -79,7 +80,7 @@ async def _start(server: StdioServer) -> asyncio.subprocess.Process:
 
 
 class _Pipes:
-    """Messages between the streams of a session and the pipes of a process."""
+    """Passes messages between the streams of a session and the pipes of a process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         if process.stdin is None or process.stdout is None or process.stderr is None:
@@ -88,7 +89,7 @@ class _Pipes:
         self._unsolicited, self._num_messages = 0, 0  # bytes and messages since the last one to the server
 
     async def read(self, sender: "MemoryObjectSendStream[SessionMessage | Exception]") -> None:
-        """Pass each line on. The session sees the end of the stream when the server ends or exceeds a limit."""
+        """Pass each line on to the session, whose stream ends when the server ends or exceeds a limit."""
         async with sender:
             with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, ValueError, OSError):
                 while line := await self._stdout.readline():  # ValueError: longer than MAX_LINE
@@ -131,7 +132,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
             await asyncio.wait_for(_exit(process), EXIT_SECONDS)
             break
         _send_signal(process, number)
-    _send_signal(process, _KILL)  # children that remain
+    _send_signal(process, _KILL)  # kills children that still run
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(_exit(process), EXIT_SECONDS)
     process._transport.close()  # type: ignore[attr-defined]  # a child may hold the pipe open

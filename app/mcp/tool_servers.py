@@ -9,7 +9,7 @@ from app.mcp.config import ServerSpec
 from app.mcp.server import MCPServer, ServerState
 from app.mcp.tools import Tool, ToolResult
 
-READY_SECONDS = 10.0  # that replies wait for a server, from its start
+READY_SECONDS = 10.0  # seconds from the start of a server for which replies wait for it
 
 
 class ToolServers:
@@ -25,11 +25,10 @@ class ToolServers:
                 server.start()
 
     async def tools(self) -> list[Tool]:
-        """The tools of all servers that are ready. Qualified names are unique.
+        """Return the tools of all servers that are ready. Their qualified names are unique.
 
-        Waits for servers that start, until READY_SECONDS after their start.
-
-        Servers that ended are started again. Servers that never started are not: the user restarts them.
+        Waits for servers that are starting, until READY_SECONDS after their start. Servers that were ready and have
+        ended are started again. Servers that failed to start are not: the user restarts them.
         """
         for server in self.servers:
             if server.spec.is_enabled and (server.was_ready or server.state is not ServerState.FAILED):

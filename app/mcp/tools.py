@@ -24,18 +24,18 @@ class Tool:
 
     @property
     def qualified_name(self) -> str:
-        """The name that the model uses: unique among servers, and valid in OpenAI's API."""
+        """Return the name that the model uses: unique among servers, and valid in OpenAI's API."""
         return _FORBIDDEN.sub("_", f"{self.server}__{self.name}")[:MAX_NAME]
 
     def as_openai(self) -> dict[str, Any]:
-        """The tool as an entry of the `tools` field of a chat request."""
+        """Return the tool as an entry of the `tools` field of a chat request."""
         function = {"name": self.qualified_name, "description": self.description, "parameters": self.schema}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The text that a call returned. `left_out` counts the characters over MAX_RESULT."""
+    """The text that a call returned. `left_out` counts the characters that were cut off after MAX_RESULT."""
 
     text: str
     is_error: bool = False

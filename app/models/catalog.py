@@ -1,7 +1,7 @@
 """The catalog: models with a short name, the digest of each file, and its sources.
 
 The data is in catalog.toml, and is checked when it is read. An error in it is a bug of ingle, so it raises ValueError.
-This module does not use the network, and does not look which models are stored.
+This module does not use the network, and does not check which models are stored.
 """
 
 import re

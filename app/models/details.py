@@ -18,7 +18,7 @@ from app.models.tensor_classes import TensorClass, classes_of
 
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
-    """Details of a model. None: unknown, or for `template`, there is none."""
+    """Details of a model. None: unknown. For `template`, None: the model has no template."""
 
     name: str
     path: Path
@@ -112,6 +112,6 @@ def known_license(stored: StoredModel, catalog: Catalog, models: HubModels) -> s
 
 
 def _most_common_type(classes: list[TensorClass]) -> str | None:
-    """Return the type that most bytes have."""
+    """Return the type of the most bytes."""
     types = [(size, name) for part in classes for name, size in part.types.items()]
     return max(types)[1] if types else None

@@ -97,8 +97,10 @@ def _recorded(record: Path, identity: list[int]) -> str:
 
 
 def _identity(path: Path) -> list[int]:
-    """Return values that change when a file is replaced or written to. The device is included, although on some systems
-    it changes with each boot: a wrong match could not be detected here, and hashing again costs only seconds.
+    """Return values that change when a file is replaced or written to.
+
+    The device is included, although some systems change it at each boot: a wrong match could not be detected here, and
+    hashing the file again costs only seconds.
     """
     status = os.stat(path)
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]

@@ -25,11 +25,11 @@ from engine.load_options import LoadOptions
 from engine.loading import open_checkpoint
 
 _CPU = "cpu"
-# Bytes of weights, which a CPU reads once for each token. With a memory bandwidth of 30 GB/s or more, as desktops have,
-# text then appears as fast as users read.
+# The largest weights in bytes for which a CPU generates text as fast as users read. A CPU reads all weights for each
+# token, and desktops have a memory bandwidth of 30 GB/s or more.
 _FLUENT_BYTES = 3_000_000_000
-_TOLERANCE = 0.03  # share of the planned bytes
-_NOISE = 64 << 20  # bytes of compiled kernels and of memory that Python retains
+_TOLERANCE = 0.03  # share of the planned bytes by which the actual memory may differ
+_NOISE = 64 << 20  # bytes of compiled kernels and of memory that Python retains, which the plan does not include
 _INT4_SHARE = 0.3  # size of int4 weights relative to 16 bits: a quarter, scales, and layers that are not quantized
 
 

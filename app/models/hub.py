@@ -23,7 +23,7 @@ from app.settings.settings import Settings
 if TYPE_CHECKING:
     import httpx
 
-_UNKNOWN_LOGIN = "ingle: unknown login"  # code for a response in which the Hub sends none
+_UNKNOWN_LOGIN = "ingle: unknown login"  # code for a rejected token: the Hub sends none
 
 # Error messages by the value of the header X-Error-Code.
 _REFUSALS: Mapping[str, str] = {

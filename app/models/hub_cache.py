@@ -104,7 +104,7 @@ def files(snapshot: Path) -> list[str]:
 def remove(cache: Path, sources: Sequence[HubSource], *, really: bool = True) -> int:
     """Remove files, and their bytes unless another revision shares them. Returns the bytes freed.
 
-    Not `really`: remove nothing, and return the bytes that this would free.
+    Without `really`, removes nothing and returns the bytes that this would free.
     """
     from huggingface_hub import scan_cache_dir
 

@@ -1,7 +1,7 @@
 """List the files of a repository on the Hub: names, sizes, and digests.
 
-This replaces HfApi of huggingface_hub, which reads responses of any length, does not wait as a busy Hub asks, and takes
-0.3 s to import.
+This replaces HfApi of huggingface_hub, which reads responses of any length, ignores the wait that a busy Hub requests,
+and takes 0.3 s to import.
 """
 
 import re
@@ -18,7 +18,7 @@ from app.settings.settings import Settings
 from quant.bounded_json import JSONProblem, parse_object
 
 MAX_BYTES = 16 << 20
-MAX_NAME = 400  # characters; systems allow paths of a few hundred or thousand
+MAX_NAME = 400  # characters; operating systems limit paths to a few hundred or a few thousand
 _REVISION = re.compile("[0-9a-f]{40}")
 
 

@@ -178,7 +178,7 @@ class HubModels:
         hub_cache.set_main(self._cache, name.repo, revision)
 
     def remove(self, name: RepositoryName, *, really: bool = True) -> list[Removal]:
-        """Remove the model that ingle downloaded by this name. Not `really`: only return what this would free.
+        """Remove the model that ingle downloaded by this name. Without `really`, only return what this would free.
 
         Raises AppError for a model that another tool downloaded, and ModelNotFound.
         """
@@ -200,7 +200,7 @@ class HubModels:
         return [Removal(folder / pulled.files[0] if len(pulled.files) == 1 else folder, freed, shared=True)]
 
     def _unfinished_name(self, name: RepositoryName) -> RepositoryName:
-        """Return the name with the quantization of its unfinished download; the name itself if there is not exactly
+        """Return the name with the quantization of its unfinished download; the name itself unless there is exactly
         one.
         """
         names = [pull.name for pull in self.unfinished() if pull.name.startswith(f"{name}:")]

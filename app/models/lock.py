@@ -1,4 +1,4 @@
-"""A lock per model, so that two processes do not download, write, or remove the same model at once."""
+"""A lock for each model, so that two processes do not download, write, or remove the same model at once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -38,10 +38,7 @@ def is_likely_to_fit(size: int, memory: int) -> bool:
 
 
 def resident_bytes() -> int | None:
-    """Return the resident bytes of this process that are not mapped from files;
-
-    None if the system does not report it.
-    """
+    """Return the resident bytes of this process that are not mapped from files; None if the system reports none."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):

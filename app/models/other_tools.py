@@ -116,7 +116,7 @@ class OllamaModels:
         return StoredModel(name, path, path.stat().st_size, None, "Ollama", self._quantization(manifest), None)
 
     def _quantization(self, manifest: Path) -> str | None:
-        """Return the quantization that the model's description states. The description is a small blob."""
+        """Return the quantization that the model's description states. The description is a small blob of JSON."""
         match _json(manifest).get("config"):
             case {"digest": str(digest)} if found := _BLOB.fullmatch(digest):
                 value = _json(self.folder / "blobs" / f"sha256-{found[1]}").get("file_type")

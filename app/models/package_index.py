@@ -41,7 +41,7 @@ _OPTIONS = (
 
 
 def pip_command() -> list[str] | None:
-    """Return the command of pip: this Python's own, or one on the PATH, or that of uv; None if there is none."""
+    """Return the command that runs pip: of this Python, on the PATH, or through uv. None if there is none."""
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-P", "-m", "pip"]  # -P: never import a pip.py from the current folder
     commands = (["pip"], ["pip3"], ["uv", "tool", "run", "pip"])

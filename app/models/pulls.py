@@ -1,8 +1,8 @@
-"""The downloads of one process. Each runs once, one after another in the order of the requests, for all callers.
+"""The downloads of one process. They run one at a time, in the order of the requests.
 
-Callers follow the events of a pull and can leave at any time. When the last one leaves, the pull stops and keeps the
-part that has arrived for the next pull. Only names of models are accepted, no paths or addresses, so that clients of a
-server cannot make it read anything else.
+Callers that request the same model share one pull. They follow its events and can leave at any time. When the last one
+leaves, the pull stops and keeps the part that has arrived for the next pull. Only names of models are accepted, no
+paths or addresses, so that clients of a server cannot make it read anything else.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _EVENT_SECONDS = 0.1  # shortest time between two events about the same task
 
 
 class PullState(enum.StrEnum):
-    WAITING = "waiting"  # for other downloads, of this process or of another
+    WAITING = "waiting"  # waits for other downloads, of this or another process
     RUNNING = "running"
     DONE = "done"  # all files are stored and verified
 
@@ -53,8 +53,8 @@ class Pulls:
     def __init__(self, settings: Settings, store: ModelStore | None = None) -> None:
         self._settings = settings
         self._store = store or ModelStore(settings)
-        self._turn = asyncio.Lock()  # fair: the first request comes first
-        self._lookup = asyncio.Lock()  # fair as well, so that a slow lookup does not change the order
+        self._turn = asyncio.Lock()  # held by the running download; the lock is fair, so the first request comes first
+        self._lookup = asyncio.Lock()  # held by a lookup; fair as well, so that a slow lookup does not change the order
         self._pulls: dict[str, _Pull] = {}
 
     async def pull(self, name: str) -> AsyncGenerator[PullProgress]:
@@ -105,7 +105,7 @@ class Pulls:
 
     def _start(self, name: str) -> "_Pull":
         pull = _Pull(name, asyncio.get_running_loop())
-        self._pulls.pop(name, None)  # an earlier pull that is being stopped
+        self._pulls.pop(name, None)  # moves the name to the end if an earlier pull of it is still stopping
         self._pulls[name] = pull
         pull.start(self._run(pull))
         return pull
@@ -139,7 +139,7 @@ class Pulls:
         return True
 
     def _is_waiting(self, name: str) -> bool:
-        """Whether the running download is that of another process and another model."""
+        """Whether another process is downloading another model."""
         running = running_download(self._settings.models_dir)
         return running is not None and running.pid != os.getpid() and running.name != name
 
@@ -147,12 +147,12 @@ class Pulls:
 class _Pull:
     """One pull and its followers.
 
-    Other threads may call `raise_if_stopped` and `publish`, the event loop everything.
+    Any thread may call `raise_if_stopped` and `publish`. The other methods are for the event loop.
     """
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
-        self.is_running = False  # it no longer waits for others
+        self.is_running = False  # whether it has its turn, and no longer waits for other downloads
         self.latest = PullProgress(name, PullState.WAITING)
         self._loop = loop
         self._changed = asyncio.Event()
@@ -180,7 +180,7 @@ class _Pull:
 
     def publish(self, progress: PullProgress) -> None:
         """Publish a new state. The worker thread calls this."""
-        with suppress(RuntimeError):  # the loop is closed
+        with suppress(RuntimeError):  # raised if the loop is closed
             self._loop.call_soon_threadsafe(self._set_latest, progress)
 
     def _set_latest(self, progress: PullProgress) -> None:

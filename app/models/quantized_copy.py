@@ -136,7 +136,7 @@ def _layers(checkpoint: SafetensorsShards) -> frozenset[str]:
 
 
 def _kept(checkpoint: SafetensorsShards, layers: frozenset[str]) -> list[str]:
-    """Return the modules whose matrices are not quantized, including the head, which may be missing in the files."""
+    """Return the modules whose matrices are not quantized. The head is included even if the files do not have it."""
     matrices = {name for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
     return sorted({"lm_head"} | {name.removesuffix(".weight") for name in matrices - layers})
 

@@ -12,8 +12,8 @@ PATIENCE = 3.0  # seconds until a silent host counts as unreachable
 def check_reachable(address: str) -> None:
     """Raise Offline unless the host of an address responds within PATIENCE seconds.
 
-    The limit covers everything together. A connect timeout does not: it restarts for each address of the host, and does
-    not cover the name lookup. A thread makes the request, and is abandoned when the time is up.
+    The limit covers the name lookup and all addresses of the host. httpx's connect timeout does not: it restarts for
+    each address, and does not cover the name lookup. A thread makes the request, and is abandoned when the time is up.
     """
     answers: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=lambda: answers.put(_probe(address)), daemon=True).start()

@@ -22,7 +22,7 @@ DESCRIPTIONS = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
-    "modules.json",  # these three belong to embedding models
+    "modules.json",  # this file and the next two belong to embedding models
     "sentence_bert_config.json",
     "1_Pooling/config.json",
 )
@@ -38,7 +38,7 @@ _NAME = re.compile(
     rf"(?P<repo>{COMPONENT}/{COMPONENT})"
     rf"(?::(?P<quant>[A-Za-z0-9][A-Za-z0-9_.-]{{0,60}})|/(?:blob|resolve)/main/(?P<file>{COMPONENT}(?:/{COMPONENT})*)(?:\?download=true)?)?"
 )
-PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # order of quantizations if the name has none
+PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # quantizations to choose, in this order, if the name has none
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 QUANTIZATION = r"(?:i?q|tq)\d(?:_\w+)?|bf16|f16|f32|mxfp4\w*"  # as written in names, in any case
 _QUANTIZATION = re.compile(rf"(?:^|[-._/])({QUANTIZATION})(?=[-./]|$)", re.IGNORECASE)
@@ -57,7 +57,7 @@ class RepositoryName:
         """Parse a name. Returns None if the text is no repository name."""
         found = _NAME.fullmatch(text)
         if found is None or "--" in found["repo"] or ".." in found["repo"]:
-            return None  # two hyphens replace the slash in the folders of the cache
+            return None  # folders of the cache have two hyphens in place of the slash, so a name may not contain them
         quantization = found["quant"] or quantization_of(found["file"] or "")
         return cls(found["repo"], quantization.upper() or None)
 
@@ -69,7 +69,7 @@ class RepositoryName:
 class ModelFiles:
     """The files of one model, by name. The shards of a checkpoint are not included: its index names them."""
 
-    quantization: str  # upper case; empty: not part of the names
+    quantization: str  # upper case; empty: the file names have none
     files: tuple[str, ...]  # the parts of a GGUF model in order
 
     @property

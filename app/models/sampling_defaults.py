@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from app.process.instance import Instance
 
 GENERATION_CONFIG = "generation_config.json"
-_BOUNDS = {  # name: (least, most); the names are those of `Sampling` as well
+_BOUNDS = {  # name -> (least, most); `Sampling` has fields with the same names
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
     "top_k": (-1, 1 << 31),

@@ -128,7 +128,7 @@ class ModelStore:
     def remove(self, name: str, *, really: bool = True) -> list[Removal]:
         """Remove every stored copy of a model, partial downloads, and its record. Returns what was removed.
 
-        Not `really`: remove nothing, and return what this would free. Raises ModelNotFound if there is none.
+        Without `really`, removes nothing and returns what this would free. Raises ModelNotFound if there is none.
         """
         entry = self.catalog.find(name)
         if entry is None:
@@ -278,8 +278,9 @@ def _stored(entry: CatalogEntry, path: Path, source: str) -> StoredModel:
 
 
 def _identity(path: Path) -> list[int]:
-    """Return values that change when a file is replaced or written to. The device is omitted: it can differ after a
-    boot.
+    """Return values that change when a file is replaced or written to.
+
+    The device is left out, because it can differ after a boot.
     """
     status = os.stat(path)
     return [status.st_ino, status.st_size, status.st_mtime_ns]

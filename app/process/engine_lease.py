@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 CHAT_CLIENT = "ingle-chat"  # user agent of chats
 
-_CRASHED_SECONDS = 30.0  # seconds that the engine waits for a chat that crashed to be restarted
-_FIRST_SECONDS = 60.0  # seconds that it waits for its first chat
+_CRASHED_SECONDS = 30.0  # seconds that the engine waits for a crashed chat to be restarted
+_FIRST_SECONDS = 60.0  # seconds that the engine waits for its first chat
 _LOCK_SECONDS = 5.0  # longest wait for a lock, which the engine may hold for a moment to test it
 _POLL_SECONDS = 0.5  # seconds between two checks
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from app.errors import AppError
 
 _BACKLOG = 128
-_ATTEMPTS = 20  # attempts to find a port that is free on all addresses
+_ATTEMPTS = 20  # attempts to find a port that is free on both addresses
 _NO_ADDRESS = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
 _LISTENING = "0A"  # TCP state in /proc/net/tcp
 _CHOOSE_HOST = "Choose another address with --host."

@@ -1,4 +1,4 @@
-"""Signals that end this process in order, besides Ctrl-C: SIGTERM, and SIGHUP when the terminal closes."""
+"""Signals that end this process in an orderly way, besides Ctrl-C: SIGTERM, and SIGHUP when the terminal closes."""
 
 import signal
 from types import FrameType

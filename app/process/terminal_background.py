@@ -11,12 +11,12 @@ _SECONDS = 0.15  # longest wait for the answer
 _ASK = b"\x1b]11;?\x1b\\\x1b[c"  # asks for the background color, then the terminal type, which every terminal reports
 _COLOR = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
 _KIND = re.compile(rb"\x1b\[\?[0-9;]*c")
-_WEIGHTS = (0.299, 0.587, 0.114)  # of red, green, and blue in the brightness
-_LIGHT_COLORS = (7, *range(9, 16))  # of the 16 colors
+_WEIGHTS = (0.299, 0.587, 0.114)  # weights of red, green, and blue in the brightness
+_LIGHT_COLORS = (7, *range(9, 16))  # numbers of the light colors among the terminal's 16
 
 
 def is_background_dark(color_fgbg: str = "") -> bool:
-    """Whether the background is dark, by OSC 11, else by the value of COLORFGBG ("15;0"). True if both are unknown."""
+    """Whether the background is dark, according to OSC 11, or else to COLORFGBG ("15;0"). True if both are unknown."""
     answer = _ask() if sys.platform != "win32" else b""
     if (found := parse_background(answer)) is not None:
         return found
@@ -34,7 +34,7 @@ def parse_background(answer: bytes) -> bool | None:
 
 
 def _ask() -> bytes:
-    """Send the questions to the terminal, and return what it answers in time."""
+    """Send the queries to the terminal. Returns the bytes of its answer that arrive in time."""
     import termios
     import tty
 

@@ -1,4 +1,4 @@
-"""A thread pool for work on texts, apart from the default pool that everything else shares.
+"""A thread pool for work on texts, apart from the default pool that all other work shares.
 
 A limited number of jobs runs at once; the others wait in order. If the caller of a job is cancelled, the job does not
 start, or ends at its next check.
@@ -32,7 +32,7 @@ class WorkPool:
         self._name = name
         self._clock = clock
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._jobs: set[_Job] = set()  # not ended yet
+        self._jobs: set[_Job] = set()  # jobs that have not ended
         self._moved_at = clock()
         self._is_closed = False
 

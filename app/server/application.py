@@ -51,7 +51,8 @@ from engine.request import ServiceClass
 from quant.errors import InglenookError
 
 LARGE_REQUEST_BYTES = 1 << 20  # bytes of a request's body and its reply together
-TRIM_DELAY_SECONDS = 1.0  # seconds in which more requests can end, and so can the work for clients that disconnected
+# seconds before the trim, so that more requests and the work for disconnected clients can end first
+TRIM_DELAY_SECONDS = 1.0
 
 Status: TypeAlias = Literal["ok", "unavailable"]
 
@@ -87,7 +88,7 @@ DEFAULT_POLICY = AccessPolicy()
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """Everything an application needs besides its model."""
+    """Objects and options that an application needs besides its model."""
 
     policy: AccessPolicy = DEFAULT_POLICY
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models: see `ServedModel`
@@ -226,7 +227,7 @@ def _health_endpoints(health: Callable[[], Health]) -> list[Endpoint]:
 
 
 def _health(service: ChatService) -> Health:
-    """Read the heartbeats of everything that requests wait for, without waiting for any of it."""
+    """Report the state of the service from its heartbeats, without waiting for the engine or other work."""
     streams = service.streams
     problem, state, running = service.problem(), streams.state(), streams.running_by_class()
     return Health(
@@ -242,7 +243,10 @@ def _health(service: ChatService) -> Health:
 
 
 def _embedding_health(service: EmbeddingService) -> Health:
-    """Return the same fields: all requests are of one class, none waits for a slot, and there is no cache."""
+    """Report the same fields for an embedding model.
+
+    All requests are of one class, none waits for a slot, and there is no cache.
+    """
     none, problem = dict.fromkeys(CLASS_NAMES, 0), service.problem()
     running = {**none, ServiceClass.NORMAL.name.lower(): service.requests}
     status: Status = "unavailable" if problem else "ok"

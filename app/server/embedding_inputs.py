@@ -52,7 +52,7 @@ def check_sequence(service: EmbeddingService, name: str, ids: Sequence[int], lim
 
 @contextlib.contextmanager
 def convert_input_errors(service: EmbeddingService, names: Sequence[str]) -> Iterator[None]:
-    """Turn an InputTooLong of the body into InvalidRequest, with the name of that input."""
+    """Convert an InputTooLong that the `with` body raises into an InvalidRequest that names the input."""
     try:
         yield
     except InputTooLong as error:

@@ -1,8 +1,7 @@
-"""Runs the engine and the HTTP server in this process, from the first socket to the last.
+"""Runs the engine and the HTTP server in this process, and decides the order of startup and shutdown.
 
-The order of the start and of the end is decided here. The port is opened before the model is loaded, so that a port in
-use is reported at once. At the end, the server first refuses new connections. Then every stream gets a last event and
-the engine's thread ends. Then the connections close.
+The port is opened before the model is loaded, so that a port in use is reported at once. At shutdown, the server first
+refuses new connections. Then every stream gets a last event and the engine's thread ends. Then the connections close.
 """
 
 import asyncio
@@ -48,8 +47,8 @@ if TYPE_CHECKING:
 STOP_SECONDS = 1.8
 _MAX_HEADER_BYTES = 64 << 10
 
-# Seconds after which a thread that computes in Python gives up the interpreter. Longer than the Python part of a step,
-# which should not be interrupted; shorter than the step itself, so that it does not block the event loop.
+# Seconds after which a thread that runs Python code gives up the interpreter lock. This is longer than the Python part
+# of a step, which should not be interrupted, and shorter than a whole step, so that the event loop is not blocked.
 SWITCH_SECONDS = 0.0005
 
 
@@ -276,7 +275,8 @@ def _tune_interpreter() -> None:
 
 def _announce(name: str, instance: Instance, settings: Settings, progress: Progress) -> None:
     url, key = instance.api_url, _key_hint(settings)
-    stop = "; Ctrl-C stops it" if sys.stdin is not None and sys.stdin.isatty() else ""  # only where Ctrl-C can be typed
+    # shown only if the user can press Ctrl-C
+    stop = "; Ctrl-C stops it" if sys.stdin is not None and sys.stdin.isatty() else ""
     progress.say(f"{name} is ready at {url} (OPENAI_BASE_URL={url}, {key}{stop})")
     if settings.ollama_port:
         progress.say(f"Clients of Ollama can use port {settings.ollama_port}.")
@@ -331,7 +331,7 @@ class HTTPServer(uvicorn.Server):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Stop the server, or exit at once at a second Ctrl-C. Other signals may come twice, from two programs."""
+        """Stop the server, or exit at once at a second Ctrl-C. Other signals may arrive twice, from two programs."""
         if self.should_exit and number == signal.SIGINT:
             self._exit_now(EXIT_INTERRUPTED)
         self.should_exit = True  # uvicorn checks it every 0.1 s

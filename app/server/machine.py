@@ -34,7 +34,9 @@ class GpuMemory:
 
 
 class Machine:
-    """Callable from several threads: at worst the folder is scanned twice."""
+    """The disk space and the GPU memory of one server. Several threads may call it: at worst, the folder is scanned
+    twice.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """`GET /metrics`: counters and state of the engine, and latencies of replies, in Prometheus' text format.
 
-A metric that vLLM also has keeps vLLM's name, with another prefix, so that vLLM's dashboards need one word changed.
+A metric that vLLM also has keeps vLLM's name, with another prefix. To use a dashboard made for vLLM, change the prefix.
 Values are read during the scrape; nothing is stored here, and no scrape waits for the engine.
 """
 
@@ -54,11 +54,11 @@ _METRICS: Sequence[tuple[type[Family], str, str, ReadState]] = (
         "Cached KV blocks that no request holds.",
         lambda state: state.kv_blocks_cached,
     ),
-    (GaugeMetricFamily, "host_pool_blocks", "Blocks of the host pool.", lambda state: state.host_blocks),
+    (GaugeMetricFamily, "host_pool_blocks", "Blocks in the host pool.", lambda state: state.host_blocks),
     (
         GaugeMetricFamily,
         "host_pool_blocks_used",
-        "Used blocks of the host pool.",
+        "Used blocks in the host pool.",
         lambda state: state.host_blocks_used,
     ),
     (
@@ -129,14 +129,14 @@ _LABELED_METRICS: Sequence[tuple[type[Family], str, str, str, Mapping[str, ReadS
     (
         CounterMetricFamily,
         "num_preemptions_by_kind",
-        "Preemptions, by whether the blocks were copied to RAM or dropped.",
+        "Preemptions by kind: swap copied the blocks to RAM, recompute dropped them.",
         "kind",
         {"swap": lambda state: state.counters.swapped_out, "recompute": lambda state: state.counters.recomputed},
     ),
     (
         CounterMetricFamily,
         "tokens_by_source",
-        "Prompt tokens by the cache tier they were found in, and computed tokens of prompts and replies.",
+        "Prompt tokens by the cache tier that held them, and computed tokens of prompts and replies.",
         "source",
         {
             "device": lambda state: state.counters.prompts.device,
@@ -209,7 +209,7 @@ class _Collector(Collector):
 
     def _cache_metrics(self, cache: CacheTracker) -> Iterator[Metric]:
         misses = {reason.value: count for reason, count in cache.misses.items()}
-        name, meaning = "cache_misses", "Prompts of which more than the new part was computed, by reason."
+        name, meaning = "cache_misses", "Prompts whose earlier part was not found in the cache, by reason."
         yield self._labeled_metric(CounterMetricFamily, name, meaning, "reason", misses)
         meaning = "Time to restore cached blocks of a prompt from the host pool and from files, if there were any."
         yield self._histogram("cache_restore_seconds", meaning, cache.restores)

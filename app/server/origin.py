@@ -67,7 +67,7 @@ def origin_of(request: Request, fields: OriginFields, reply: str = "") -> Origin
 
 
 def caller_origin(request: Request) -> Origin:
-    """Return the origin of a request without such fields: its program, and the cache of its caller."""
+    """Return the origin of a request that has no origin fields: its program, and the cache of its caller."""
     client = request.headers.get("user-agent", "")[:MAX_CLIENT_NAME]
     return Origin(cache_salt=caller_of(request).cache_salt, client=client)
 

@@ -1,6 +1,6 @@
 """Prompts of completions, which are plain text or token ids. Errors name the field of the prompt.
 
-Control tokens in a prompt are control tokens, for clients that write the markup of a chat themselves.
+Control tokens in a prompt are encoded as such, for clients that write the markup of a chat themselves.
 """
 
 from contextlib import suppress

@@ -161,7 +161,7 @@ class RunningCounts:
                 self._progress = event
 
     def timings(self) -> Timings:
-        """Return the timings so far. Those of the queue and of restored blocks are known only at the end."""
+        """Return the timings so far. The times in the queue and for restored blocks are known only at the end."""
         progress, since = self._progress, self._first_token_at
         predicted = 0.0 if since is None else self._clock() - since
         return timings_so_far(

@@ -59,17 +59,17 @@ class Setting:
     """How one setting is read. Its environment variable is `INGLE_` and its name, its config.toml key is its name."""
 
     parse: Callable[[object], object]  # from a string or a TOML value; raises ValueError that says what is expected
-    default: object  # the value, a function without arguments that returns it, or a folder Inside another setting's
+    default: object  # the value, a function without arguments that returns it, or an `Inside`
     meaning: str  # help text, with unit and default
-    also: tuple[str, ...]  # variables of other tools, read after the INGLE_* variable
+    also: tuple[str, ...]  # environment variables of other tools, read after the INGLE_* variable
 
 
 @dataclass(frozen=True)
 class FormerName:
-    """A setting under an earlier name, which config.toml and the environment may still have."""
+    """An earlier name of a setting, which config.toml and the environment may still use."""
 
-    setting: str  # the name it has now
-    parse: Callable[[object], object]  # from a value under the earlier name to the value of the setting
+    setting: str  # current name of the setting
+    parse: Callable[[object], object]  # converts a value of the earlier setting to one of the current setting
 
 
 def _read_by(parse: Callable[[object], object], default: object, meaning: str, *also: str) -> dict[str, Setting]:
@@ -78,7 +78,7 @@ def _read_by(parse: Callable[[object], object], default: object, meaning: str, *
 
 
 def _bits_of_planes(value: object) -> int:
-    """Return the activation bits for a number of planes, which was the value of the former setting."""
+    """Return the activation bits for a number of planes, which the former setting held."""
     return (0, 8, 14)[whole_number(2)(value)]
 
 
@@ -119,7 +119,7 @@ def _lm_studio_models() -> Path:
 class Settings:
     """All settings, resolved by `load_settings`. The fields are the table of settings."""
 
-    model: str = field(metadata=_read_by(text, "smollm2:135m", "Model to use if none is named. Default: smollm2:135m."))
+    model: str = field(metadata=_read_by(text, "smollm2:135m", "Model to use if you name none. Default: smollm2:135m."))
     model_aliases: Mapping[str, str] = field(
         metadata=_read_by(
             names,
@@ -179,7 +179,7 @@ class Settings:
         metadata=_read_by(
             text,
             _hugging_face_token,
-            "Access token for gated models. It is sent to the host of the Hub only. Default: the token that "
+            "Access token for gated models, sent only to the host of the Hub. Default: the token that "
             "`hf auth login` stored.",
             "HF_TOKEN",
             "HUGGING_FACE_HUB_TOKEN",
@@ -206,30 +206,30 @@ class Settings:
         metadata=_read_by(
             whole_number(MAX_THREADS),
             0,
-            "Threads of the CPU engine. Default: 0, which uses one per core, and fewer on a busy machine.",
+            "Number of threads of the CPU engine. Default: 0, which uses one per core, and fewer on a busy machine.",
         )
     )
     kernels: str = field(
         metadata=_read_by(
             one_of("auto", "cuda", "cpu", "reference"),
             "auto",
-            "Kernels of the engine: auto, cuda, cpu, or reference. Default: auto, the fastest ones.",
+            "Kernels of the engine: auto, cuda, cpu, or reference. Default: auto, which uses the fastest ones.",
         )
     )
     device: str = field(
         metadata=_read_by(
             matching(r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N"),
             "auto",
-            "Device to compute on: auto, cpu, cuda, or cuda:1 for the second GPU. Default: auto, a GPU if one can be "
-            "used.",
+            "Device to compute on: auto, cpu, cuda, or cuda:1 for the second GPU. Default: auto, which uses a GPU if "
+            "possible.",
         )
     )
     gpu_memory: MemoryLimit = field(
         metadata=_read_by(
             memory_limit,
             ALL_FREE,
-            "Limit of the GPU memory to use: a size such as 20GB, or a share such as 80%. Default: auto, all free "
-            "memory minus a reserve.",
+            "Limit of the GPU memory to use: a size such as 20GB, or a share such as 80%. Default: auto, which uses "
+            "all free memory minus a reserve.",
         )
     )
     deterministic: bool = field(
@@ -251,7 +251,7 @@ class Settings:
         metadata=_read_by(
             one_of(*CHOICES),
             "auto",
-            "Instruction set of the CPU kernels. Default: auto, the fastest that this processor has.",
+            "Instruction set of the CPU kernels. Default: auto, the fastest one that this processor supports.",
         )
     )
     quantize: str = field(
@@ -332,15 +332,15 @@ class Settings:
         metadata=_read_by(
             whole_number(MAX_CONTEXT),
             0,
-            "Limit of the context length in tokens. Default: 0, which takes what the model supports and memory allows.",
+            "Limit of the context length in tokens. Default: 0, the longest that the model supports and memory allows.",
         )
     )
     host: str = field(
         metadata=_read_by(
             matching(r"[A-Za-z0-9:][A-Za-z0-9.:_-]{0,252}", "an address or a name of this machine"),
             "127.0.0.1",
-            "Address on which the server listens. Any but the default needs an API key. Default: 127.0.0.1, this "
-            "machine only.",
+            "Address on which the server listens. Addresses that other machines can reach need an API key. Default: "
+            "127.0.0.1, this machine only.",
         )
     )
     port: int = field(
@@ -352,7 +352,7 @@ class Settings:
         metadata=_read_by(
             whole_number(MAX_PORT),
             0,
-            "Second port of the server, for programs that expect Ollama (11434); 0 means none. Default: 0.",
+            "Second port of the server, for programs that expect Ollama on its port 11434; 0 means none. Default: 0.",
         )
     )
     host_names: tuple[str, ...] = field(
@@ -379,7 +379,9 @@ class Settings:
         ),
     )
     api_key_file: Path | None = field(
-        metadata=_read_by(_folder, None, "File of API keys, one per line, that other users cannot read. Default: none.")
+        metadata=_read_by(
+            _folder, None, "File of API keys, one per line. Other users must not be able to read it. Default: none."
+        )
     )
     max_requests: int = field(
         metadata=_read_by(
@@ -401,7 +403,7 @@ class Settings:
         metadata=_read_by(
             text,
             "auto",
-            "Color theme of the terminal chat, as /theme sets it. Default: auto, which fits the terminal.",
+            "Color theme of the terminal chat, which /theme also sets. Default: auto, which fits the terminal.",
         )
     )
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)  # setting name -> origin of its value

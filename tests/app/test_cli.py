@@ -214,7 +214,7 @@ def test_pull_of_an_unknown_name_is_not_found() -> None:
     assert "smollm2:135m" in answer.stderr
 
 
-def test_pull_without_network_is_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pull_in_offline_mode_exits_with_status_5(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGLE_OFFLINE", "1")
     answer = _ingle("pull")
     assert (answer.returncode, answer.stdout) == (5, "")

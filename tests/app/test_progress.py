@@ -98,7 +98,7 @@ def test_quiet_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_progress_depends_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_format_depends_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(progress_on_stderr(), LineProgress)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert isinstance(progress_on_stderr(), BarProgress)

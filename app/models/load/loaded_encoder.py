@@ -26,7 +26,7 @@ VOCABULARY = "tokenizer.json"
 
 @dataclass(frozen=True)
 class LoadedEncoder:
-    """Everything that embeddings need of one model."""
+    """The encoder of one model, and the tokenizer of its inputs."""
 
     name: str
     encoder: Embedder
@@ -54,7 +54,7 @@ def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progre
         with loading(stored, progress) as report:
             encoder = embedders.load_embedder(checkpoint, options, report)
     record_use(stored, settings.models_dir)
-    # a decoder's context has one more token, which is never requested
+    # a chat model of the same files has one more token of context, so a setting of that length needs no warning
     if settings.context > encoder.context_length + 1:
         progress.say(lowered_context(settings, encoder.context_length))
     if tokenizer.vocab_size > encoder.vocab_size:

@@ -1,4 +1,4 @@
-"""Retries of network requests: how many, and after which waits.
+"""Retries of network requests: the number of attempts, and the waits between them.
 
 An operation that makes progress is retried without limit; one without progress fails after a few attempts. If a server
 states when it will be ready, that wait is used.
@@ -20,7 +20,7 @@ WAITS = (0.2, 1.0, 3.0, 10.0, 30.0, 60.0)  # seconds after the first failed atte
 SHORT_WAITS = WAITS[:3]  # for requests whose result the user waits for
 LONGEST_WAIT = 300.0  # seconds that a server may ask to wait
 _BUSY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
-_QUIET_SECONDS = 2.0  # waits in seconds up to this length are not reported
+_QUIET_SECONDS = 2.0  # longest wait in seconds that is not reported
 
 
 class TryAgain(Exception):

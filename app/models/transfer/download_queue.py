@@ -21,7 +21,7 @@ _FOLDER = ".downloads/waiting"
 
 class DownloadState(enum.StrEnum):
     RUNNING = "running"
-    WAITING = "waiting"  # for other downloads
+    WAITING = "waiting"  # waits for other downloads
     STOPPED = "stopped"  # a part has arrived, and no process downloads the rest
 
 
@@ -93,7 +93,7 @@ def downloads(models: HubModels, models_dir: Path) -> list[Download]:
 
 
 def is_same_model(name: str, asked: str) -> bool:
-    """Whether `name`, which has a quantization once one is chosen, belongs to the requested name."""
+    """Whether `name` belongs to the requested name. `name` has a quantization as soon as one is chosen."""
     return name == asked or name.startswith(f"{asked}:")
 
 

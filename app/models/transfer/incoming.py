@@ -28,7 +28,7 @@ class Incoming:
         self._partial = _partial(final)
         self._scratch = final.with_name(f"{final.name}.scratch")
         self._file: BinaryIO | None = None
-        self.digest = digest  # expected, in hex
+        self.digest = digest  # expected digest in hex
         self._hash = hasher(digest, size)
 
     def scratch(self) -> Path:

@@ -137,7 +137,7 @@ class _Transfer:
     ) -> None:
         self._file, self._incoming, self._client, self._report, self._say = file, incoming, client, report, say
         self._validator = ""  # ETag of the bytes that have arrived
-        self._ranges_ignored = 0  # in a row
+        self._ranges_ignored = 0  # number of consecutive responses that ignored the range
 
     async def complete(self) -> None:
         """Repeat attempts until all bytes have arrived. Raises IntegrityError if they were wrong twice."""
@@ -163,7 +163,7 @@ class _Transfer:
             self._find_position(response)
             await self._read(response)
         if self._incoming.received == before:
-            raise TryAgain(Offline(f"{host_of(self._file.address)} sent no data of {self._file.name}", AGAIN))
+            raise TryAgain(Offline(f"{host_of(self._file.address)} sent no data for {self._file.name}", AGAIN))
 
     async def _read(self, response: "httpx.Response") -> None:
         """Read the response. Raises TryAgain if it is too slow: another machine of the same host may be faster."""

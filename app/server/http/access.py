@@ -26,7 +26,7 @@ from app.server.http.errors import InvalidRequest
 Address = tuple[str, int]
 
 _TABLES = ((Path("/proc/net/tcp"), 4), (Path("/proc/net/tcp6"), 6))
-_UID, _INODE = 7, 9  # columns
+_UID, _INODE = 7, 9  # columns of /proc/net/tcp and tcp6
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 # The kernel lists users without an id in this namespace under this number.
 _NOBODY = 65534
@@ -53,14 +53,14 @@ class Peer:
     def is_this_user(self) -> bool:
         """Whether the client's program certainly belongs to the user of this process.
 
-        The answer is cached. Raises OSError if no file descriptor is left to look it up.
+        The result is cached. Raises OSError if no file descriptor is left for the lookup.
         """
         if self._is_this_user is None:
             self._is_this_user = self._has_own_uid()
         return self._is_this_user
 
     def is_open(self) -> bool:
-        """Whether a program certainly holds the connection. Looked up at each call; raises as `is_this_user`."""
+        """Whether a program certainly holds the connection. Not cached. Raises OSError like `is_this_user`."""
         return self._owner() is not None
 
     def _has_own_uid(self) -> bool:
@@ -76,7 +76,7 @@ class Peer:
 def socket_owner(local: Address, remote: Address) -> int | None:
     """Return the user id of the program that holds this machine's socket from `local` to `remote`, or None.
 
-    Raises OSError if no file descriptor is left to look it up.
+    Raises OSError if no file descriptor is left for the lookup.
     """
     for table, version in _TABLES:
         ends = [_table_address(address, version) for address in (local, remote)]
@@ -97,9 +97,10 @@ def _find_row(table: Path, addresses: str) -> str:
 
 
 def _table_address(address: Address, version: int) -> str:
-    """Return an address as the kernel lists it: words in this machine's byte order. Empty in the other family's table.
+    """Return an address as the kernel lists it: words in this machine's byte order.
 
-    A program may connect to an IPv4 address through an IPv6 socket, which is listed with an IPv4-mapped address.
+    Empty if the table is that of the other address family. A program may connect to an IPv4 address through an IPv6
+    socket, which is listed with an IPv4-mapped address.
     """
     host = ipaddress.ip_address(address[0].partition("%")[0])
     if version == 4:

@@ -1,4 +1,4 @@
-"""Connections of clients: limits on slow clients, and the end of the work for clients that disconnect.
+"""Connections of clients: limits on slow clients, and cancellation of the work for clients that disconnect.
 
 A connection is closed when the client is slow to send the head of a request or to read a reply. `request_body` limits
 the time for a body. Disconnecting cancels the work on a request on every path, even while it waits.
@@ -18,7 +18,8 @@ from app.server.http.endpoint import ErrorFormat
 from app.server.http.errors import InvalidRequest
 
 MAX_CONNECTIONS = 1000
-# Bytes to parse before other connections get a turn: small pieces of a body cost far more than large ones.
+# Bytes to parse before other connections get a turn. Small, because a body in small pieces costs far more time than one
+# in large pieces.
 _MAX_READ_BYTES = 8 << 10
 
 
@@ -109,7 +110,7 @@ class Connection(H11Protocol):
         """Whether the client holds the connection, as far as this machine can tell."""
         try:
             return self._peer.is_open()
-        except OSError:  # no file descriptor is left to look it up
+        except OSError:  # no file descriptor is left for the lookup
             return True
 
     def _schedule_poll(self) -> None:

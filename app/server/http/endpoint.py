@@ -17,7 +17,8 @@ class Framing:
     media_type: str
     frame: Callable[[Any], bytes]  # encodes one chunk; NAMED_EVENTS needs tagged structs
     end: bytes  # sent after the last chunk if nothing failed
-    # Bytes for clients that wait, given the status of their request. Empty if the client would show them.
+    # Bytes for a client that waits for the next chunk, given the status of its request. Empty if clients would show
+    # them.
     ping: Callable[[str], bytes]
 
 
@@ -41,7 +42,7 @@ def _line(piece: msgspec.Struct) -> bytes:
 _EVENTS = "text/event-stream; charset=utf-8"
 
 EVENTS = Framing(_EVENTS, _event, b"data: [DONE]\n\n", _comment)
-BARE_EVENTS = Framing(_EVENTS, _event, b"", _comment)  # without an event for the end
+BARE_EVENTS = Framing(_EVENTS, _event, b"", _comment)  # no event marks the end
 # The name of each event is the tag of its type, which is also in its data.
 NAMED_EVENTS = Framing(_EVENTS, _named_event, b"", _comment)
 LINES = Framing("application/x-ndjson", _line, b"", lambda status: b"")

@@ -64,8 +64,9 @@ class InvalidRequest(AppError):
 
 
 class ContextExceeded(InvalidRequest):
-    """A prompt that does not fit the context. `too_long` has the numbers and says whether a larger --context would
-    help.
+    """A prompt that does not fit the context.
+
+    `too_long` has the number of tokens, and states whether a larger --context would help.
     """
 
     def __init__(self, too_long: PromptTooLong, parameter: str) -> None:
@@ -156,7 +157,7 @@ def convert_errors(parameter: str) -> Iterator[None]:
     except ToolsUnsupported as error:
         raise InvalidRequest(f"tools: {error.message}", error.remedy, parameter="tools") from error
     except TemplateUnavailable:
-        raise  # not the field's fault
+        raise  # the field is not the cause: the process that renders templates failed
     except (TemplateError, InvalidMessage, TextTooLong) as error:
         raise InvalidRequest(error.message, error.remedy, parameter=parameter) from error
 

@@ -52,7 +52,7 @@ class OpenAPI:
 
     @cached_property
     def _body(self) -> bytes:
-        """Encoded at the first request, since few clients ask for it."""
+        """The encoded description. It is encoded at the first request, because few clients ask for it."""
         return msgspec.json.encode(description(self._endpoints, self._models, self._errors))
 
 

@@ -21,7 +21,7 @@ MAX_DROPPED_BYTES = 64 << 20
 BODY_SECONDS = 20.0
 MIN_BYTES_PER_SECOND = 64 << 10
 
-# Limits outside of strings. They bound the time to decode a body, in which other requests wait.
+# Limits on the JSON outside of strings. They bound the time to decode a body, during which other requests wait.
 MAX_CONTAINERS = 1 << 14  # objects and lists
 MAX_VALUES = 1 << 18
 MAX_DEPTH = 100

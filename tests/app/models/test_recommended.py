@@ -68,10 +68,10 @@ def test_too_little_memory_sends_no_request(settings: Settings, hub: FakeHub, mo
 
 
 @pytest.mark.usefixtures("settings")
-def test_unreachable_hub_is_offline(tmp_path: Path) -> None:
+def test_unreachable_hub_raises_offline(tmp_path: Path) -> None:
     with pytest.raises(Offline):
         recommended_fit(settings_in(tmp_path))
 
 
-def test_recommended_refuses_a_name() -> None:
+def test_recommended_option_refuses_a_model_name() -> None:
     assert CliRunner().invoke(ingle, ["fit", "--recommended", "qwen3:8b"]).exit_code == 2

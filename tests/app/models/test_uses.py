@@ -19,7 +19,7 @@ def test_last_use_is_recorded_per_model(tmp_path: Path) -> None:
     assert last_use(unused, tmp_path / "models") is None
 
 
-def test_read_only_folder_is_ignored(tmp_path: Path) -> None:
+def test_unwritable_folder_records_no_use(tmp_path: Path) -> None:
     path = tmp_path / "one.gguf"
     path.touch()
     # fails, because the parent of this path is a file

@@ -54,7 +54,7 @@ def test_ollama_port_belongs_to_the_same_server() -> None:
     assert load_settings().ollama_port == 0  # Ollama's port is off by default
 
 
-def test_error_names_the_user_of_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_program_that_uses_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "_program_of", lambda inode: "")
     with listener(socket.AF_INET, "127.0.0.1") as taken, pytest.raises(PortTaken, match="a program of the user "):
         ListeningSockets(taken.getsockname()[1])

@@ -16,11 +16,13 @@ from app.process.terminal_background import is_background_dark, parse_background
         (b"", None),
     ],
 )
-def test_answer_tells_whether_the_background_is_dark(answer: bytes, is_dark: bool | None) -> None:
+def test_background_is_read_from_the_answer_of_the_terminal(answer: bytes, is_dark: bool | None) -> None:
     assert parse_background(answer) is is_dark
 
 
 @pytest.mark.parametrize(("stated", "is_dark"), [("15;0", True), ("0;15", False), ("0;default;7", False), ("", True)])
-def test_silent_terminal_is_judged_by_colorfgbg(stated: str, is_dark: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colorfgbg_decides_if_the_terminal_does_not_answer(
+    stated: str, is_dark: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(terminal_background, "_ask", lambda: b"")
     assert is_background_dark(stated) is is_dark

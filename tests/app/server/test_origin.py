@@ -72,7 +72,7 @@ def test_unknown_class_in_the_header_is_always_refused() -> None:
     assert refused.value.parameter == CLASS_HEADER
 
 
-def test_field_accepts_every_class() -> None:
+def test_service_class_field_accepts_every_class() -> None:
     literal, _ = get_args(get_type_hints(GenerationRequest)["service_class"])
     assert set(get_args(literal)) == CLASS_NAMES.keys() == {service.name.lower() for service in ServiceClass}
 

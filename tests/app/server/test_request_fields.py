@@ -122,5 +122,5 @@ def test_body_that_is_not_an_object_is_passed_to_the_decoder(body: bytes) -> Non
     assert SAMPLE.rewrite(body) == (body, {})
 
 
-def test_page_prints_the_tables() -> None:
+def test_request_fields_page_lists_the_tables() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(TABLES), "run: python -m tests.request_tables"

@@ -71,7 +71,7 @@ def test_option_precedes_variable_and_variable_precedes_file(
     assert settings.origins["threads"].endswith(origin)
 
 
-def test_own_variable_precedes_those_of_other_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ingle_variable_precedes_variables_of_other_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/")
     assert load_settings().hub_endpoint == "https://mirror.example"
     assert load_settings().origins["hub_endpoint"] == "HF_ENDPOINT"
@@ -242,7 +242,7 @@ def test_unknown_flag_raises_type_error() -> None:
         load_settings(thread=2)
 
 
-def test_every_setting_has_a_meaning() -> None:
+def test_every_setting_has_a_help_text() -> None:
     assert all(setting.meaning.endswith(".") for setting in SETTINGS.values())
     assert {*SETTINGS, "origins"} == set(Settings.__dataclass_fields__)
 

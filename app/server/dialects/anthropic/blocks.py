@@ -14,9 +14,9 @@ from msgspec import Meta, Struct
 from app.generation.conversation import Message, ToolCall
 from app.server.http.errors import InvalidRequest
 
-# The API's own models use these blocks; other models cannot read them.
+# Only Anthropic's own models can read these blocks.
 _IGNORED_TYPES = frozenset(("redacted_thinking",))
-# Few templates support system messages after the first. Such a message stays at its index, so that the prompt before it
+# Few templates support system messages after the first. A later one keeps its position, so that the prompt before it
 # stays cached. It becomes a part of the user's message, in the tags that Claude Code uses for this.
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 
@@ -63,7 +63,7 @@ class _LocatedBlock:
 
     block: ContentBlock
     path: str
-    is_reminder: bool = False  # a system message after the first other message
+    is_reminder: bool = False  # whether it is a system message that comes after another message
 
     @property
     def text(self) -> str:

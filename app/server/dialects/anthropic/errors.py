@@ -7,7 +7,7 @@ from msgspec import Struct
 from app.server.http.endpoint import ErrorFormat
 from app.server.http.errors import CONTEXT_EXCEEDED, ContextExceeded, InvalidRequest, client_message, http_status
 
-# Types for other statuses: the first below 500, the second from 500 on.
+# Types for other statuses: the first for those below 500, the second for those from 500 on.
 _REFUSED, _FAILED = "invalid_request_error", "api_error"
 _KINDS = {
     401: "authentication_error",

@@ -22,16 +22,18 @@ _PROMPT = (
     supported("output_config", _A, {"effort": "low"}),
     supported("output_config.effort", _A, "low"),
     supported("output_config.format", _A, {"type": "json_schema", "schema": _SCHEMA}),
-    supported("output_format", _A, {"type": "json_schema", "schema": _SCHEMA}, "The older name."),
+    supported(
+        "output_format", _A, {"type": "json_schema", "schema": _SCHEMA}, "The older name of `output_config.format`."
+    ),
     ignored("cache_control", _A, {"type": "ephemeral"}, "Every prompt is cached."),
     ignored("context_management", _A, {"edits": []}, "Prompts are not edited; too long ones are refused."),
-    ignored("speed", _A, "fast", "There is only one speed."),
+    ignored("speed", _A, "fast", "This server has only one speed."),
     ignored("betas", _A, ["interleaved-thinking-2025-05-14"], "It names features, which have their own rows here."),
     ignored("user_profile_id", _A, "p", "It names the user."),
-    ignored("workspace_id", _A, "w", "There are no workspaces."),
+    ignored("workspace_id", _A, "w", "This server has no workspaces."),
     ignored("diagnostics", _A, {"previous_message_id": "msg_1"}, "Every reply reports cache misses."),
     refused("mcp_servers", _A, [{"type": "url"}], "This server does not call MCP servers. Leave it out.", neutral=[[]]),
-    refused("compaction", _A, {"type": "summary"}, "Ask for a summary in a message."),
+    refused("compaction", _A, {"type": "summary"}, "Not supported. Ask for a summary in a message."),
     refused("thread", _A, {"type": "create"}, "Conversations are not stored. Send all messages."),
 )
 _GENERATION = (
@@ -43,12 +45,12 @@ _GENERATION = (
     supported("stop_sequences", _A, ["END"]),
     supported("service_class", "Inglenook", "background"),
     ignored("metadata", _A, {"user_id": "u"}, "It labels the request."),
-    ignored("service_tier", _A, "auto", "There is only one tier."),
+    ignored("service_tier", _A, "auto", "This server has only one tier."),
     ignored("billing_policy", _A, {"type": "billing_policy"}, "Requests are free."),
     ignored("inference_geo", _A, "eu", "The reply is computed on this machine."),
     ignored("fallback_credit_token", _A, "t", "Requests are free."),
     ignored("fallbacks", _A, [], "No request is declined for policy reasons."),
-    refused("container", _A, "container_1", "There are no containers. Leave it out."),
+    refused("container", _A, "container_1", "This server has no containers. Leave it out."),
 )
 
 MESSAGES: Final = FieldTable(MessageRequest, {"messages": _QUESTION, "max_tokens": 1}, (*_PROMPT, *_GENERATION))

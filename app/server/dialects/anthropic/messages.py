@@ -46,7 +46,7 @@ class MessageUsage(Struct, kw_only=True):
     All prompts are cached for free, so no tokens count as written to the cache.
     """
 
-    input_tokens: int = 0  # computed tokens
+    input_tokens: int = 0  # tokens of the prompt that were computed
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int = 0

@@ -66,7 +66,7 @@ class LlamaCppEmbeddingEndpoints:
             problem = "embd_normalize: this version returns normalized vectors only"
             raise InvalidRequest(problem, "Send 0 or more, or leave it out.", parameter="embd_normalize")
         if len(inputs) > MAX_INPUTS:
-            problem = f"content: {len(inputs)} inputs are more than {MAX_INPUTS}"
+            problem = f"content: {len(inputs)} inputs exceed the limit of {MAX_INPUTS}"
             raise InvalidRequest(problem, "Send several requests.", parameter="content")
         vectors = await self._service.embed(await read_inputs(self._service, inputs, None))
         return await json_reply_on_thread(self._service.texts, lambda _: _encode_vectors(vectors, norm))

@@ -1,4 +1,4 @@
-"""The documented fields of requests to llama.cpp's server, and of vLLM's on the same paths."""
+"""The documented fields of requests to llama.cpp's server, and to vLLM's server on the same paths."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from app.server.dialects.llama_cpp.token_requests import (
 from app.server.request_fields import Field, FieldTable, alias, ignored, refused, supported
 
 LLAMA, VLLM, BOTH, OPENAI = "llama.cpp", "vLLM", "llama.cpp, vLLM", "OpenAI, llama.cpp"
-_NO_SLOTS = "Slots share one cache."
+_NO_SLOTS = "All slots share one cache."
 _NO_DRAFTS = "A draft model changes only the speed."
 _WITH_SAMPLER = "It has an effect only with a sampler that is refused."
 _PARSED_CHAT = "The text of completions is not parsed."
@@ -42,7 +42,9 @@ SAMPLING: Sequence[Field] = (
     supported(
         "samplers", LLAMA, ["top_k", "temperature"], "Samplers that are not in the list are off. The order is fixed."
     ),
-    supported("logit_bias", OPENAI, [[15043, -1.0], [" the ", False]], "Pairs or an object, by token ids or texts."),
+    supported(
+        "logit_bias", OPENAI, [[15043, -1.0], [" the ", False]], "Pairs or an object, with token ids or texts as keys."
+    ),
     supported("ignore_eos", LLAMA, True),
     supported("stop", OPENAI, ["\n"]),
     refused("typical_p", LLAMA, 0.7, "Send top_p or min_p.", neutral=[1]),
@@ -64,7 +66,7 @@ GENERATING: Sequence[Field] = (
     supported("n_predict", LLAMA, 128, "Below 0: the rest of the context. 0: only prefill."),
     alias("max_tokens", OPENAI, 128, of="n_predict"),
     alias("max_completion_tokens", OPENAI, 128, of="n_predict"),
-    supported("n_cmpl", LLAMA, 2, "Replies to each prompt."),
+    supported("n_cmpl", LLAMA, 2, "Number of replies to each prompt."),
     alias("n", OPENAI, 2, of="n_cmpl"),
     supported("n_probs", LLAMA, 5),
     alias("logprobs", OPENAI, 5, of="n_probs"),
@@ -82,7 +84,9 @@ GENERATING: Sequence[Field] = (
     supported("response_fields", LLAMA, ["content", "generation_settings/n_predict"]),
     refused("lora", LLAMA, [{"id": 0, "scale": 0.5}], "Serve a model with the adapter merged.", neutral=[[]]),
     refused("image_data", LLAMA, [{"id": 1, "data": ""}], "This version reads text only.", neutral=[[]]),
-    ignored("n_indent", LLAMA, 4, "It ends a reply early; clients that send it cut less indented lines themselves."),
+    ignored(
+        "n_indent", LLAMA, 4, "It would end a reply early. Clients that send it cut off less indented lines themselves."
+    ),
     ignored("n_keep", LLAMA, 8, "Prompts are not truncated; too long ones are refused."),
     ignored("n_discard", LLAMA, 8, "Prompts are not truncated; too long ones are refused."),
     ignored("n_cache_reuse", LLAMA, 256, "Cached prefixes are found without it."),
@@ -151,7 +155,9 @@ TOKENIZE = FieldTable(
         supported("with_pieces", LLAMA, True),
         supported("prompt", VLLM, "Hi"),
         supported("messages", VLLM, [{"role": "user", "content": "Hi"}]),
-        supported("add_special_tokens", VLLM, True, "Only for a prompt: the template adds them to messages."),
+        supported(
+            "add_special_tokens", VLLM, True, "It applies only to a prompt: for messages, the template adds them."
+        ),
         supported("return_token_strs", VLLM, True),
     ],
 )

@@ -54,7 +54,7 @@ class NextToken(Struct):
 
 class Slot(Struct, kw_only=True):
     id: int
-    id_task: int  # -1: none
+    id_task: int  # -1: no task
     n_ctx: int
     speculative: bool = False
     is_processing: bool

@@ -51,7 +51,7 @@ class Completion(Struct, kw_only=True):
     id_slot: int = -1
     stop: bool = False
     model: str | UnsetType = UNSET
-    tokens_predicted: int  # so far
+    tokens_predicted: int  # tokens of the reply so far
     tokens_evaluated: int  # tokens of the prompt, cached or computed
     tokens_cached: int | UnsetType = UNSET  # cached tokens of the prompt
     generation_settings: GenerationSettings | UnsetType = UNSET

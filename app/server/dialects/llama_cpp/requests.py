@@ -139,9 +139,10 @@ class CompletionRequest(GeneratingRequest, kw_only=True):
     def prompts(self) -> dict[str, OnePrompt]:
         """Return the prompts, keyed by their paths. Raises InvalidRequest."""
         prompts = split_prompts(self.prompt, "prompt")
-        if len(prompts) * self.num_replies > MAX_CHOICES:
-            problem = f"prompt: {len(prompts)} prompts with {self.num_replies} replies each are more than {MAX_CHOICES}"
-            raise InvalidRequest(problem, "Send several requests.", parameter="prompt")
+        if (count := len(prompts) * self.num_replies) > MAX_CHOICES:
+            each = f"{len(prompts)} prompts times {self.num_replies}"
+            problem = f"the request asks for {count} replies ({each}), and the limit is {MAX_CHOICES}"
+            raise InvalidRequest(f"prompt: {problem}", "Send several requests.", parameter="prompt")
         return prompts
 
 

@@ -32,7 +32,7 @@ from app.server.refusals import NO_TEXT, NO_VECTORS, RANKS_ONLY
 from app.server.served_model import ServedModel
 
 GREETING = "/lmstudio-greeting"
-# Parts of the protocol. Each is a WebSocket.
+# Paths of the WebSocket protocol, one for each of its parts.
 NAMESPACES = ("/llm", "/system", "/files", "/repository", "/diagnostics", "/plugins", "/runtime")
 
 

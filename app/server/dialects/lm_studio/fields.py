@@ -14,7 +14,9 @@ CHAT = FieldTable(
     {"input": "Hi"},
     [
         supported("model", STUDIO, "", "Default: the served model."),
-        supported("input", STUDIO, [{"type": "message", "content": "Hi"}], "A text, or parts. Images are refused."),
+        supported(
+            "input", STUDIO, [{"type": "message", "content": "Hi"}], "A text, or a list of parts. Images are refused."
+        ),
         supported("system_prompt", STUDIO, "Be brief.", "It is stored with the chat."),
         supported("stream", STUDIO, True),
         supported("temperature", STUDIO, 0.7),
@@ -36,8 +38,8 @@ LOAD = FieldTable(
     LoadRequest,
     {"model": "hash"},
     [
-        supported("model", STUDIO, "hash", "The served model."),
-        supported("context_length", STUDIO, 2048, "At most that of the served model."),
+        supported("model", STUDIO, "hash", "Must name the served model."),
+        supported("context_length", STUDIO, 2048, "Must not exceed the context length of the served model."),
         supported("echo_load_config", STUDIO, True),
         ignored("eval_batch_size", STUDIO, 512, _LOADED),
         ignored("flash_attention", STUDIO, True, _LOADED),
@@ -47,9 +49,9 @@ LOAD = FieldTable(
     ],
 )
 UNLOAD = FieldTable(
-    UnloadRequest, {"instance_id": "hash"}, [supported("instance_id", STUDIO, "hash", "The request is refused.")]
+    UnloadRequest, {"instance_id": "hash"}, [supported("instance_id", STUDIO, "hash", "Every such request is refused.")]
 )
-_REFUSED = "The path is refused."
+_REFUSED = "Every request on this path is refused."
 DOWNLOAD = FieldTable(
     DownloadRequest,
     {"model": "hash"},

@@ -22,7 +22,7 @@ _EFFORTS: Mapping[Reasoning, ReasoningEffort | None] = {
     "low": "low",
     "medium": "medium",
     "high": "high",
-    "on": None,  # a model reasons by default
+    "on": None,  # no effort is set: a model reasons by default
 }
 
 

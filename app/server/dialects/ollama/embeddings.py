@@ -22,7 +22,7 @@ from app.server.http.request_body import read_body
 from app.server.refusals import NO_TEXT, RANKS_ONLY
 from app.server.served_model import ServedModel
 
-WHOLE_TEXT = -1  # cut to the context length
+WHOLE_TEXT = -1  # limit that cuts each text to the context length
 
 GENERATING: Mapping[str, type[Struct]] = {"/api/chat": ChatRequest, "/api/generate": GenerateRequest}
 

@@ -18,7 +18,7 @@ OLLAMA = "Ollama"
 LLAMA = "llama.cpp"
 _LOADED = "The model stays loaded with its settings."
 _WHOLE = "Prompts are not truncated; too long ones are refused."
-_GONE = "Ollama has removed it."
+_GONE = "Ollama has removed this option."
 
 NAMED: Sequence[Field] = (
     supported("model", OLLAMA, "hash"),
@@ -45,7 +45,10 @@ OPTIONS: Sequence[Field] = (
     supported("options.dry_penalty_last_n", LLAMA, -1),
     supported("options.dry_sequence_breakers", LLAMA, ["\n"]),
     ignored(
-        "options.typical_p", OLLAMA, 0.7, "Ollama applies it to some models only, and its documents' example sends it."
+        "options.typical_p",
+        OLLAMA,
+        0.7,
+        "Ollama applies it only to some models, and the example in its documentation sends it.",
     ),
     ignored("options.mirostat", OLLAMA, 1, _GONE),
     ignored("options.mirostat_tau", OLLAMA, 0.8, _GONE),
@@ -78,7 +81,7 @@ GENERATING: Sequence[Field] = (
     KEEP_ALIVE,
     supported("stream", OLLAMA, False, "Default: true."),
     supported("format", OLLAMA, "json", "`json`, or a JSON schema."),
-    supported("think", OLLAMA, "high", "True, false, or an effort."),
+    supported("think", OLLAMA, "high", "true, false, or an effort such as `high`."),
     supported("logprobs", OLLAMA, True),
     supported("top_logprobs", OLLAMA, 3),
     ignored("truncate", OLLAMA, True, f"{_WHOLE} The error has both numbers."),
@@ -102,7 +105,7 @@ GENERATE = FieldTable(
         *GENERATING,
         supported("prompt", OLLAMA, "Why is the sky blue?"),
         supported("suffix", OLLAMA, "    return result"),
-        supported("system", OLLAMA, "Be brief.", "Not with raw. With suffix it is not used."),
+        supported("system", OLLAMA, "Be brief.", "Refused with raw, and ignored with suffix."),
         supported("context", OLLAMA, [1, 2, 3], "Token ids of an earlier reply, which the prompt continues."),
         supported("raw", OLLAMA, True),
         refused("template", OLLAMA, "{{ .Prompt }}", "Send the whole prompt with raw.", neutral=[""]),
@@ -134,7 +137,7 @@ SHOW = FieldTable(
     {"model": "hash"},
     [
         *NAMED,
-        ignored("verbose", OLLAMA, True, "Replies never include the vocabulary and the tensors."),
+        ignored("verbose", OLLAMA, True, "Replies never include the vocabulary or the tensors."),
         ignored("system", OLLAMA, "Be brief.", _NO_MODELFILE),
         ignored("template", OLLAMA, "{{ .Prompt }}", _NO_MODELFILE),
         ignored("options", OLLAMA, {}, _NO_MODELFILE),

@@ -51,8 +51,9 @@ VERSION = "0.14.0"  # version of Ollama's API
 NEVER = "9999-12-31T23:59:59Z"
 LATEST = ":latest"  # Ollama's clients append it to a name without a tag
 UNKNOWN = "unknown"
-_PARAMETER_NAMES = {"repetition_penalty": "repeat_penalty"}  # for parameters whose name differs in Ollama
-# Some clients search the template for it to find out whether a model supports infilling.
+# name of a sampling parameter -> Ollama's name, if it differs
+_PARAMETER_NAMES = {"repetition_penalty": "repeat_penalty"}
+# Some clients search the template for this text to find out whether a model supports infilling.
 _INSERTS = "{# .Suffix #}"
 
 
@@ -235,5 +236,5 @@ def _parameter_count_text(parameters: int) -> str:
 
 
 def _digest(details: ModelDetails) -> str:
-    """Return the digest by which clients tell models apart: of the file, or of the name if the former is unknown."""
+    """Return the digest by which clients tell models apart: that of the file, if known, or else of the name."""
     return details.sha256 or hashlib.sha256(details.name.encode()).hexdigest()

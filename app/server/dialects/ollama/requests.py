@@ -233,7 +233,7 @@ class GenerateRequest(GeneratingRequest, kw_only=True):
         return Purpose.COMPLETION if self.raw else Purpose.CHAT
 
     def _reply_options(self) -> ReplyOptions:
-        """Report token ids in chats, for the field context of the reply."""
+        """Report token ids in chats, because the reply's field `context` contains them."""
         return ReplyOptions(reports_tokens=not self.continues_text)
 
     def _problems(self) -> Iterator[tuple[str, str]]:

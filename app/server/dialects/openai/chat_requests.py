@@ -107,7 +107,7 @@ def tool_options(definitions: Sequence[ToolDefinition], choice: ToolChoice | Non
 
 RoleName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")]
 
-# Half of all templates drop messages of developers. Tools were once called functions.
+# About half of all templates drop messages with the role "developer". Tools were once called functions.
 _ROLES: Mapping[str, str] = {"developer": "system", "function": "tool"}
 
 

@@ -40,8 +40,9 @@ class CompletionRequest(ReportingRequest, kw_only=True):
     def prompts(self) -> list[str | tuple[int, ...]]:
         """Return the prompts, each a text or token ids. Raises InvalidRequest if they have too many choices."""
         prompts = split_prompts(self.prompt, "prompt")
-        if len(prompts) * self._candidates > MAX_CHOICES:
-            problem = f"{len(prompts)} prompts times n, or best_of, are more than {MAX_CHOICES} choices."
+        if (count := len(prompts) * self._candidates) > MAX_CHOICES:
+            each = f"{len(prompts)} prompts times {self._candidates}"
+            problem = f"the request asks for {count} choices ({each}), and the limit is {MAX_CHOICES}."
             raise InvalidRequest(f"prompt: {problem}", "Send several requests.", parameter="prompt")
         return prompts
 

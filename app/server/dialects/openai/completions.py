@@ -1,7 +1,7 @@
 """Text completions of OpenAI's API: the chunks of a streamed reply, written from the events of the service.
 
-`fold` makes a whole reply of the same chunks, so the two cannot disagree. Control tokens in a prompt are control
-tokens, for clients that write a chat's markup themselves.
+`fold` makes a whole reply of the same chunks, so the two cannot disagree. Control tokens in a prompt are encoded as
+such, for clients that write a chat's markup themselves.
 """
 
 import codecs
@@ -271,7 +271,7 @@ class _ChoiceWriter:
             return CompletionChoice(self._index, echo.text)
         columns = CompletionLogprobs()
         self._start_row(columns, echo.first_token, shown=echo.has_first)
-        columns.token_logprobs.append(None)  # no token before it predicts it
+        columns.token_logprobs.append(None)  # no token precedes the first one, so nothing predicts it
         columns.top_logprobs.append(None)
         columns.extend(self._columns(reported, shown=True))
         return CompletionChoice(self._index, echo.text, columns)

@@ -26,7 +26,7 @@ class EmbeddingRequest(Struct, kw_only=True):
         """Return the inputs, each a text or token ids. Raises InvalidRequest."""
         inputs = split_prompts(self.input, "input")
         if len(inputs) > MAX_INPUTS:
-            problem = f"{len(inputs)} inputs are more than {MAX_INPUTS}."
+            problem = f"{len(inputs)} inputs exceed the limit of {MAX_INPUTS}."
             raise InvalidRequest(f"input: {problem}", "Send several requests.", parameter="input")
         for index, one in enumerate(inputs):
             if not one:

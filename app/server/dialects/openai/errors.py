@@ -16,7 +16,7 @@ class ErrorDetail(Struct):
     type: str
     param: str | None
     code: str | None
-    n_prompt_tokens: int | UnsetType = UNSET  # llama.cpp's names, for a prompt that is too long
+    n_prompt_tokens: int | UnsetType = UNSET  # llama.cpp's field, set for a prompt that is too long, like the next one
     n_ctx: int | UnsetType = UNSET
 
 

@@ -1,6 +1,6 @@
 """The documented fields of requests to OpenAI's API: see `app.server.request_fields`.
 
-The documents are those of OpenAI, vLLM, llama.cpp's server, LM Studio, and Ollama.
+The documentation is that of OpenAI, vLLM, llama.cpp's server, LM Studio, and Ollama.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,12 @@ SAMPLING: Sequence[Field] = (
     supported("repetition_penalty", "vLLM", 1.1),
     alias("repeat_penalty", "llama.cpp, LM Studio", 1.1, of="repetition_penalty"),
     supported("repeat_last_n", "llama.cpp", 0, "0 turns repetition_penalty off; otherwise it covers all tokens."),
-    supported("logit_bias", _OPENAI, {"5": -100}, "By token id, or llama.cpp's pairs of a token id and a bias."),
+    supported(
+        "logit_bias",
+        _OPENAI,
+        {"5": -100},
+        "An object with token ids as keys, or llama.cpp's pairs of a token id and a bias.",
+    ),
     supported("xtc_probability", "llama.cpp", 0.5),
     supported("xtc_threshold", "llama.cpp", 0.1),
     supported("dry_multiplier", "llama.cpp", 0.8),
@@ -52,7 +57,9 @@ SAMPLING: Sequence[Field] = (
     ignored("backend_sampling", "llama.cpp", True, "It selects the device of the sampler, not the tokens."),
     refused("watermarking", "vLLM", True, "Replies have no watermark. Leave it out.", neutral=[False]),
     refused("logits_processors", "vLLM", ["a.b"], "A request cannot contain code. Leave it out.", neutral=[[]]),
-    refused("repetition_detection", "vLLM", {"max_pattern_size": 8}, "Leave it out, or send dry_multiplier."),
+    refused(
+        "repetition_detection", "vLLM", {"max_pattern_size": 8}, "Not supported. Leave it out, or send dry_multiplier."
+    ),
 )
 
 LENGTH: Sequence[Field] = (
@@ -66,7 +73,7 @@ LENGTH: Sequence[Field] = (
     supported("num_ctx", "Inglenook", 4096, "Limit of prompt and reply together. The model is not reloaded."),
     supported("options", "Inglenook", {"num_ctx": 4096}, "Only num_ctx of Ollama's options is read."),
     supported("options.num_ctx", "Inglenook", 4096),
-    refused("n_indent", "llama.cpp", 4, "Leave it out, or send a grammar.", neutral=[0]),
+    refused("n_indent", "llama.cpp", 4, "Not supported. Leave it out, or send a grammar.", neutral=[0]),
     ignored("n_keep", "llama.cpp", 32, "Prompts are not truncated."),
     ignored("n_discard", "llama.cpp", 32, "Prompts are not truncated."),
 )
@@ -79,7 +86,9 @@ GRAMMARS: Sequence[Field] = (
     supported("structured_outputs.choice", "vLLM", ["a", "b"]),
     supported("structured_outputs.grammar", "vLLM", 'root ::= "a"'),
     refused("structured_outputs.structural_tag", "vLLM", "{}", "Send json, regex, choice, or grammar."),
-    supported("structured_outputs.whitespace_pattern", "vLLM", " ?", "Between the parts of JSON."),
+    supported(
+        "structured_outputs.whitespace_pattern", "vLLM", " ?", "Pattern of the white space between the parts of JSON."
+    ),
     supported("structured_outputs.disable_any_whitespace", "vLLM", True),
     ignored("structured_outputs.disable_additional_properties", "vLLM", True, "Objects are closed by default."),
     ignored("structured_outputs.disable_fallback", "vLLM", True, "There is only one grammar compiler."),
@@ -88,7 +97,7 @@ GRAMMARS: Sequence[Field] = (
     supported("guided_regex", "vLLM", "a+"),
     supported("guided_choice", "vLLM", ["a", "b"]),
     supported("guided_grammar", "vLLM", 'root ::= "a"'),
-    refused("guided_whitespace_pattern", "vLLM", " ?", "Leave it out: white space is already limited."),
+    refused("guided_whitespace_pattern", "vLLM", " ?", "White space is already limited. Leave it out."),
     ignored("guided_decoding_backend", "vLLM", "xgrammar", "There is only one grammar compiler."),
     supported("grammar", "llama.cpp", 'root ::= "a"', "GBNF."),
     supported("json_schema", "llama.cpp", {"type": "integer"}),
@@ -116,7 +125,7 @@ CHOICES: Sequence[Field] = (
 
 STREAM: Sequence[Field] = (
     supported("stream", _OPENAI, True),
-    supported("stream_options", _OPENAI, {"include_usage": True}, "Only with stream."),
+    supported("stream_options", _OPENAI, {"include_usage": True}, "It has an effect only with stream."),
     supported("stream_options.include_usage", _OPENAI, True),
     supported("stream_options.continuous_usage_stats", "vLLM", True),
     supported("stream_options.interval_ms", "Inglenook", 100, "Minimum milliseconds between two chunks."),
@@ -130,7 +139,9 @@ SERVICE: Sequence[Field] = (
     supported("model", _OPENAI, "a-model", "Default: the served model."),
     supported("user", "OpenAI, vLLM", "me", "Validated, not used."),
     supported("store", "OpenAI", False, "false: the request is not written to disk."),
-    supported("service_tier", "OpenAI", "flex", "flex sets the class background, priority interactive."),
+    supported(
+        "service_tier", "OpenAI", "flex", "flex sets the service class background, and priority sets interactive."
+    ),
     supported("service_class", "Inglenook", "background"),
     supported("priority", "vLLM", 3, "The highest value is served first, unlike in vLLM."),
     supported("cache_salt", "vLLM", "mine"),
@@ -157,11 +168,11 @@ SERVICE: Sequence[Field] = (
     ),
     refused("image_data", "llama.cpp", [{"data": "", "id": 1}], _NO_MEDIA, neutral=[[]]),
     refused("multimodal_data", "llama.cpp", ["aa"], _NO_MEDIA, neutral=[[]]),
-    ignored("mm_processor_kwargs", "vLLM", {"num_crops": 4}, "For images, which are refused."),
-    ignored("media_io_kwargs", "vLLM", {"video": {}}, "For media, which are refused."),
+    ignored("mm_processor_kwargs", "vLLM", {"num_crops": 4}, "It applies to images, which are refused."),
+    ignored("media_io_kwargs", "vLLM", {"video": {}}, "It applies to media, which are refused."),
     ignored("kv_transfer_params", "vLLM", {"do_remote_prefill": False}, "One server computes the whole request."),
     ignored("ec_transfer_params", "vLLM", {"a": 1}, "One server computes the whole request."),
-    refused("vllm_xargs", "vLLM", {"a": 1}, "There are no extensions. Leave it out.", neutral=[{}]),
+    refused("vllm_xargs", "vLLM", {"a": 1}, "This server has no extensions. Leave it out.", neutral=[{}]),
 )
 
 TEXT: Sequence[Field] = (
@@ -172,15 +183,15 @@ TEXT: Sequence[Field] = (
 GENERATION: Sequence[Field] = (*SAMPLING, *LENGTH, *GRAMMARS, *CHOICES, *STREAM, *SERVICE, *TEXT)
 
 _TEXT_ONLY = "This version reads and writes text only. Leave it out."
-_DEVELOPERS = "Only vLLM's render routes use it."
+_DEVELOPERS = "Only vLLM's rendering routes use it."
 
-# In chat completions and text completions.
+# Fields that both chat completions and text completions have.
 REPORTING: Sequence[Field] = (
     supported("prompt_logprobs", "vLLM", 2, "0 to 20; not supported in a stream."),
     refused("logprob_token_ids", "vLLM", [1], "Leave it out, or send logprobs for up to 20 tokens."),
     supported("return_token_ids", "vLLM", True),
     supported("return_tokens_as_token_ids", "vLLM", True),
-    supported("request_id", "vLLM", "r-1", "The end of the reply's id."),
+    supported("request_id", "vLLM", "r-1", "It becomes the end of the reply's id."),
     supported("timings_per_token", "llama.cpp", True, "Each chunk of a stream has timings."),
     supported("t_max_predict_ms", "llama.cpp", 5000),
     supported("t_max_prompt_ms", "llama.cpp", 5000),
@@ -188,13 +199,13 @@ REPORTING: Sequence[Field] = (
         "post_sampling_probs",
         "llama.cpp",
         True,
-        "Probabilities are those before sampling. Leave it out.",
+        "Probabilities are reported as before sampling. Leave it out.",
         neutral=[False],
     ),
     ignored(
         "return_tokens", "llama.cpp", True, "llama.cpp's replies on this route have no tokens; send return_token_ids."
     ),
-    ignored("response_fields", "llama.cpp", ["content"], "llama.cpp applies it to /completion alone."),
+    ignored("response_fields", "llama.cpp", ["content"], "llama.cpp applies it only to /completion."),
     ignored("routed_experts_prompt_start", "vLLM", 0, "Routed experts are not reported."),
     ignored("return_token_offsets", "vLLM", True, _DEVELOPERS),
     ignored("return_mm_kwargs", "vLLM", True, _DEVELOPERS),
@@ -203,18 +214,18 @@ REPORTING: Sequence[Field] = (
 CHAT_ONLY: Sequence[Field] = (
     supported("messages", _OPENAI, [{"role": "user", "content": "Hello"}]),
     supported("messages[].role", _OPENAI, "system", "Any name; the chat template decides what it means."),
-    supported("messages[].content", _OPENAI, "Hello", "A text, or parts of type text."),
+    supported("messages[].content", _OPENAI, "Hello", "A text, or a list of parts of type `text`."),
     supported("messages[].name", "OpenAI, vLLM", "me"),
     supported("messages[].tool_calls", _OPENAI, [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]),
     supported("messages[].tool_call_id", _OPENAI, "1"),
     supported("messages[].function_call", "OpenAI", {"name": "f", "arguments": "{}"}),
     supported("messages[].reasoning", "vLLM, Ollama", "So."),
     supported("messages[].reasoning_content", "llama.cpp, vLLM", "So."),
-    ignored("messages[].refusal", "OpenAI", "No.", "Replies here have none."),
-    ignored("messages[].audio", "OpenAI", {"id": "a"}, "Replies here have none."),
+    ignored("messages[].refusal", "OpenAI", "No.", "Replies of this server have none."),
+    ignored("messages[].audio", "OpenAI", {"id": "a"}, "Replies of this server have none."),
     supported("max_completion_tokens", "OpenAI, vLLM, llama.cpp", 100),
     supported("logprobs", _OPENAI, True),
-    supported("top_logprobs", _OPENAI, 2, "Only with logprobs."),
+    supported("top_logprobs", _OPENAI, 2, "It has an effect only with logprobs."),
     refused("n_probs", "llama.cpp", 2, "Send logprobs and top_logprobs.", neutral=[0]),
     supported("response_format", _OPENAI, {"type": "json_object"}),
     supported("tools", _OPENAI, [{"type": "function", "function": {"name": "f"}}]),
@@ -255,11 +266,11 @@ CHAT_ONLY: Sequence[Field] = (
     supported("continue_final_message", "vLLM, llama.cpp", True),
     refused("echo", "vLLM", True, "A reply does not repeat the continued message. Leave it out.", neutral=[False]),
     refused("add_special_tokens", "vLLM", True, "The chat template writes them.", neutral=[False]),
-    refused("documents", "vLLM", [{"text": "a"}], "Include them in a message.", neutral=[[]]),
+    refused("documents", "vLLM", [{"text": "a"}], "Not supported. Include them in a message.", neutral=[[]]),
     refused("truncate_prompt_tokens", "vLLM", 100, "Conversations are not truncated. Send fewer messages."),
     ignored("truncation_side", "vLLM", "left", "It has an effect only with truncate_prompt_tokens."),
-    refused("return_prompt_text", "vLLM", True, "Send the request to /apply-template.", neutral=[False]),
-    supported("modalities", "OpenAI", ["text"], "Only text."),
+    refused("return_prompt_text", "vLLM", True, "Not supported. Send the request to /apply-template.", neutral=[False]),
+    supported("modalities", "OpenAI", ["text"], "Only `text` is supported."),
     refused("audio", "OpenAI", {"voice": "alloy", "format": "mp3"}, _TEXT_ONLY),
     refused("web_search_options", "OpenAI", {}, "This server does not search the web. Leave it out."),
     refused("moderation", "OpenAI", {"model": "m"}, "Replies are not moderated. Leave it out."),
@@ -272,9 +283,9 @@ COMPLETION_ONLY: Sequence[Field] = (
     supported("logprobs", "OpenAI, vLLM", 2),
     alias("n_probs", "llama.cpp", 2, of="logprobs"),
     supported("echo", "OpenAI, vLLM", True),
-    supported("suffix", "OpenAI, Ollama", " end", "For models with infill tokens."),
+    supported("suffix", "OpenAI, Ollama", " end", "Needs a model with infill tokens."),
     supported("response_format", "vLLM, llama.cpp", {"type": "json_object"}),
-    supported("truncate_prompt_tokens", "vLLM", 100, "-1: the most that fit beside the reply."),
+    supported("truncate_prompt_tokens", "vLLM", 100, "-1: all that fit beside the reply."),
     supported("truncation_side", "vLLM", "right", "Default: left, which keeps the last tokens."),
     refused("add_special_tokens", "vLLM", False, "Send token ids.", neutral=[True]),
     refused("prompt_embeds", "vLLM", "", "Send a text or token ids."),
@@ -301,8 +312,8 @@ EMBEDDING: Sequence[Field] = (
     ignored("add_generation_prompt", "vLLM", True, "It has an effect only with messages."),
     ignored("continue_final_message", "vLLM", True, "It has an effect only with messages."),
     ignored("chat_template_kwargs", "vLLM", {"a": 1}, "It has an effect only with messages."),
-    ignored("mm_processor_kwargs", "vLLM", {"a": 1}, "For images, which are refused."),
-    ignored("media_io_kwargs", "vLLM", {"video": {}}, "For media, which are refused."),
+    ignored("mm_processor_kwargs", "vLLM", {"a": 1}, "It applies to images, which are refused."),
+    ignored("media_io_kwargs", "vLLM", {"video": {}}, "It applies to media, which are refused."),
     ignored("priority", "vLLM", 1, "Requests are served in order of arrival."),
     ignored("request_id", "vLLM", "r-1", "Replies have no id."),
     ignored("cache_salt", "vLLM", "mine", "Nothing is cached."),

@@ -247,9 +247,9 @@ class GenerationRequest(DryFields, kw_only=True):
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         if self._candidates < (self.n or 1):
-            yield "best_of", "it is less than n."
+            yield "best_of", "it must not be less than n."
         if self.stream and self._candidates > (self.n or 1) and not self.use_beam_search:
-            yield "best_of", "the best are known only at the end; leave stream out."
+            yield "best_of", "the best choices are known only at the end; leave stream out."
         if self.use_beam_search and self.dry_multiplier:
             yield "dry_multiplier", "a beam search does not support it; leave one of them out."
         if self.use_beam_search and (self.allowed_token_ids is not None or self.bad_words):

@@ -66,7 +66,7 @@ class _InItem(_OfItem, kw_only=True):
 
 
 class _OfContent(_InItem, kw_only=True):
-    content_index: int = 0  # an item has one part
+    content_index: int = 0  # always 0, because an item has one part
 
 
 class PartAdded(_OfContent, kw_only=True, tag="response.content_part.added"):

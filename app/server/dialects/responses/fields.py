@@ -16,7 +16,9 @@ _CACHED: Final = "Every prompt is cached."
 
 _CONVERSATION: Sequence[Field] = (
     supported("model", _O, "a-model", "Default: the served model."),
-    supported("input", _O, "Hello", "A text, or items. Images, audio, files, and item references are refused."),
+    supported(
+        "input", _O, "Hello", "A text, or a list of items. Images, audio, files, and item references are refused."
+    ),
     supported("instructions", _O, "Be brief."),
     supported("previous_response_id", _O, "resp_1"),
 )
@@ -33,7 +35,7 @@ _OWN: Sequence[Field] = (
     supported("text.verbosity", _O, "low", "Returned unchanged; the model does not see it."),
     supported("reasoning", _O, {"effort": "low"}),
     supported("reasoning.effort", _O, "low"),
-    supported("reasoning.summary", _O, "auto", "The summary is the whole reasoning."),
+    supported("reasoning.summary", _O, "auto", "The summary contains the whole reasoning."),
     supported("include", _O, ["message.output_text.logprobs"]),
     supported("top_logprobs", _O, 2),
     supported("metadata", _O, {"a": "b"}),
@@ -45,10 +47,10 @@ _OWN: Sequence[Field] = (
         "context_management", _O, [{"type": "compaction"}], "Prompts are not compacted; too long ones are refused."
     ),
     ignored("background_options", _O, {"completion_window": "soonest"}, "Every response starts as soon as possible."),
-    ignored("access_programs", _O, {"cyber": "a"}, "There are no access programs."),
-    ignored("image", _O, {"context_compression": "enabled"}, "For images, which are refused."),
-    ignored("personality", _O, "friendly", "The model has its own."),
-    refused("moderation", _O, {"model": "m"}, "There is no moderation. Leave it out."),
+    ignored("access_programs", _O, {"cyber": "a"}, "This server has no access programs."),
+    ignored("image", _O, {"context_compression": "enabled"}, "It applies to images, which are refused."),
+    ignored("personality", _O, "friendly", "The model has its own personality."),
+    refused("moderation", _O, {"model": "m"}, "Replies are not moderated. Leave it out."),
     refused("conversation", _O, "conv_1", "Conversations are not stored. Send previous_response_id."),
     refused("prompt", _O, {"id": "p"}, "Prompts are not stored. Send instructions and input."),
     refused("messages", _O, [{"role": "user", "content": "Hi"}], "It is a field of chat completions. Send input."),
@@ -74,8 +76,8 @@ COMPACT: Final = FieldTable(
         ignored("prompt_cache_key", _O, "k", _CACHED),
         ignored("prompt_cache_options", _O, {"ttl": "24h"}, _CACHED),
         ignored("prompt_cache_retention", _O, "24h", _CACHED),
-        ignored("service_tier", _O, "flex", "There is only one tier."),
-        ignored("image", _O, {"context_compression": "enabled"}, "For images, which are refused."),
+        ignored("service_tier", _O, "flex", "This server has only one tier."),
+        ignored("image", _O, {"context_compression": "enabled"}, "It applies to images, which are refused."),
     ),
 )
 TABLES: Mapping[str, FieldTable[Any]] = {

@@ -59,7 +59,7 @@ class StoredResponse:
     """A response and its input."""
 
     id: str
-    owner: str  # whose key may read it
+    owner: str  # cache salt of the callers who may read it
     previous: str | None  # id of the response that it continues
     body: bytes  # JSON, like the next field
     input: bytes  # input items of its request

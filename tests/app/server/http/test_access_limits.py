@@ -61,7 +61,7 @@ def test_failed_request_no_longer_counts() -> None:
             refused.__enter__()
 
 
-def test_zero_means_no_limit() -> None:
+def test_zero_max_requests_means_no_limit() -> None:
     limits = RequestLimits(0)
     with limits.count_request(Caller("a"), "POST"), limits.count_request(Caller("a"), "POST"):
         pass

@@ -79,7 +79,7 @@ def test_middleware_requires_exactly_one_host_without_a_parser(hosts: list[str])
 
 
 @pytest.mark.parametrize("host", OWN_HOSTS)
-def test_own_names_are_accepted_with_and_without_the_port(hash_server: LiveServer, host: str) -> None:
+def test_names_of_the_server_are_accepted_with_and_without_the_port(hash_server: LiveServer, host: str) -> None:
     for suffix in ("", ":PORT"):
         assert status(hash_server, "GET", "/health", [("Host", host + suffix)])[0] == 200
 
@@ -111,7 +111,7 @@ def test_pages_of_the_same_origin_are_accepted(hash_server: LiveServer) -> None:
     ("site", "code"),
     [("cross-site", 403), ("same-site", 403), ("Cross-Site", 403), ("none", 200), ("same-origin", 200)],
 )
-def test_sec_fetch_site_decides_about_pages(hash_server: LiveServer, site: str, code: int) -> None:
+def test_sec_fetch_site_decides_whether_a_page_is_refused(hash_server: LiveServer, site: str, code: int) -> None:
     for path in ("/health", "/v1/models"):
         assert status(hash_server, "GET", path, [("Host", "localhost"), ("Sec-Fetch-Site", site)])[0] == code
 

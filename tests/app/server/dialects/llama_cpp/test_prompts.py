@@ -96,7 +96,7 @@ def test_prompt_that_starts_with_text_gets_a_bos_token(starting_server: LiveServ
         (["a", ""], "prompt[1]: it is empty"),
         ({"prompt_string": "a", "multimodal_data": ["AA=="]}, "prompt.multimodal_data: this version reads text only"),
         (["a", {"prompt_string": "a", "multimodal_data": ["AA=="]}], "prompt[1].multimodal_data"),
-        (["a"] * 257, "prompt: 257 prompts with 1 replies each are more than 256"),
+        (["a"] * 257, "prompt: the request asks for 257 replies (257 prompts times 1), and the limit is 256"),
         ({"text": "a"}, "prompt.prompt_string: it is required"),
     ],
 )

@@ -9,7 +9,7 @@ from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.support.processes import until
 
 
-def test_defaults_equal_an_empty_request(hash_server: LiveServer) -> None:
+def test_reported_defaults_equal_those_of_an_empty_request(hash_server: LiveServer) -> None:
     reported = httpx.get(f"{hash_server.url}/props", trust_env=False).json()
     params = reported["default_generation_settings"]["params"]
     settings = complete(hash_server, n_predict=-1, top_k=40, stop=["q"])["generation_settings"]

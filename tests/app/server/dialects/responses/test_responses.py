@@ -196,7 +196,7 @@ def test_deleting_a_response_deletes_only_its_own_blocks(ask: Asker) -> None:
         assert first.usage.input_tokens - 16 <= cached <= first.usage.total_tokens
 
 
-def test_store_false_is_not_stored(ask: Asker) -> None:
+def test_response_with_store_false_is_not_stored(ask: Asker) -> None:
     reported = ask(max_output_tokens=2, store=False)
     assert reported.store is False  # type: ignore[attr-defined]
     with pytest.raises(openai.NotFoundError):
