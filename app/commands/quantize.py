@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from app.bench.workload import counted
 from app.commands.output import as_json
 from app.progress import format_bytes, progress_on_stderr
 from app.settings.settings import load_settings
@@ -79,5 +80,5 @@ def quantize(
         measured = partial(measure, model.path, progress) if calibrated else dict
         copy = save_quantized(model.path, target.absolute(), chosen, progress, measure=measured)
     before, after = format_bytes(copy.original_bytes), format_bytes(copy.size)
-    progress.say(f"Quantized {copy.layers} layers to {method}: from {before} to {after}.")
+    progress.say(f"Quantized {counted(copy.layers, 'layer')} to {method}: from {before} to {after}.")
     click.echo(as_json(copy) if as_object else copy.path)

@@ -79,14 +79,14 @@ def run(
     """
     settings = load_settings(model=model, **{name: options.pop(name) for name in ENGINE_OPTIONS})
     question = read_question(prompt)
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    given = {"stop": stop, **{name: value for name, value in options.items() if value is not None}}
     progress = progress_on_stderr(quiet=quiet)
     from app.generation.conversation import Message
     from app.generation.options import DefaultSampling
     from engine.sampling_params import SamplingParams
 
     def params(recommended: Mapping[str, float]) -> SamplingParams:
-        return SamplingParams(**DefaultSampling(recommended).fill({"stop": stop, **given}))
+        return SamplingParams(**DefaultSampling(recommended).fill(given))
 
     SamplingParams(**given)  # raises for invalid values before anything is downloaded
     earlier = previous_messages(settings.state_dir) if continues else []

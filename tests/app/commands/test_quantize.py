@@ -43,7 +43,7 @@ def _quantize(*arguments: object) -> Result:
 def test_path_is_printed_to_stdout(source: Path, tmp_path: Path) -> None:
     answer = _quantize(source, tmp_path / "copy", "--to", "fp8")
     assert (answer.exit_code, answer.stdout) == (0, f"{tmp_path / 'copy'}\n")
-    assert "Quantized 1 layers to fp8: from 532.5 kB to" in answer.stderr
+    assert "Quantized 1 layer to fp8: from 532.5 kB to" in answer.stderr
     assert (tmp_path / "copy" / "model.safetensors").exists()
 
 

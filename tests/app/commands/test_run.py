@@ -154,6 +154,7 @@ def test_interrupt_stops_at_once(
         (["hi", "--temperature", "-1"], 2, "temperature"),
         (["hi", "--max-tokens", "0"], 2, "max_tokens"),
         (["hi", "--threads", "many"], 2, "threads"),
+        (["hi", "--stop", "", "--model", "smolm2"], 2, "stop"),  # refused before the model is looked up
         (["hi", "--model", "smolm2"], 3, "smollm2"),
         (["hi", "--model", "./nothing.gguf"], 3, "nothing.gguf"),
         (["word " * 9000], 1, "8,192"),
