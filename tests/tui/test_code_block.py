@@ -11,9 +11,14 @@ from textual.visual import VisualType
 from textual.widgets import Label
 
 from tests.tui.document_page import DocumentPage
+from tests.tui.pilots import Chatting
+from tests.tui.pilots import run as run_chat
+from tests.tui.scripted_client import USAGE, ScriptedClient
 from tui.markdown import LONGEST_LINE
+from tui.types import Finish, ReplyEnd, TextDelta
 from tui.widgets.code_block import LONGEST_HIGHLIGHTED, CodeBlock, parts
 from tui.widgets.document import Document
+from tui.widgets.text_fields import SplitLine
 
 Look = Callable[[DocumentPage, Pilot[None]], Awaitable[None]]
 FUNCTION = "def warm(seat):\n    # beside the fire\n\n    return seat in {warmest!r}\n\n"
@@ -114,3 +119,49 @@ def test_lines_of_a_diff_are_colored() -> None:
         assert styles["+new"] == "$text-success"
 
     run("```diff\n-old\n+new\n```", look)
+
+
+@pytest.mark.parametrize("width", [120, 80, 60])
+def test_long_line_ends_with_a_mark_until_it_is_wrapped(width: int) -> None:
+    line = "".join(f"word{number} = " for number in range(30)) + "the_end"
+
+    async def flow(chat: Chatting) -> None:
+        await chat.say("code")
+        await chat.until(lambda: any("word0 =" in shown for shown in chat.lines()))
+        (cut,) = [shown.rstrip() for shown in chat.lines() if "word0 =" in shown]
+        assert cut.endswith("…")
+        await chat.pilot.press("shift+tab", "ctrl+w")
+        await chat.until(lambda: any("the_end" in shown for shown in chat.lines()))
+        assert not any(shown.rstrip().endswith("…") for shown in chat.lines() if "word" in shown)
+        await chat.pilot.press("ctrl+w")
+        await chat.until(lambda: any(shown.rstrip().endswith("…") for shown in chat.lines()))
+        await click_word(chat, "wrap")
+        await chat.until(lambda: any("the_end" in shown for shown in chat.lines()))
+        await click_word(chat, "cut")
+        await chat.until(lambda: any(shown.rstrip().endswith("…") for shown in chat.lines()))
+
+    script = [TextDelta(f"```python\nshort\n{line}\n```"), ReplyEnd(Finish.COMPLETE, USAGE)]
+    run_chat(ScriptedClient(script), flow, size=(width, 40))
+
+
+async def click_word(chat: Chatting, word: str) -> None:
+    bar = chat.screen.query_one(CodeBlock).query_one(SplitLine)
+    await chat.until(lambda: word in bar.render().plain)
+    await chat.pilot.click(bar, offset=(bar.render().plain.index(word) + bar.gutter.left, 0))
+
+
+def test_wrapping_a_message_wraps_all_its_code() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("code")
+        await chat.until(lambda: len(chat.screen.query(CodeBlock)) == 2)
+        first, second = chat.screen.query(CodeBlock)
+        first.action_wrap()
+        await chat.pilot.press("shift+tab", "ctrl+w")
+        assert not first.is_wrapped
+        assert not second.is_wrapped
+        await chat.pilot.press("ctrl+w")
+        assert first.is_wrapped
+        assert second.is_wrapped
+
+    script = [TextDelta("```\none\n```\n\nText.\n\n```\ntwo\n```"), ReplyEnd(Finish.COMPLETE, USAGE)]
+    run_chat(ScriptedClient(script), flow)

@@ -47,7 +47,7 @@ class CodeBlock(Fence):
     def compose(self) -> ComposeResult:
         yield SplitLine(*self._bar(), classes="code-bar")
         self._shown = self._parts()
-        yield from (_label(part) for part in self._shown)
+        yield from map(CodePart, self._shown)
 
     def show_code(self, content: Content) -> None:
         if self._shown:  # else `compose` shows the current code
@@ -55,7 +55,7 @@ class CodeBlock(Fence):
 
     def _show_changes(self) -> None:
         """Update the parts that changed. Others keep their layout."""
-        labels = list(self.query_children(".code-part").results(Label))
+        labels = list(self.query_children(CodePart))
         before, self._shown = self._shown, self._parts()
         for label, was, part in zip(labels, before, self._shown, strict=False):
             if was is not part:
@@ -66,7 +66,7 @@ class CodeBlock(Fence):
         if added := self._shown[len(labels) :]:
             for label in labels[-1:]:
                 release_reserve(label)
-            self.mount_all(map(_label, added))
+            self.mount_all(map(CodePart, added))
 
     def _parts(self) -> list[Content]:
         if len(self.code) > LONGEST_HIGHLIGHTED:
@@ -76,15 +76,25 @@ class CodeBlock(Fence):
 
     def _bar(self) -> tuple[Content, Content]:
         language = self.lexer.split(" ")[0][:24] or "text"
-        words = (word(name, name) for name in ("copy", "save", "wrap"))
+        words = word("copy", "copy"), word("save", "save"), word("cut" if self.is_wrapped else "wrap", "wrap")
         return Content(language), Content("  ").join(words)
 
     def show_language(self) -> None:
-        self.query_one(SplitLine).show(*self._bar())
+        for bar in self.query_children(SplitLine):  # none before it is composed
+            bar.show(*self._bar())
+
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether long lines are wrapped. Otherwise they end at the edge with "…"."""
+        return self.has_class("-wrapped")
+
+    def wrap(self, wrapped: bool) -> None:
+        """Wrap long lines, or cut them at the edge."""
+        self.set_class(wrapped, "-wrapped")
+        self.show_language()
 
     def action_wrap(self) -> None:
-        """Wrap long lines, or cut them at the edge again."""
-        self.toggle_class("-wrapped")
+        self.wrap(not self.is_wrapped)
 
     def action_copy(self) -> None:
         self.post_message(self.CopyAsked(self.code))
@@ -111,8 +121,20 @@ def parts(code: str) -> Iterator[str]:
     yield "\n".join(part)
 
 
-def _label(part: Content) -> Label:
-    return Label(part, classes="code-part", expand=True)
+class CodePart(Label):
+    """A part of the code. Its lines are wrapped or cut, as the style `text-wrap` says."""
+
+    def __init__(self, part: Content) -> None:
+        super().__init__(part, classes="code-part", expand=True)
+        self._laid_out = ""
+
+    def notify_style_update(self) -> None:
+        """Lay the part out again when lines are wrapped or cut: Textual does not."""
+        super().notify_style_update()
+        if self._laid_out != self.styles.text_wrap:
+            self._laid_out = self.styles.text_wrap
+            self.clear_cached_dimensions()
+            self.refresh(layout=True)
 
 
 @lru_cache(maxsize=256)

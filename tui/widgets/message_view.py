@@ -277,8 +277,10 @@ class MessageView(Column, can_focus=True):
         """Wrap the long lines of all code, or cut them again."""
         from tui.widgets.code_block import CodeBlock
 
-        for code in self.query(CodeBlock):
-            code.action_wrap()
+        blocks = list(self.query(CodeBlock))
+        wrapped = not any(block.is_wrapped for block in blocks)
+        for block in blocks:
+            block.wrap(wrapped)
 
     def action_details(self) -> None:
         """Show or hide the details of the cost and of a failure."""
