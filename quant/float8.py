@@ -47,7 +47,7 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Float8Scheme:
-    """The scales of a checkpoint's weights. A block extent of None is the extent of the matrix."""
+    """The scales of a checkpoint's weights. If a block extent is None, blocks span the whole matrix in that dimension."""
 
     block: tuple[int | None, int | None]
     scale_names: tuple[str, ...] = ("weight_scale",)  # names of scale tensors, of which a weight has one

@@ -49,7 +49,7 @@ class LinearBackend(Protocol):
         ...
 
     def to_device(self, values: Tensor) -> Tensor:
-        """Return floats that are used with the layers, such as biases, in the memory of the layers' device."""
+        """Copy floats that are used with the layers, such as biases, to the layers' device."""
         ...
 
 

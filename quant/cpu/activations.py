@@ -34,11 +34,11 @@ GROUP = 32  # columns
 SUPER_BLOCK_GROUPS = 8  # groups in a super-block
 ZERO = 32  # the zero point that the stored sums are multiplied by
 GROUP_SUMS_BYTES = 2 * 4 + 2 * 2 + 2  # sums of one group, in rows of super-blocks
-STEPS_8, STEPS_14 = 127, 127 * 128  # the largest number of a row, in units of its scale
+STEPS_8, STEPS_14 = 127, 127 * 128  # the largest integers in rows of 8 and of 14 bits
 
 
 class Form(IntEnum):
-    """How a row is stored. Recorded programs contain the number of the form."""
+    """The format of a row of activations. Recorded programs contain the number of the form."""
 
     FLOAT = 0
     BITS_8 = 1
@@ -66,14 +66,14 @@ Vectors = tuple[Any, Any]  # columns 0 to 15 of a group, and 16 to 31
 
 
 def _scale(e: Emit, top: Any, steps: int) -> Vectors:
-    """Return the scale for the largest magnitude `top`, and 1 / scale in all lanes."""
+    """Return the scale of values up to magnitude `top`, and 1 / scale in all lanes."""
     b = e.b
     inverse = b.select(b.fcmp_ordered(">", top, F32(0)), b.fdiv(F32(steps), top), F32(0))
     return b.fmul(top, F32(1 / steps)), e.splat(inverse)
 
 
 def _rounded(e: Emit, pair: Vectors, inverse: Any) -> list[Any]:
-    """Return the integers of a group, int32."""
+    """Return the values of a group divided by the scale, rounded to int32."""
     return [e.b.fptosi(e.nearest(e.b.fmul(v, inverse)), I32x16) for v in pair]
 
 

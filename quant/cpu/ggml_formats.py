@@ -43,7 +43,7 @@ class Scales:
     """The structure of a format's scales."""
 
     columns: int = GROUP  # columns that share a scale: 16 or 32; 256 in super-blocks without sub-scales
-    exponent: bool = False  # a byte e for each row in place of a float16, for a scale of 2 ** (e - 128)
+    exponent: bool = False  # scales are a byte e for each row instead of a float16, with the value 2 ** (e - 128)
     minimum: bool = False  # each scale has a minimum; sub-minimums are stored after the block scales
     sub_scales: SubScales | None = None
     block_groups: int = 1  # groups in a block; the block scales are stored before the first group
@@ -72,7 +72,7 @@ class GGMLFormat:
     number: int
     planes: tuple[int, ...] = ()  # bits of a code in each plane, the low bits first
     zero: int = 0  # zero point, if there is no minimum
-    table: tuple[int, ...] | None = None  # number + zero for each code
+    table: tuple[int, ...] | None = None  # for each code, its number plus `zero`
     scales: Scales = Scales()
     plain: torch.dtype | None = None
 

@@ -194,7 +194,7 @@ def _read_bytes(stored: Bytes) -> Bytes:
 
 
 def _write_nibbles(part: Bytes) -> Bytes:
-    """Store two halves in one byte for each row."""
+    """Store the sub-scales of two halves in one byte for each row."""
     both: Bytes = part[..., 0, :] | part[..., 1, :] << np.uint8(4)
     return both
 

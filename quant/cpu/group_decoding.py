@@ -128,7 +128,7 @@ def columns_of_vector(layout: GroupFormat) -> int:
 
 
 def load_floats(e: Emit, layout: GroupFormat, at: Any, vector: int) -> list[Any]:
-    """Return the columns of vector `vector` of the group at an address, 16 rows each, before scaling."""
+    """Return the columns in vector number `vector` of the group at an address, 16 rows each, before scaling."""
     at = e.at(at, 64 * vector)
     if layout.numbers is None:
         return _load_float8(e, layout.float8 is torch.float8_e4m3fn, at)

@@ -48,7 +48,8 @@ class Kernel:
         """Add the function to a module. It takes int64 arguments and returns an int64 or nothing."""
         kind = ir.FunctionType(I64 if self.returns else ir.VoidType(), [I64] * len(self.parameters))
         function = ir.Function(module, kind, self.name)
-        function.attributes.add("nounwind")  # llvmlite writes the next line's attribute only beside another one
+        # llvmlite writes alignstack only if the function also has another attribute
+        function.attributes.add("nounwind")
         function.attributes.alignstack = CACHE_LINE  # else vectors spilled to the stack would cross cache lines
         builder = ir.IRBuilder(function.append_basic_block())
         result = self.build(Emit(builder, target), *function.args)

@@ -34,25 +34,25 @@ LANE_NUMBERS = ir.Constant(I32x16, list(range(LANES)))
 
 # Alternative instructions: a feature, bytes per instruction, a name. The first that the target has is used.
 Table = tuple[tuple[str, int, str], ...]
-_SHUFFLES: Table = (  # shuffles that select from 16 bytes by indices 0..15
+_SHUFFLES: Table = (  # each byte of an index vector, 0..15, selects one of 16 bytes
     ("avx512bw", 64, "llvm.x86.avx512.pshuf.b.512"),
     ("avx2", 32, "llvm.x86.avx2.pshuf.b"),
     ("ssse3", 16, "llvm.x86.ssse3.pshuf.b.128"),
     ("neon", 16, "llvm.aarch64.neon.tbl1.v16i8"),
 )
-_DOTS: Table = (  # int32 + 4 * unsigned byte * signed byte
+_DOTS: Table = (  # add four products of an unsigned and a signed byte to each int32
     ("avx512vnni", 64, "llvm.x86.avx512.vpdpbusd.512"),
     ("avxvnni", 32, "llvm.x86.avx512.vpdpbusd.256"),
 )
-_WORD_DOTS: Table = (  # int32 + 2 * int16 * int16
+_WORD_DOTS: Table = (  # add two products of int16 to each int32
     ("avx512vnni", 64, "llvm.x86.avx512.vpdpwssd.512"),
     ("avxvnni", 32, "llvm.x86.avx512.vpdpwssd.256"),
 )
-_BYTE_PAIRS: Table = (  # int16: 2 * unsigned byte * signed byte, saturated
+_BYTE_PAIRS: Table = (  # add two products of an unsigned and a signed byte to one int16, saturated
     ("avx2", 32, "llvm.x86.avx2.pmadd.ub.sw"),
     ("ssse3", 16, "llvm.x86.ssse3.pmadd.ub.sw.128"),
 )
-_WORD_PAIRS: Table = (  # int32: 2 * int16 * int16
+_WORD_PAIRS: Table = (  # add two products of int16 to one int32
     ("avx2", 32, "llvm.x86.avx2.pmadd.wd"),
     ("sse2", 16, "llvm.x86.sse2.pmadd.wd"),
 )
@@ -221,7 +221,7 @@ class Emit:
         return self.in_parts(size, lambda t, p, q: self.call(name, t.type, t, p, q), total, x, y)
 
     def lookup(self, codes: ir.Value, table: Sequence[int]) -> ir.Value:
-        """Return table[code] for at least 16 bytes 0..15; the table has 16 bytes."""
+        """Look up bytes in a table of 16 bytes. `code` has at least 16 bytes, each from 0 to 15."""
         b = self.b
         if self._has(_SHUFFLES):
             size, name = self._instruction(_SHUFFLES, at_most=codes.type.count)
@@ -234,7 +234,7 @@ class Emit:
         return level[0]
 
     def lookup_floats(self, codes: ir.Value, table: Sequence[float]) -> ir.Value:
-        """Return table[code] of 16 float32, for the low four bits of int32 lanes; higher bits are ignored."""
+        """Look up numbers in a table of 16 float32 by the low four bits of int32 lanes. Higher bits are ignored."""
         name = f"lookup {' '.join(map(float.hex, map(float, table)))}"
         return self._apply(name, F32x16, partial(Emit._lookup_floats, table=table), codes)
 
@@ -361,7 +361,7 @@ class Emit:
         return self.target.has(*(feature for feature, _, _ in table))
 
     def _instruction(self, table: Table, at_most: int = 64) -> tuple[int, str]:
-        """Return the bytes and the name of the first instruction in a table that the target has."""
+        """Return the vector size in bytes and the name of the first instruction in a table that the target has."""
         return next((size, name) for feature, size, name in table if self.target.has(feature) and size <= at_most)
 
     def prefetch(self, address: ir.Value) -> None:
@@ -386,7 +386,7 @@ class Emit:
         return self.b.select(self.b.icmp_signed(">", value, I64(0)), value, I64(0))
 
     def largest_magnitude(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Return the largest magnitude in two vectors, one float32; NaN if there is one."""
+        """Return the largest magnitude in two vectors as one float32; NaN if any element is NaN."""
         return self.b.bitcast(self.reduce(self.magnitude_bits(x, y), self.larger_bits), F32)
 
     def magnitude_bits(self, x: ir.Value, y: ir.Value) -> ir.Value:

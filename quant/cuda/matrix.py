@@ -73,7 +73,7 @@ class PackedForm:
 
     @property
     def kind(self) -> str:
-        """Name of the bits and group size, by which measured tiles are stored."""
+        """Key under which measured tiles are stored: the bits and the group size."""
         return f"{'+'.join(map(str, self.planes))} bits by {self.group}"
 
     @property

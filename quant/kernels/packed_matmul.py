@@ -176,7 +176,7 @@ def _product_kernel(
                 weights = weights.reshape(ROW_TILES, WARPS, 8, 4, 2, 2).permute(1, 0, 2, 4, 3, 5)
                 x_tile = tile + x_unit % WARPS
                 if REORDERED:
-                    # The weights after the last tile are multiplied by zeros.
+                    # Words after the last tile repeat it; their inputs are zeros.
                     x_at = ((token_tile * TILES + x_tile) * CODES_PER_WORD + position) * 128 + x_lane
                     inputs = tl.load(
                         x + tl.multiple_of(tl.max_contiguous(x_at, [1, 4]), [1, 4]), mask=x_tile < TILES, other=0.0

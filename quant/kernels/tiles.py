@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from quant.kernels.card import Card
 
-TOKENS = (2, 8, 16, 32)  # numbers of tokens for which tiles may differ, as upper bounds
+TOKENS = (2, 8, 16, 32)  # upper bounds of the ranges of token counts that have their own tiles
 FIXED_TOKENS = 16  # tokens of a tile when a row's bits must not depend on the batch
 MOST_TOKENS = 256  # above, a whole matrix is unpacked for the library's product
 LEAST_WARPS = 16  # smallest number of warps per multiprocessor: some have work while others wait for memory

@@ -87,7 +87,7 @@ def _operation(schemas: dict[str, Any], request_type: object, reply_type: object
 
 
 def _schema(schemas: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """Return the schema of a type, and add the schemas that it refers to to `schemas`."""
+    """Return the schema of a type. Adds every schema that it references to `schemas`."""
     with warnings.catch_warnings(action="ignore"):
         schema = TypeAdapter[Any](kind).json_schema(ref_template=REF)
     schemas.update(schema.pop("$defs", {}))

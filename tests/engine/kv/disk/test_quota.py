@@ -139,7 +139,7 @@ def test_files_deleted_by_other_processes_are_ignored(tmp_path: Path, monkeypatc
     assert not (tmp_path / "model" / "ab" / "ab-0-1.run").exists()
 
 
-# -- with a store
+# -- limits that a store applies
 
 
 def chain_of(name: str, segments: int) -> list[list[BlockKey]]:
