@@ -8,7 +8,7 @@ import json
 
 from quant.errors import printable
 
-# Limit on the number of brackets and commas, which is at least the number of values; those inside strings are counted
+# Limit on the number of brackets and commas, which is at least the number of values. Those inside strings are counted
 # as well. The header of a file of 131,072 matrices has one million. Parsing takes at most ten times the bytes of the
 # text, and VALUE_BYTES for each value.
 MAX_VALUES = 1 << 21

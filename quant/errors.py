@@ -31,7 +31,7 @@ class ModelFileError(InglenookError):
 
 
 class GGUFError(ModelFileError):
-    """A GGUF file is malformed. `field` is the field that was read, and `offset` is its position in the file in bytes."""
+    """A GGUF file is malformed. `field` is the field that was read, `offset` bytes from the start of the file."""
 
     def __init__(self, path: Path, problem: str, *, field: str, offset: int, remedy: str = DAMAGED) -> None:
         super().__init__(f"{path} is not a usable GGUF file: {field} at byte {offset}: {problem}", remedy)

@@ -47,7 +47,7 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Float8Scheme:
-    """The scales of a checkpoint's weights. If a block extent is None, blocks span the whole matrix in that dimension."""
+    """The scales of a checkpoint's weights. A block extent of None means that blocks span the whole matrix."""
 
     block: tuple[int | None, int | None]
     scale_names: tuple[str, ...] = ("weight_scale",)  # names of scale tensors, of which a weight has one
@@ -66,7 +66,8 @@ def read_scheme(section: Section) -> Float8Scheme:
 
 
 def take(checkpoint: Tensors, name: str, scheme: Float8Scheme) -> Float8Tensor | PlainTensor:
-    """Return the weight `name`, which ends in `.weight`, in canonical form, a copy. It is plain if it is not quantized.
+    """Return a copy of the weight `name`, which ends in `.weight`, in canonical form: a PlainTensor if it is not
+    quantized.
 
     Raises ModelFileError if there is no such weight, or if its scale is missing, ambiguous, or of the wrong shape.
     """

@@ -51,7 +51,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class FifthBits:
-    """One bit for each of 32 columns, in four bytes."""
+    """One bit for each of 32 columns, stored in four bytes."""
 
     at: int
     bits: int = 1
@@ -196,7 +196,7 @@ PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat1
 
 
 def decode(kind: GGMLType, data: memoryview, shape: tuple[int, ...]) -> BlockTensor:
-    """Return the canonical form of a tensor stored as `kind`, a copy.
+    """Decode a tensor stored as `kind` into a new tensor in canonical form.
 
     `data` holds exactly the tensor's bytes; `shape` is row-major. Raises UnsupportedQuantization for a type without a
     row in BLOCKS, or for a quantized tensor that is not a matrix.

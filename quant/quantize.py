@@ -29,7 +29,7 @@ from quant.tensor import Float8Tensor, GroupedTensor, GroupScale, NestedScale, P
 
 Quantizer = Callable[[PlainTensor], Float8Tensor | GroupedTensor]
 
-SCALE_TYPE = torch.bfloat16  # for fp8 and int4: two bytes, and the range of float32
+SCALE_TYPE = torch.bfloat16  # type of scales for fp8 and int4: two bytes, with the range of float32
 LEAST_IMPORTANCE = 1e-6  # least importance of a column, relative to the largest in its group
 LARGEST = 1e15  # largest magnitude of a weight: squares and their sums must not overflow
 LARGEST_E4M3 = 448.0

@@ -263,7 +263,7 @@ class GroupedTensor:
     group: int  # columns that share a scale
     codes: Integers  # [rows, columns, rounded up to whole words]
     scale: GroupScale | NestedScale  # [rows, groups]
-    zero: int | Integers = 0  # for all groups, or [rows, groups, rounded up to whole words]
+    zero: int | Integers = 0  # one zero point for all groups, or [rows, groups, rounded up to whole words]
     table: tuple[float, ...] | None = None  # the number for each code, in place of code - zero
     order: Tensor | None = None  # int32 [columns], a permutation
 

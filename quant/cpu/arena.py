@@ -62,7 +62,7 @@ class Arena:
         self._lock = Lock()
         self._chunk = np.empty(0, np.uint8)
         self._used = 0
-        self._regions: list[tuple[Region, NDArray[np.uint8]]] = []  # each with the guard after it
+        self._regions: list[tuple[Region, NDArray[np.uint8]]] = []  # each region with the guard after it
         self._chunks: list[NDArray[np.uint8]] = []
 
     def allocate(self, name: str, size: int) -> Region:

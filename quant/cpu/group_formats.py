@@ -15,7 +15,7 @@ from quant.cpu.ggml_formats import GGML_FORMATS, GROUP, TILE, GGMLFormat
 from quant.errors import UnsupportedQuantization
 from quant.tensor import Float8Tensor, GroupedTensor, Integers, NestedScale
 
-HEADER_BYTES = 64  # at the start of a tile; keeps the codes aligned
+HEADER_BYTES = 64  # size of the header at the start of a tile; keeps the codes aligned
 SCALE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 

@@ -50,7 +50,7 @@ class Kernel:
         function = ir.Function(module, kind, self.name)
         # llvmlite writes alignstack only if the function also has another attribute
         function.attributes.add("nounwind")
-        function.attributes.alignstack = CACHE_LINE  # else vectors spilled to the stack would cross cache lines
+        function.attributes.alignstack = CACHE_LINE  # without it, vectors spilled to the stack would cross cache lines
         builder = ir.IRBuilder(function.append_basic_block())
         result = self.build(Emit(builder, target), *function.args)
         builder.ret(result) if self.returns else builder.ret_void()

@@ -1,4 +1,4 @@
-"""All tile layouts, and the packing of one weight: one interface for GGML and group formats."""
+"""One interface for all tile layouts, GGML and group formats, and for packing a weight."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

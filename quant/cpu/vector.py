@@ -221,7 +221,7 @@ class Emit:
         return self.in_parts(size, lambda t, p, q: self.call(name, t.type, t, p, q), total, x, y)
 
     def lookup(self, codes: ir.Value, table: Sequence[int]) -> ir.Value:
-        """Look up bytes in a table of 16 bytes. `code` has at least 16 bytes, each from 0 to 15."""
+        """Look up bytes in a table of 16 bytes. `codes` has at least 16 bytes, each from 0 to 15."""
         b = self.b
         if self._has(_SHUFFLES):
             size, name = self._instruction(_SHUFFLES, at_most=codes.type.count)

@@ -15,7 +15,7 @@ from quant.cuda.float8 import Float8Matrix
 from quant.kernels import float8_matmul, float8_rows, float8_unpack
 from quant.kernels.card import Card
 
-FEW_TOKENS = 32  # one tile: the weight is read once
+FEW_TOKENS = 32  # up to this number, one tile has all tokens, and the weight is read once
 FEW_TOKENS_OF_A_COPY = 64  # two tiles, and the second finds the weight in the L2 cache: faster than making a copy
 LIBRARY_ALIGNMENT = 16  # outputs must be a multiple of this for torch's product of 8-bit floats
 

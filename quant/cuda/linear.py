@@ -116,7 +116,7 @@ class CudaBackend:
     device: torch.device
     card: Card
     deterministic: bool  # the bits of a row do not depend on the rest of the batch
-    measured: MeasuredTiles | None = None  # measured tiles, which replace those of the rule
+    measured: MeasuredTiles | None = None  # measured tiles, which take precedence over the rule
     name: str = "cuda"
 
     def linear(self, segments: Sequence[QTensor]) -> QLinear:

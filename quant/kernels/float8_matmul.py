@@ -34,13 +34,14 @@ class Tile:
     rows: int
     tokens: int
     warps: int
-    stages: int  # tiles of weights in flight, including the one that is multiplied
+    stages: int  # tiles of weights that are loaded or multiplied at a time
 
 
 FEW = Tile(rows=16, tokens=8, warps=4, stages=4)
 FIXED = Tile(rows=32, tokens=16, warps=4, stages=3)
 MORE = Tile(rows=32, tokens=32, warps=4, stages=3)
-NARROW = Tile(rows=16, tokens=16, warps=4, stages=1)  # for blocks narrower than DEPTH: each element needs its own scale
+# tile for scale blocks narrower than DEPTH, where each element needs its own scale
+NARROW = Tile(rows=16, tokens=16, warps=4, stages=1)
 
 
 @triton.jit

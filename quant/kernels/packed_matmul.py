@@ -78,7 +78,7 @@ def _weights(
     if numbers is not None:
         codes = _code_bits(lows, POSITION, LOW, LOW, 0).to(tl.uint32).permute(0, 4, 1, 2, 3)
         return (s * tl.load(numbers + codes).permute(0, 2, 3, 4, 1)).to(tl.bfloat16)
-    AT: tl.constexpr = 23 - LOW - HIGH - LOW * (1 - POSITION % 2)  # one shift for two codes
+    AT: tl.constexpr = 23 - LOW - HIGH - LOW * (1 - POSITION % 2)  # the same shift serves two codes
     SIZE: tl.constexpr = 1 << (23 - AT)
     bits = _code_bits(lows, POSITION, LOW, LOW, AT) | one
     if HIGH:
@@ -144,7 +144,7 @@ def _product_kernel(
     token_tile = tl.minimum(tl.program_id(1) * (TOKENS // 8) + x_unit // WARPS, (tokens + 7) // 8 - 1).to(tl.int64)
     token = token_tile * 8 + x_lane // 16
     x_column = x_lane % 16 // 4 * FRAGMENT + x_lane % 4
-    # not a compile-time constant: an instruction can hold one constant, and the mask needs that
+    # This is no compile-time constant, because an instruction can hold only one, and the mask needs it.
     one = ONE - tl.program_id(2) // SPLITS
     total = tl.zeros((WARPS, 8 * ROW_TILES, TOKENS), tl.float32)
     for step in range(STEPS):
@@ -236,15 +236,15 @@ SUM_BLOCK = 1024  # rows per program
 def packed_product(
     matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, *, bias: Tensor | None, add: bool
 ) -> None:
-    """Write x [tokens, columns] times the matrix, plus `bias` (float32 [rows]), to `out` [tokens, rows]; with `add`,
-    add it.
+    """Write x [tokens, columns] times the matrix, plus `bias` (float32 [rows]), to `out` [tokens, rows]. With `add`,
+    add the product to `out`.
 
     x is bfloat16 and contiguous, with its columns in the matrix's order. `out` may be columns of a wider tensor.
     """
     tokens, rows = len(x), matrix.shape[0]
     split = tile.splits > 1
     sums = torch.empty(tile.splits, tokens, rows, dtype=torch.float32, device=x.device) if split else out
-    reorders = tile.tokens > 8 or matrix.form.columns % 4 > 0  # else a thread loads four columns at once
+    reorders = tile.tokens > 8 or matrix.form.columns % 4 > 0  # otherwise a thread already loads four adjacent columns
     grid = triton.cdiv(rows, tile.rows), triton.cdiv(tokens, tile.tokens), tile.splits
     _product_kernel[grid](
         **matrix.operands,

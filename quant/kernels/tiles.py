@@ -52,8 +52,8 @@ class TileTable:
 
     def _by_rule(self, shape: ProductShape) -> ProductTile:
         processors, columns = self.card.multiprocessors, shape.inputs // 128
-        # With more rows per program, more rows share the loads of x. With fewer, fewer registers are used and more
-        # loads are in flight.
+        # With 32 rows per program, more rows share the loads of x. With 16, fewer registers are used and more loads are
+        # in flight.
         rows = 32 if shape.tokens > 2 and shape.outputs >= 32 * processors * 3 // 4 else 16
         programs = -(-shape.outputs // rows)
         warps = next((it for it in (4, 8) if programs * it >= LEAST_WARPS * processors), 16 if rows == 16 else 8)

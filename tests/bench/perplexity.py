@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, help="a text file (default: the text of Python's help() topics)")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # as the command does; more threads would wait for each other on a busy machine
+    torch.set_num_threads(1)  # as in `ingle quantize`; more threads would wait for each other on a busy machine
     model, ids = transformers_model(arguments.model, tied=False), text_ids(arguments.model, arguments.text)
     exact = losses(model, ids)
     print(f"{len(ids)} tokens\n\n| float32 | {math.exp(exact.mean()):.4f} |", flush=True)

@@ -57,7 +57,8 @@ def deterministic(machine: Machine) -> Iterator[Figure]:
 def _figures(machine: Machine, mix: str, name: str, *, cold: bool = False) -> Iterator[Figure]:
     start = time.perf_counter()
     checkpoint = random_checkpoint(machine, _model(machine), mix)
-    floor = fraction(float(checkpoint.bytes_per_step), machine.peaks.copy)  # in seconds
+    # seconds of a step that only reads all weights once
+    floor = fraction(float(checkpoint.bytes_per_step), machine.peaks.copy)
     with _running(machine, checkpoint) as runs:
         loaded = time.perf_counter() - start
         runs.sample(Load(machine.scaled(16, 1), 1))

@@ -74,7 +74,7 @@ def _draw(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]:
 
 
 def _sampling(machine: Machine, model: ModelConfig, tokens: int, params: SamplingParams) -> tuple[int, Run]:
-    """Return the bytes of memory traffic, one read of the logits, and a call that samples a token from each row."""
+    """Return the bytes of one read of the logits, and a call that samples a token from each row."""
     logits = torch.randn(tokens, model.vocab_size, device=machine.device)
     targets = [SampleTarget(row, Request(row, (1,), params), 0) for row in range(tokens)]
     rows = build_rows(targets, model.vocab_size, NO_MASKS).to(machine.device)

@@ -27,7 +27,7 @@ def rejection(tmp_path: Path, file: GGUFBytes) -> GGUFError:
 
 
 def put(file: GGUFBytes, role: str, value: int, which: int = 0) -> GGUFBytes:
-    """Replace a number in `file`: the one with index `which` among those of this role."""
+    """Replace the number with index `which` among the numbers of this role in `file`."""
     number = [n for n in file.numbers if n.role == role][which]
     file.data[number.offset : number.offset + number.width] = value.to_bytes(number.width, "little")
     return file

@@ -84,7 +84,7 @@ def test_int4_error_is_below_plain_rounding(group: int) -> None:
 def test_importance_reduces_the_weighted_error(seed: int, group: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(64, 256, generator=generator)
-    importance = torch.rand(256, generator=generator).mul(12).sub(6).exp()  # from 0.0025 to 400
+    importance = torch.rand(256, generator=generator).mul(12).sub(6).exp()  # values from 0.0025 to 400
     plain = PlainTensor((64, 256), "F32", values)
     errors = [
         ((dequantize(int4(plain, group, given)) - values).square() * importance).sum() for given in (importance, None)

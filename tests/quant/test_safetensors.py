@@ -99,7 +99,7 @@ def test_error_names_undecodable_types(tmp_path: Path, kind: str) -> None:
 FOUR = entry("F32", [1], 0, 4)
 HOSTILE: list[
     tuple[Mapping[str, object] | str | bytes, int, str, str]
-] = [  # header, bytes of data, part of the field, part of the problem
+] = [  # (header, data, part of the field's name, part of the problem)
     ("[]", 0, "header", "brace"),
     ("{", 0, "header", "JSON"),
     ("{} {}", 0, "header", "JSON"),

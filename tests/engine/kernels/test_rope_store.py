@@ -123,7 +123,7 @@ def test_rope_and_store_equals_the_reference(case: Case, device: torch.device) -
 
 
 def test_e4m3_conversion_equals_torch(device: torch.device) -> None:
-    """All values, midpoints, their neighbors, and values that are too large, too small, infinite, or NaN."""
+    """Covers all values, midpoints, their neighbors, and values that are too large, too small, infinite, or NaN."""
     codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     exact = torch.cat((codes, (codes[1:] + codes[:-1]) / 2))
     odd = torch.tensor([2**-11, 464.0, 465.0, 1e9, torch.inf, torch.nan, 2**-130])

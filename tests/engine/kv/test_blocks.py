@@ -151,7 +151,8 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.pool = BlockPool(12)
         self.chains: list[tuple[list[int], list[tuple[int, ...]], int]] = []  # blocks, contents, number published
-        self.contents: dict[int, tuple[tuple[int, ...], ...]] = {}  # block -> the prefix that its tokens end
+        # block -> contents of the chain up to and including it
+        self.contents: dict[int, tuple[tuple[int, ...], ...]] = {}
 
     @rule(letters=st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=5))
     def join(self, letters: list[tuple[int, ...]]) -> None:

@@ -25,7 +25,7 @@ def matrix_of(name: str, rows: int, columns: int, device: torch.device) -> tuple
 
 
 def check(got: torch.Tensor, x: torch.Tensor, values: torch.Tensor) -> None:
-    """Check that the error is that of rounding weights to bfloat16."""
+    """Check that the error is no larger than rounding the weights to bfloat16 causes."""
     bound = (x.float().abs() @ values.abs().T) / 256
     want = x.float() @ values.T
     assert ((got.cpu() - want).abs() <= bound + 1e-4).all()

@@ -54,7 +54,7 @@ def load_step(
 
 
 def spoil(pool: Tensor) -> None:
-    """Fill a KV pool with NaN: the elements of float16, or the scales of int8."""
+    """Fill a KV pool with NaN: its elements if they are float16, or its scales if the elements are int8."""
     pool.view(torch.uint8).fill_(0xFF)
 
 

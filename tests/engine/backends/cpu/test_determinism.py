@@ -187,7 +187,7 @@ class Traffic:
         return tuple(root[:cut]) if self.rng.random() < 0.5 else (*root[:cut], self.rng.randrange(8))
 
     def params(self) -> SamplingParams:
-        """Return greedy or random sampling with one of two seeds, so that replies repeat as well."""
+        """Return greedy or random sampling. There are only two seeds, so that replies repeat as well."""
         shapes = [SamplingParams(temperature=0), SamplingParams(), SamplingParams(temperature=0.8, top_p=0.9)]
         return replace(
             self.rng.choice(shapes),

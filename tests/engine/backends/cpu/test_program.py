@@ -178,7 +178,7 @@ def test_unknown_kv_group_is_rejected(recorded: Recorder) -> None:
 
 
 def test_invalid_window_and_rotary_dim_are_rejected(recorded: Recorder) -> None:
-    """Both determine which table entries and elements compiled code reads."""
+    """The window and the rotary dimension determine which table entries and elements compiled code reads."""
     for name, said, wrong in (
         ("window", "window", (0, -1, -(1 << 40))),
         ("rotary_dim", "(rotary_dim|cosine)", (-2, 34)),

@@ -125,7 +125,7 @@ def test_outdated_measurements_do_not_cause_frequent_probes(threads: int) -> Non
 
 
 def test_probe_of_a_much_slower_number_ends_early() -> None:
-    """On an idle machine, one thread takes twice as long as two. Two steps are enough to measure that."""
+    """On an idle machine, one thread takes twice as long as two. Two steps are enough to measure the difference."""
     used = simulate(ThreadTuner(2), quiet_machine, SHORTEST_PAUSE + PROBE_STEPS + 1)
     assert used.count(1) == PROBE_CHECK_STEPS
 

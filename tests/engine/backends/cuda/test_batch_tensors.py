@@ -64,7 +64,7 @@ def test_padding_requests_have_one_token_and_no_context(device: torch.device) ->
 
 
 def test_block_tables_equal_those_of_the_batch(device: torch.device) -> None:
-    """Tables grow, lose their first blocks, and are replaced; the same list object may hold other blocks."""
+    """Tables grow, lose their first blocks, and are replaced. A list object may later hold other blocks."""
     buffers, rng = StepBuffers(LIMITS, gpu(device)), random.Random(1)
     tables: list[list[list[int]]] = [[[rng.randrange(99)] for _ in range(4)] for _ in range(2)]
     for _ in range(60):

@@ -45,7 +45,7 @@ HEADER_BYTES, ENTRY_BYTES = 112, 104
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the reader not wait between two reads of a damaged table."""
+    """Remove the wait between two reads of a damaged table."""
     monkeypatch.setattr(segment_file, "READ_INTERVAL", 0.0)
 
 

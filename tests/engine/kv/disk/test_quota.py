@@ -77,7 +77,7 @@ def test_least_recently_used_files_are_deleted_first(tmp_path: Path) -> None:
 
 
 def test_a_sweep_frees_more_than_needed(tmp_path: Path) -> None:
-    """If it freed only what is needed, every write would check all files."""
+    """If a sweep freed only what is needed, every write would check all files."""
     paths = [some_file(tmp_path, f"{number:02}-0-1.run", 100, number) for number in range(65)]
     quota = Quota(tmp_path, 6400)
     quota.charge(1)

@@ -40,7 +40,7 @@ ENTRY_BYTES = 104
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the reader not wait between two reads of a damaged table."""
+    """Remove the wait between two reads of a damaged table."""
     monkeypatch.setattr(segment_file, "READ_INTERVAL", 0.0)
 
 
