@@ -119,7 +119,7 @@ def _devices(
 
 
 def _gpu(options: LoadOptions, memory: int) -> "Gpu | None":
-    """Return the GPU to use, or None. If `memory` is given, the result is a hypothetical GPU with that many bytes."""
+    """Return the GPU to use, or None. If `memory` is given, the result is a hypothetical GPU of this size in bytes."""
     if not memory:
         return gpu_for(options)
     if not options.asks_for_gpu and gpu_for(options) is None:

@@ -27,7 +27,7 @@ class EncoderModel(Protocol):
     def forward(self, ids: Tensor, second_start: int | None = None) -> Tensor:
         """Return the states of a text, float32 [tokens, hidden], on the model's device.
 
-        `ids` is int64 [tokens]: valid token ids, at most as many as the context holds. Tokens from index `second_start`
+        `ids` is int64 [tokens]: valid token ids, at most `context_length` of them. Tokens from index `second_start`
         on belong to a second text. Must be thread-safe.
         """
         ...

@@ -59,7 +59,7 @@ def _attention_kernel(
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
     SINKS: tl.constexpr,
-    MANY: tl.constexpr,  # whether the tile has so many queries that most pieces are visible to all of them
+    MANY: tl.constexpr,  # whether the tile has enough queries that most pieces are visible to all of them
     DIRECT: tl.constexpr,  # whether each tile has only one part
     FIXED: tl.constexpr,
     KV_HEADS: tl.constexpr,

@@ -159,7 +159,7 @@ def _attend_tile(q: Tensor, positions: Tensor, pieces: list[Piece], rule: ScoreR
 
 
 def _piece(pool: Tensor, table: Tensor, start: int, first: int, context: int) -> Piece:
-    """Return the piece of the context that begins at `start`.
+    """Return the piece of the context whose first position is `start`.
 
     Keys and values before `first` or after the context are replaced by zero. A mask in the softmax would not be enough:
     they may be NaN, and zero times NaN is NaN.

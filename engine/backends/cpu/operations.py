@@ -217,7 +217,7 @@ class CpuOperations:
     def _head_norms(self, rows: Rows, heads: dict[str, int], norms: HeadNorms) -> dict[str, int]:
         """Return the instruction words for normalizing each head before rotation.
 
-        A norm over all heads together is recorded as an instruction of its own, and then no words are needed.
+        A norm over all heads together is recorded as a separate instruction and needs no words.
         """
         q, k, width = norms.q, norms.k, norms.q.weight.shape[-1]
         if width == heads["head_dim"]:

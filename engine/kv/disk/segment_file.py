@@ -47,7 +47,7 @@ _ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
 _TABLE_START = _HEADER.size + _CHECKSUM.size
 _ABSENT = bytes(_ENTRY_BYTES)
 
-# Where the system supports these flags: do not follow links, wait for pipes, or translate bytes.
+# If the system supports the flags: do not follow links, wait for pipes, or translate bytes.
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -258,7 +258,7 @@ def create(path: Path, header: SegmentHeader) -> None:
     unfinished = path.with_suffix(UNFINISHED)
     try:
         with FileIO(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _FLAGS, 0o600), "wb") as file:
-            os.chmod(unfinished, 0o600)  # removes access for other users, whatever the umask is
+            os.chmod(unfinished, 0o600)  # removes access for other users, regardless of the umask
             _write(file, 0, [header.to_bytes().ljust(DATA_START, b"\0")])
         os.replace(unfinished, path)
     except OSError:
