@@ -180,7 +180,7 @@ def _text_of(message: NodeMessage) -> str:
 
 
 def _requests(content: bytes) -> list[FileChat]:
-    """Read one conversation, a list of them, or a list of messages."""
+    """Read one conversation, a list of conversations, or a list of messages."""
     raw = msgspec.json.decode(content)
     conversations = raw if isinstance(raw, list) else [raw]
     if conversations and all(isinstance(one, dict) and "role" in one for one in conversations):

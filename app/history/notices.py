@@ -57,14 +57,14 @@ class Rescue:
         message = f"The chat history was damaged: {self.reason}. {done}: {chats} and {messages}."
         message += f" Lost: {', '.join(lost) or 'nothing known'}."
         if changed := _counted(self.changed):
-            message += f" Damaged in part: {', '.join(changed)}."
+            message += f" Partly damaged: {', '.join(changed)}."
         if self.titles:
             message += f" Check: {_listed(self.titles)}."
         return HistoryNotice(message, f"The damaged file is kept as {self.aside}." if self.aside else "")
 
 
 def rescue_of(reason: str, aside: Path | None, salvaged: Salvage, saved: Mapping[str, int]) -> Rescue:
-    """Return the result of a salvage. `saved`: rows by table that are in the new file."""
+    """Return the result of a salvage. `saved`: table -> number of rows in the new file."""
     return Rescue(
         reason,
         aside,

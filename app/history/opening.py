@@ -116,7 +116,7 @@ def open_file(path: Path, tell: Tell, damage: str = "") -> Opened:
 
 
 def _read(path: Path, tell: Tell, why: str, remedy: str) -> Opened:
-    """Read what is readable of a history that cannot be written. Raises OSError."""
+    """Read the readable rows of a history that cannot be written. Raises OSError."""
     tell("The chat history cannot be written. Reading it into memory.")
     read_from, salvaged = stamp_of(path), salvage(path)
     connection = create_database(None)

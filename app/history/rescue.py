@@ -48,7 +48,7 @@ def rescue(path: Path, reason: str, create: Callable[[Path], sqlite3.Connection]
 
 
 def finish_replacement(path: Path) -> None:
-    """Replace the old history with a complete new one, unless that is done."""
+    """Replace the old history with the complete new one, unless that has already happened."""
     complete = _complete(path)
     if complete.exists():
         for suffix in ("-wal", "-shm"):

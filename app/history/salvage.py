@@ -49,7 +49,7 @@ class Salvage:
     gaps: list[str] = field(default_factory=list)  # lost parts of the files, with unknown contents
 
     def add(self, found: FoundRow) -> None:
-        """Keep a row, unless a sound row has the same id."""
+        """Keep a row, unless a sound row with the same id was found before."""
         if found.is_sound or found.id not in self.rows[found.table] or found.id in self.changed[found.table]:
             self.rows[found.table][found.id] = found.row
             self.changed[found.table].discard(found.id)

@@ -26,7 +26,7 @@ _AS_IT_STANDS = """
 """
 _WORD = re.compile(r"\w+")
 
-_Found = tuple[int, int, str]  # chat, message, and its text
+_Found = tuple[int, int, str]  # chat id, message id, and the text of the message
 
 
 class Search:

@@ -86,7 +86,7 @@ class _Pipes:
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise TypeError("the process was started without pipes")
         self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
-        self._unsolicited, self._num_messages = 0, 0  # bytes and messages since the last one to the server
+        self._unsolicited, self._num_messages = 0, 0  # bytes and messages received since the last message to the server
 
     async def read(self, sender: "MemoryObjectSendStream[SessionMessage | Exception]") -> None:
         """Pass each line on to the session, whose stream ends when the server ends or exceeds a limit."""

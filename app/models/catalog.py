@@ -79,7 +79,7 @@ class Sampling:
 
     @property
     def values(self) -> dict[str, float]:
-        """The values by name."""
+        """The values, keyed by parameter name."""
         return asdict(self)
 
     def __str__(self) -> str:

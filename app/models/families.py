@@ -24,7 +24,7 @@ class KVShape:
     head_dim: int
 
     def token_bytes(self, bits: int) -> int:
-        """Return the bytes of one token's keys and values, with `bits` bits per number."""
+        """Return the size in bytes of one token's keys and values, with `bits` bits per number."""
         return 2 * self.layers * self.kv_heads * self.head_dim * bits // 8
 
 
@@ -62,7 +62,7 @@ class KnownModel:
 
     @property
     def usual_size(self) -> int:
-        """Approximate bytes of its files in the usual quantization."""
+        """Approximate size in bytes of the model's files in the usual quantization."""
         return round(read_count(self.name.partition(":")[2]) * _USUAL_BYTES)
 
 

@@ -129,7 +129,7 @@ def remove(cache: Path, sources: Sequence[HubSource], *, really: bool = True) ->
 
 
 def arrived(cache: Path, repo: str, revision: str, names: Sequence[str]) -> int:
-    """Return the bytes of the stored files of a commit, and of all partial downloads of the repository."""
+    """Return the size in bytes of the stored files of a commit and all partial downloads of the repository."""
     folder = snapshot_folder(cache, repo, revision)
     there = [folder / name for name in names if (folder / name).is_file()]
     return sum(path.stat().st_size for path in (*there, *_partials(cache, repo)))

@@ -105,7 +105,7 @@ def _look(found: _Repository, memory: int, settings: Settings, progress: Progres
 
 
 def _best(found: _Repository, listing: Listing, memory: int) -> tuple[str | None, int]:
-    """Return a quantization and its bytes: a usual one that fits, or the largest that fits, or the smallest."""
+    """Return a quantization and its size in bytes: a usual one that fits, or the largest that fits, or the smallest."""
     if choices := choices_of(listing):
         return _best_choice(choices, memory)
     # raises ModelNotFound if the repository has no model that can run here

@@ -76,7 +76,7 @@ def remote_headers(name: RepositoryName, settings: Settings, progress: Progress)
 
 
 def choices_of(listing: Listing) -> dict[str, int]:
-    """Return the bytes of each complete GGUF model of a repository by its quantization, the largest first."""
+    """Return the size in bytes of each complete GGUF model of a repository, by quantization, the largest first."""
     models = [model for model in models_among(listing.files) if model.is_gguf and model.is_whole and model.quantization]
     sizes = {model.quantization: sum(listing.files[file].size for file in model.files) for model in models}
     return dict(sorted(sizes.items(), key=lambda choice: -choice[1]))
@@ -217,7 +217,7 @@ class _GrowingFile:
             skipped = 0
             if reply.status_code == HTTPStatus.PARTIAL_CONTENT:
                 if not reply.headers.get("Content-Range", "").startswith(f"bytes {begin}-"):
-                    raise IntegrityError(f"the Hub sent another part of {source.file} than requested")
+                    raise IntegrityError(f"the Hub sent a different part of {source.file} than requested")
                 skipped = begin
             content = bytearray()
             async for chunk in reply.aiter_raw():

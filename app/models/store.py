@@ -193,7 +193,7 @@ class ModelStore:
         self._record(entry, final, str(source))
 
     def arrived(self, entry: CatalogEntry) -> int:
-        """Return the bytes of partial downloads of a file that is not stored."""
+        """Return the size in bytes of the partial downloads of a file that is not stored."""
         hub = [ListedFile(one, entry.size, entry.sha256) for one in entry.sources if isinstance(one, HubSource)]
         most = max((entry.size - self.hub_models.missing(file) for file in hub), default=0)
         return max(most, arrived(self.models_dir / entry.file))

@@ -45,7 +45,9 @@ class WebName:
         if not re.fullmatch(rf"{COMPONENT}\.gguf", file, re.IGNORECASE):
             raise AppError(f"{text} does not end in the name of a GGUF file", "Give the address of the file itself.")
         if "@" in urlsplit(found["address"]).netloc:
-            raise AppError("the address contains a user name or a password, which lists would show", "Remove them.")
+            raise AppError(
+                "the address contains a user name or a password, which model lists would show", "Remove them."
+            )
         if not found["digest"]:
             remedy = f"Add its digest: {found['address']}#sha256=... (64 digits; sha256sum prints them)."
             raise AppError(f"{text} has no digest", remedy)

@@ -1,1 +1,1 @@
-"""Processes of this machine: servers that run, sockets, signals, child processes, and thread pools."""
+"""Processes and what they share: running servers, sockets, signals, child processes, and thread pools."""

@@ -37,7 +37,7 @@ class WorkPool:
         self._is_closed = False
 
     async def run(self, work: Callable[[Check], T]) -> T:
-        """Return the result of `work`, which must often call its argument: that raises if the caller was cancelled.
+        """Return the result of `work`. It must often call its argument, which raises if the caller was cancelled.
 
         Raises what `work` raises, and EngineError after `close`.
         """

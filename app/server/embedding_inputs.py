@@ -9,7 +9,7 @@ from msgspec import Meta
 from app.generation.embedding_service import EmbeddingService, InputTooLong
 from app.server.http.errors import InvalidRequest, check_vocabulary
 
-MAX_INPUTS = 2048  # per request, as in OpenAI's API
+MAX_INPUTS = 2048  # limit of the inputs of a request, as in OpenAI's API
 
 # Tokens that a text is cut to; -1 cuts it to the model's context length.
 Truncation: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
@@ -33,7 +33,7 @@ async def read_inputs(
 
 
 def truncation_limit(service: EmbeddingService, truncate: int | None) -> int | None:
-    """Return the tokens that a text is cut to, or None if it is not cut."""
+    """Return the number of tokens that a text is cut to, or None if it is not cut."""
     longest = service.context_length
     return truncate if truncate is None else min(longest, longest if truncate == -1 else truncate)
 

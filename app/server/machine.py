@@ -30,7 +30,7 @@ class GpuMemory:
 
     total: int
     free: Callable[[], int]
-    own: Callable[[], int]  # used by this process
+    own: Callable[[], int]  # returns the bytes that this process uses
 
 
 class Machine:
@@ -69,7 +69,7 @@ class Machine:
         return AmountReport(max(0, self._gpu.total - self._gpu.free()), self._gpu.total)
 
     def room(self) -> int:
-        """Return the bytes that another model could use once this process has ended.
+        """Return the memory in bytes that another model could use once this process has ended.
 
         0 if that is unknown: the other model might run on a GPU that this process does not use.
         """

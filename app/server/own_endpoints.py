@@ -66,7 +66,7 @@ class EngineReport(Struct):
     memory: int  # bytes of the process; 0: unknown
     gpu: AmountReport | None  # memory of the GPU in use; null: the engine runs on the CPU
     room: int  # bytes that another model could use in place of this one; 0: unknown
-    computed_tokens: int  # since the start, of prompts and replies
+    computed_tokens: int  # tokens of prompts and replies, since the start
     generated_tokens: int
 
 

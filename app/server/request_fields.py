@@ -197,7 +197,7 @@ class DryFields(Struct, kw_only=True):
         return DRY_BREAKERS if self.dry_sequence_breakers is None else self.dry_sequence_breakers
 
     def dry(self) -> DryParams | None:
-        """Return the parameters without the breakers, or None if the sampler is off. Raises InvalidSampling."""
+        """Return the parameters except the breakers, or None if the sampler is off. Raises InvalidSampling."""
         if not self.dry_multiplier or self.dry_penalty_last_n == 0:
             return None
         given = {"base": self.dry_base, "allowed_length": self.dry_allowed_length}

@@ -126,7 +126,7 @@ def receive(final: Path, size: int, digest: str, *, resumable: bool = False) -> 
 
 
 def arrived(final: Path) -> int:
-    """Return the bytes of a file that an interrupted download has left."""
+    """Return the number of bytes of a file that an interrupted download has left."""
     return _size(_partial(final))
 
 
@@ -157,7 +157,7 @@ def check_space(folder: Path, needed: int) -> None:
 
 
 def free_space(folder: Path) -> int:
-    """Return the free bytes on the disk of `folder`, which need not exist yet."""
+    """Return the free space in bytes on the disk of `folder`, which need not exist yet."""
     return shutil.disk_usage(_nearest(folder)).free
 
 

@@ -194,7 +194,7 @@ class _Transfer:
         if response.status_code == HTTPStatus.PARTIAL_CONTENT:
             found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if not found or int(found["begin"]) != incoming.received or found["size"] not in ("*", str(incoming.size)):
-                raise IntegrityError("the server sent another part of the file than requested")
+                raise IntegrityError("the server sent a different part of the file than requested")
             self._ranges_ignored = 0
         else:
             self._check_whole(response, same=etag == self._validator)

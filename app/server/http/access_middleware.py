@@ -60,7 +60,7 @@ class AllowedOrigins:
 
 
 def is_preflight(scope: Scope) -> bool:
-    """Whether it is a CORS preflight request, which has no key."""
+    """Whether a request is a CORS preflight, which has no key."""
     return scope["method"] == "OPTIONS" and bool(header_values(scope, b"access-control-request-method"))
 
 

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How the chunks of a stream are written."""
+    """The format in which the chunks of a stream are written."""
 
     media_type: str
     frame: Callable[[Any], bytes]  # encodes one chunk; NAMED_EVENTS needs tagged structs
@@ -53,7 +53,7 @@ TEXT: Final = "text/plain"
 
 @dataclass(frozen=True, slots=True)
 class ErrorFormat:
-    """How a dialect writes errors."""
+    """The format in which a dialect writes errors."""
 
     body: Callable[[Exception], Struct]
     type: type[Struct]  # type of the body

@@ -57,7 +57,7 @@ class OpenAPI:
 
 
 class Description(Struct):
-    """The top level of a description."""
+    """The top level of an OpenAPI description."""
 
     openapi: str
     info: dict[str, Any]

@@ -30,7 +30,7 @@ def test_notices_arrive_when_damage_is_found(tmp_path: Path) -> None:
         assert [message.text for message in (await chats.open(chat)).messages] == ["another question"]
         notice = await coming
         assert isinstance(notice, Notice)
-        assert "Saved: 1 chat and 1 message. Lost: nothing known. Damaged in part: 1 message." in notice.message
+        assert "Saved: 1 chat and 1 message. Lost: nothing known. Partly damaged: 1 message." in notice.message
         await notices.aclose()
         chats.close()
 

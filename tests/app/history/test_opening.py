@@ -120,7 +120,7 @@ def test_first_version_is_migrated_to_digests(filled: Path, tmp_path: Path) -> N
         assert (titles(history), texts(history), history.notices) == (ALL_TITLES, ALL_TEXTS, ())
     flip(filled, b"userquestion 2 lorem", 16, 0)
     with History(tmp_path) as history:
-        assert "Damaged in part: 1 message." in history.notices[0].message
+        assert "Partly damaged: 1 message." in history.notices[0].message
 
 
 def test_damaged_history_of_the_first_version_is_repaired(filled: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_rows_of_another_program_are_signed(filled: Path, tmp_path: Path) -> Non
         assert history.notices == ()
     flip(filled, b"userby hand", 4, 0)
     with History(tmp_path) as history:
-        assert "Damaged in part: 1 message." in history.notices[0].message
+        assert "Partly damaged: 1 message." in history.notices[0].message
 
 
 # -- no write is possible

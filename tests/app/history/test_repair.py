@@ -109,7 +109,7 @@ def test_changed_texts_and_titles_are_reported(filled: Path, tmp_path: Path) -> 
         [notice] = history.notices
         assert titles(history) == ["chat 0", "chat 1", "chat 2", "chat 3", "chat 5", "chat 6"]
         assert "question 2" in texts(history)
-    assert "Damaged in part: 1 chat, 1 message. Check: “chat 2”, “chat 6”." in notice.message
+    assert "Partly damaged: 1 chat, 1 message. Check: “chat 2”, “chat 6”." in notice.message
 
 
 @pytest.mark.parametrize("bit", [1, 2], ids=["another chat", "no chat"])
@@ -211,9 +211,9 @@ def test_damage_is_not_repaired_while_the_history_is_open_elsewhere(filled: Path
         assert not list(tmp_path.glob("*damaged*"))
     assert "Nothing is saved: the chat history is damaged, and other chats have it open." in unsaved.message
     assert "Close the other chats" in unsaved.remedy
-    assert "Damaged in part: 1 message." in damaged.message
+    assert "Partly damaged: 1 message." in damaged.message
     with History(tmp_path) as again:
-        assert "Damaged in part: 1 message." in again.notices[0].message
+        assert "Partly damaged: 1 message." in again.notices[0].message
         assert len(list(tmp_path.glob("*damaged*"))) == 1
 
 

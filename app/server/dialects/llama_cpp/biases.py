@@ -9,7 +9,7 @@ from app.generation.service import ChatService
 from app.process.work_pool import Check
 from engine.sampling_params import MAX_BIASES
 
-NEVER = -100.0  # for a bias of false
+NEVER = -100.0  # the bias that `false` means
 
 _Pair: TypeAlias = Annotated[list[int | float | str | bool], Meta(min_length=2, max_length=2)]
 _Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
@@ -20,7 +20,7 @@ Biases: TypeAlias = (
 
 
 def bias_problems(given: Biases | None) -> Iterator[tuple[str, str]]:
-    """Yield (field, problem) pairs that the types of biases cannot express."""
+    """Yield (field, problem) pairs for problems that the types of biases cannot express."""
     for token, amount in _pairs(given):
         if isinstance(token, bool | float) or (isinstance(token, int) and token < 0):
             yield "logit_bias", "each key must be a token id or a text."

@@ -108,7 +108,7 @@ class ChunkWriter:
                         yield chunks
 
     async def _add_prompts(self, chunks: Sequence[Completion]) -> None:
-        """Add the prompt to each last chunk."""
+        """Add the text of the prompt to the last chunk of each reply."""
         for chunk in chunks:
             if chunk.stop:
                 chunk.prompt = await self._prompt_text(chunk.index)

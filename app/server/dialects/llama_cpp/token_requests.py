@@ -95,7 +95,9 @@ class EmbeddingRequest(Struct, kw_only=True):
 
     content: Prompts
     model: ModelName | None = None
-    embd_normalize: Annotated[int, Meta(ge=-1, le=64)] | None = None  # the norm that becomes 1; default: 2
+    embd_normalize: Annotated[int, Meta(ge=-1, le=64)] | None = (
+        None  # order of the norm that vectors are scaled by; default: 2
+    )
 
     def inputs(self) -> dict[str, str | tuple[int, ...]]:
         """Return texts and token ids, keyed by their paths. Raises InvalidRequest for a list that mixes both."""

@@ -57,7 +57,7 @@ class ChoiceLogprobs(Struct):
 
 class FunctionDelta(Struct):
     arguments: str
-    name: str | UnsetType = UNSET  # in the first delta of a call, like its id and type
+    name: str | UnsetType = UNSET  # set in the first delta of a call, like the id and type of the call
 
 
 class CallDelta(Struct):

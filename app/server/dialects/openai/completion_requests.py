@@ -19,7 +19,7 @@ from app.server.request_fields import LogprobCount, TokenId
 from app.server.structured_output import ResponseFormat, response_format_grammars
 from engine.sampling_params import SamplingParams
 
-MAX_CHOICES = 256  # per request: prompts times candidates
+MAX_CHOICES = 256  # limit of a request: prompts times candidates
 DEFAULT_COMPLETION_TOKENS = 16
 
 PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 20)]

@@ -295,8 +295,9 @@ class _ChoiceWriter:
         self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id, show_control=shown)))
 
     def _alternatives(self, token: TokenLogprobs) -> dict[str, float]:
-        """Return log-probabilities by text, with the likeliest of tokens that look alike. The sampled token is
-        included.
+        """Return log-probabilities keyed by text. If tokens have the same text, the likeliest one is kept.
+
+        The sampled token is included.
         """
         alternatives: dict[str, float] = {}
         for token_id, logprob in (*token.top, (token.token_id, token.logprob)):

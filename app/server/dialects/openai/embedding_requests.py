@@ -20,7 +20,7 @@ class EmbeddingRequest(Struct, kw_only=True):
     encoding_format: Encoding | None = None
     dimensions: PositiveCount | None = None
     user: str | None = None
-    truncate_prompt_tokens: Truncation | None = None  # a field of vLLM's
+    truncate_prompt_tokens: Truncation | None = None  # vLLM's field
 
     def inputs(self) -> list[str | tuple[int, ...]]:
         """Return the inputs, each a text or token ids. Raises InvalidRequest."""

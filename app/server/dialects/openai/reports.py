@@ -180,5 +180,5 @@ class ChunkReports:
             chunk.timings = self._running.timings()
 
     def add_totals(self, chunk: ReportingChunk) -> None:
-        """Add the usage and the timings of all replies to the last chunk, after they have ended."""
+        """Add the usage and the timings of all replies to the last chunk. All replies must have ended."""
         chunk.usage, chunk.timings = usage_of(self._counts), timings_of(self._counts)

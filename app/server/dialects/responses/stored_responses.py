@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 FILE_NAME = "responses.sqlite"
 MAX_BYTES = 256 << 20
-ROW_BYTES = 512  # size of a response besides its texts
-MAX_CHAIN = 4096  # responses that one can continue
+ROW_BYTES = 512  # bytes that a response takes in addition to its texts
+MAX_CHAIN = 4096  # longest chain of responses that continue each other
 
 _VERSION = 1
 _BUSY_SECONDS = 5.0  # longest wait until another server has written

@@ -106,7 +106,7 @@ class OfferedTools:
         return found or [name]
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield (field, problem) pairs that the bounds of single fields cannot express."""
+        """Yield (field, problem) pairs for problems that the bounds of single fields cannot express."""
         for index, definition in enumerate(self._definitions):
             if definition.type in _NAMED and definition.name is None:
                 yield f"tools[{index}].name", "it is required."
@@ -128,7 +128,7 @@ class OfferedTools:
 
 
 def qualified(name: str, namespace: str | None) -> str:
-    """Return the model's name of a tool."""
+    """Return the name that the model uses for a tool."""
     return name if namespace is None else f"{namespace.rstrip('_')}__{name}"
 
 

@@ -101,7 +101,7 @@ class ResponseWriter:
         return [*closing, self._numbered(Failed(response=self.response))]
 
     def cancel(self) -> None:
-        """Finish a response that was canceled, without events."""
+        """Finish a canceled response. Clients get no events about the end."""
         [*_] = self._finish_item("incomplete")
         self.response = self.response.cancelled(self._output)
 

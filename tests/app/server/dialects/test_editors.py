@@ -53,7 +53,7 @@ def test_requests_of_jetbrains_are_answered(hash_server: LiveServer) -> None:
     assert post(hash_server, "/v1/chat/completions", asked).text.endswith("data: [DONE]\n\n")
 
 
-def test_continue_chat(hash_server: LiveServer) -> None:
+def test_chat_requests_of_continue_are_answered(hash_server: LiveServer) -> None:
     shown = post(hash_server, "/api/show", {"name": "hash"}).json()
     assert [line.split() for line in shown["parameters"].splitlines()] == [["num_ctx", "2048"]]
     options = {"temperature": 0.5, "top_p": None, "num_predict": 4, "num_ctx": 2048, "mirostat": None, "use_mmap": True}
@@ -63,7 +63,7 @@ def test_continue_chat(hash_server: LiveServer) -> None:
     assert "".join(part["message"]["content"] for part in parts)
 
 
-def test_continue_autocomplete(code_server: LiveServer) -> None:
+def test_autocomplete_requests_of_continue_are_answered(code_server: LiveServer) -> None:
     assert ".Suffix" in post(code_server, "/api/show", {"name": "starcoder"}).json()["template"]
     marks = [f"<fim_{name}>" for name in ("prefix", "suffix", "middle", "pad")]
     stops = [*marks, "<|endoftext|>", "<|im_end|>", "<|repo_name|>", "\n\n", "\r\n\r\n", "/src/", "#- coding: utf-8"]

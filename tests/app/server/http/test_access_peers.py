@@ -36,7 +36,7 @@ def test_program_of_this_user_is_recognized(ends: tuple[socket.socket, socket.so
     assert the_peer(accepted).is_this_user()
 
 
-def test_owner_needs_matching_ends_of_the_connection(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_owner_is_none_unless_both_ends_match(ends: tuple[socket.socket, socket.socket]) -> None:
     (host, port), (server, server_port) = (end.getsockname()[:2] for end in ends)
     for other in ((host, 1), ("127.0.0.2", port), ("10.0.0.1", port), ("::2", port)):
         assert socket_owner(other, (server, server_port)) is None

@@ -46,7 +46,7 @@ def test_default_limit_is_16_tokens(hash_server: LiveServer) -> None:
     assert usage.completion_tokens == 16
 
 
-def test_control_tokens_in_a_prompt_are_control_tokens(hash_server: LiveServer) -> None:
+def test_control_tokens_in_a_prompt_are_encoded_as_such(hash_server: LiveServer) -> None:
     usage = ask(hash_server, prompt="<|im_start|><|im_end|>").usage
     assert usage is not None
     assert usage.prompt_tokens == 2
