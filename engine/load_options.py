@@ -1,4 +1,4 @@
-"""LoadOptions: what a caller requests when it loads a model. Plain values; `engine.loading` resolves the defaults."""
+"""LoadOptions: the caller's choices when it loads a model. Plain values; `engine.loading` resolves the defaults."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,30 +11,30 @@ ANY_DEVICE, ANY_GPU = "auto", "cuda"
 
 @dataclass(frozen=True, slots=True)
 class DiskOptions:
-    """The disk tier of the KV cache."""
+    """Options of the disk tier of the KV cache."""
 
-    folder: Path  # root folder of all models
-    limit: int | None  # size limit of the root folder in bytes; None: an automatic limit by the free space
-    model: str = ""  # name for people
+    folder: Path  # root folder that contains the caches of all models
+    limit: int | None  # size limit of the root folder in bytes; None: an automatic limit based on the free space
+    model: str = ""  # name shown to users
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Options of a loaded model. Zero means automatic."""
+    """Options for loading a model. Zero means automatic."""
 
     backend: str = "auto"
     context_length: int = 0
     threads: int = 0
-    activation_bits: int = 0  # bits to which CPU kernels round activations, 8 or 14
+    activation_bits: int = 0  # number of bits to which CPU kernels round activations, 8 or 14
     cpu_tier: str = "auto"  # one of `quant.cpu.tiers.CHOICES`
-    kv_type: str = "auto"  # one of the device's types
-    host_cache: int | None = None  # bytes of the host pool; None: the device's default, which is none on a CPU
+    kv_type: str = "auto"  # one of the KV cache types of the device
+    host_cache: int | None = None  # size of the host pool in bytes; None: the device's default (on a CPU: no host pool)
     device: str = ANY_DEVICE  # auto, cpu, cuda, or cuda:N
     gpu_memory: MemoryLimit = ALL_FREE
     host_memory: int = 0  # bytes of host memory that a model may use on the CPU; 0: all free memory
-    deterministic: bool = False  # on a GPU, make results independent of other requests, as they are on the CPU
+    deterministic: bool = False  # make results on a GPU independent of other requests, as they are on the CPU
     step_depth: int = 0
-    card: Card | None = None  # for tests without a GPU: an interpreted card whose kernels run on the CPU
+    card: Card | None = None  # an interpreted card, whose kernels run on the CPU, for tests without a GPU
     preemption: Preemption = Preemption.AUTO
     target_latency: float = TARGET_LATENCY
     fingerprint: str = ""  # sha256 of the model file, in hex; empty: unknown
@@ -43,5 +43,5 @@ class LoadOptions:
 
     @property
     def asks_for_gpu(self) -> bool:
-        """Whether a GPU is required, not only preferred."""
+        """Whether the options require a GPU rather than prefer one."""
         return self.backend == "cuda" or self.device.startswith(ANY_GPU) or self.card is not None

@@ -1,4 +1,4 @@
-"""Loading: from an open checkpoint to a running engine on a device, with all options resolved."""
+"""Loading: turn an open checkpoint into a running engine on a device, with all options resolved."""
 
 import gc
 import logging
@@ -36,14 +36,14 @@ log = logging.getLogger(__name__)
 
 ModelEngine = Engine[Any]
 
-MAX_LOADING_THREADS = 4  # more threads would wait for memory
+MAX_LOADING_THREADS = 4  # more threads would be limited by memory bandwidth
 
 
 def open_checkpoint(path: Path, quantize: str | None = None) -> Checkpoint:
-    """Open a GGUF file, or a folder with config.json and safetensors files. `quantize`: one of METHODS, applied on
-    loading.
+    """Open a GGUF file, or a folder with config.json and safetensors files.
 
-    Raises ModelFileError, UnsupportedModel, or UnsupportedQuantization.
+    `quantize` names one of METHODS, which is applied to the weights while they load. Raises ModelFileError,
+    UnsupportedModel, or UnsupportedQuantization.
     """
     checkpoint: Checkpoint = SafetensorsCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
     return QuantizedCheckpoint(checkpoint, quantize) if quantize else checkpoint
@@ -51,7 +51,9 @@ def open_checkpoint(path: Path, quantize: str | None = None) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class OutputStage:
-    """The use of a decoder's last hidden states: logits to sample tokens from, or something else such as embeddings."""
+    """How a decoder's last hidden states are used: as logits to sample tokens from, or otherwise, such as for
+    embeddings.
+    """
 
     config: Callable[[ModelConfig], ModelConfig]
     weights: type[Weights]
@@ -67,7 +69,7 @@ def load_engine(
 ) -> ModelEngine:
     """Load a checkpoint into an engine.
 
-    Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory, after freeing everything.
+    Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory, after releasing everything it allocated.
     """
     with raising_out_of_memory():
         return _load_engine(checkpoint, options, progress, output)
@@ -110,14 +112,14 @@ def _load_on(
     block_transfer = ThreadedTransfer(loaded.kv, store) if config.host_blocks or store else None
     if output.runner is None:
         runner = device.runner(loaded, model.vocab_size, config.groups)
-    else:  # it reads logits when a step is collected, so the next step must not have overwritten them
+    else:  # this runner reads logits when a step is collected, so the next step must not have overwritten them
         config = replace(config, step_depth=1)
         runner = output.runner(ModelRunner(loaded, model.vocab_size, config.groups))
     return Engine(config, model.vocab_size, runner, block_transfer, store)
 
 
 def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type: str) -> DiskStore | None:
-    """Open the disk tier for blocks of the same weights, kernels, and shapes; None if it is off."""
+    """Open the disk tier for blocks of the same weights, kernels, and shapes. Returns None if the disk tier is off."""
     if options.disk is None or not options.fingerprint:
         return None
     fingerprint = root_key(*config.cache_salt, f"version {VERSION}", *map(str, kv.block_bytes))
@@ -129,7 +131,7 @@ def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type
 def _resolve(
     model: ModelConfig, device: Device, options: LoadOptions, identity: tuple[str, ...], weight_bytes: int = 0
 ) -> EngineConfig:
-    """Resolve all options of a run. Raises UnsupportedModel for a context that does not fit the memory."""
+    """Resolve all options of a run. Raises UnsupportedModel if the context does not fit into memory."""
     budget = cache_budget(model, device)
     room = device.kv_memory(model, weight_bytes)
     host_cache = device.host_cache if options.host_cache is None else options.host_cache
@@ -156,6 +158,6 @@ def _resolve(
 
 
 def cache_budget(model: ModelConfig, device: Device) -> KVBudget:
-    """Return the budget of a model's caches on a device. Raises UnsupportedModel."""
+    """Return the memory budget of a model's caches on a device. Raises UnsupportedModel."""
     layer = device.layer_shape(model.kv_heads, model.head_dim)
     return KVBudget(model, layer, device.kv_type, device.step_tokens(model), device.max_running)

@@ -1,8 +1,8 @@
 """Operations: the interface in which models are written, and which each kind of device implements.
 
-The operations are few, and coarse enough to be fused. A model file is the same for every backend: one computes at once,
-another records a program that runs for every batch. Values between operations belong to the backend, and model code
-only passes them on.
+The operations are few, and coarse enough to be fused. The model code is the same for every backend: one backend
+computes immediately, another records a program that runs for every batch. The type of the values between operations is
+up to the backend, and model code only passes them on.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from engine.kv.cache import LayerKV
 from engine.rope import RotaryTable
 from quant.linear import LinearBackend, QLinear
 
-Activation: TypeAlias = Any  # rows of floats, one per token: a tensor, or a location in a recorded program
-Inputs: TypeAlias = Any  # a step's `engine.batch.Batch`, or the backend's form of it
+Activation: TypeAlias = Any  # rows of floats, one per token: a tensor, or a buffer in a recorded program
+Inputs: TypeAlias = Any  # the `engine.batch.Batch` of a step, or the backend's form of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,34 +46,34 @@ class Attention:
     """The attention parameters of one layer."""
 
     scale: float  # scale of scores
-    rotary: RotaryTable | None  # None: heads are not rotated
+    rotary: RotaryTable | None  # None: q and k are not rotated
     norms: HeadNorms | None = None
     softcap: float = 0.0  # c: scores become c * tanh(score / c); 0: no soft cap
-    window: int | None = None  # tokens to attend to, including the own one; None: all
+    window: int | None = None  # number of tokens that a query attends to, including its own; None: all
 
 
 class Operations(Protocol):
-    """One backend's operations. Widths are those of the weights."""
+    """The operations of one backend. The weights determine the widths of all results."""
 
     @property
     def weights(self) -> LinearBackend:
-        """Creates the layers that these operations take."""
+        """The backend that creates the layers which these operations take."""
         ...
 
     def embed(self, batch: Inputs, table: QLinear, scale: float = 1.0) -> Activation:
-        """Return the table's row of every token, times `scale`."""
+        """Return the table row of every token, times `scale`."""
         ...
 
     def norm(self, x: Activation, norm: Norm, add_to: Activation | None = None) -> Activation:
-        """Return normalized rows, added to `add_to` as in `linear`."""
+        """Return the normalized rows of x. With `add_to`, add them to it as `linear` does."""
         ...
 
     def linear(
         self, x: Activation, weight: QLinear, add_to: Activation | None = None, bias: Tensor | None = None
     ) -> Activation:
-        """Return the product plus `bias`, float32 [outputs], added to `add_to`.
+        """Return the product plus `bias`, float32 [outputs]. With `add_to`, return the sum of both.
 
-        `add_to` may be overwritten and must not be used again.
+        `add_to` may be overwritten, so the caller must not use it again.
         """
         ...
 
@@ -82,19 +82,21 @@ class Operations(Protocol):
         ...
 
     def attend(self, q: Activation, batch: Inputs, kv: LayerKV, attention: Attention) -> Activation:
-        """Causal attention of every token over its own request's context -> [tokens, heads * head_dim]."""
+        """Compute causal attention of every token over its own request's context. Returns [tokens, heads *
+        head_dim].
+        """
         ...
 
     def gated_mlp(
         self, x: Activation, gate_up: QLinear, down: QLinear, add_to: Activation | None = None, gate: Gate = Gate.SILU
     ) -> Activation:
-        """Return down(gate(first half of y) * second half) for y = gate_up(x), added to `add_to` as in `linear`."""
+        """Return down(gate(first half of y) * second half of y), where y = gate_up(x). `add_to` is as in `linear`."""
         ...
 
     def select(self, x: Activation, batch: Inputs) -> Activation:
-        """Return the rows of x whose logits are wanted."""
+        """Return the rows of x whose logits are needed."""
         ...
 
     def logits(self, x: Activation, head: QLinear, softcap: float = 0.0) -> Activation:
-        """Return logits, as the last operation of every model. `softcap` is as in `Attention`."""
+        """Return the logits, as the last operation of every model. `softcap` is as in `Attention`."""
         ...

@@ -1,4 +1,4 @@
-"""Folders that only their user can access."""
+"""Folders that only the user who created them can access."""
 
 import contextlib
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""Requests: plain data about one sequence, its origin, and the events that answer it.
+"""Requests: plain data about one sequence, its origin, and the events that report its progress.
 
-A request has no phases. It has tokens, of which `num_computed` have keys and values in the cache, and every step
-computes some of the others. A prompt, a later chunk of a prompt, and one generated token are the same case.
+A request has no phases. It has tokens, of which the first `num_computed` have keys and values in the cache, and every
+step computes some of the others. Prefilling a prompt, prefilling a later chunk, and decoding one token are the same
+operation.
 """
 
 import enum
@@ -15,23 +16,23 @@ if TYPE_CHECKING:
 
 
 class ServiceClass(enum.IntEnum):
-    """Priority class of a request; the lowest value comes first. Waiting requests age upward, so none starves."""
+    """Priority class of a request; the lowest value is served first. Waiting requests age upward, so none starves."""
 
-    INTERACTIVE = 0  # a user waits: completions in an editor, the chat in a terminal
+    INTERACTIVE = 0  # a user waits for the reply: completions in an editor, the chat in a terminal
     NORMAL = 1  # programs that use the endpoint
-    BACKGROUND = 2  # batches and titles, which no user waits for
+    BACKGROUND = 2  # batches and chat titles, for which no user waits
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a request, as far as it affects scheduling and sharing of the KV cache."""
+    """The properties of a request's sender that affect scheduling and sharing of the KV cache."""
 
     service: ServiceClass = ServiceClass.NORMAL
-    priority: int = 0  # within its class; the highest comes first
+    priority: int = 0  # rank within the class; the highest is served first
     cache_salt: str = ""  # requests with different salts share no cached prefix
-    stored: bool = True  # its KV blocks may be written to disk; always False for BACKGROUND
-    client: str = ""  # the client program's own name, for people
-    reply: str = ""  # the id of the reply, by which its client can stop it
+    stored: bool = True  # whether its KV blocks may be written to disk; always False for BACKGROUND
+    client: str = ""  # name that the client program gives itself, shown to users
+    reply: str = ""  # id of the reply, which its client can use to stop it
 
     def __post_init__(self) -> None:
         if self.service is ServiceClass.BACKGROUND:
@@ -51,18 +52,21 @@ class QueueTimes:
 
 @dataclass(frozen=True, slots=True)
 class TokenSources:
-    """The sources of the tokens of one or several prompts: a tier of the KV cache, or computation."""
+    """The sources of the tokens of one or several prompts: a tier of the KV cache, or computation.
 
-    device: int = 0  # found in the KV cache of the device
+    All fields except `restore_seconds` are numbers of tokens.
+    """
+
+    device: int = 0  # found in the device's KV cache
     host: int = 0  # found in the host pool, in RAM
     disk: int = 0  # found in files
     computed: int = 0
-    restore_seconds: float = 0.0  # time to copy blocks from the host pool and to read them from files
+    restore_seconds: float = 0.0  # seconds to copy blocks from the host pool and to read them from files
     skipped: int = 0  # computed tokens that are also in files, but were faster to compute than to read
 
     @property
     def cached(self) -> int:
-        """Tokens that did not have to be computed."""
+        """Number of tokens that did not have to be computed."""
         return self.device + self.host + self.disk
 
     def __add__(self, other: "TokenSources") -> "TokenSources":
@@ -80,82 +84,83 @@ NO_TOKENS = TokenSources()
 
 
 class RequestStatus(enum.Enum):
-    WAITING = enum.auto()  # holds no block of the device pool
+    WAITING = enum.auto()  # holds no slot and no block of the device pool
     ARRIVING = enum.auto()  # has a slot; its blocks are being copied to the device
-    # has a slot; will share its leader's blocks when the step under way has computed their prompt
+    # has a slot; shares its leader's blocks once the step under way has computed their common prompt
     FOLLOWING = enum.auto()
-    # has a slot; in a step under way, its followers sample their first token and then share its blocks
+    # has a slot; in a step under way, its followers sample their first token from its logits, and then share its blocks
     LEADING = enum.auto()
     RUNNING = enum.auto()  # has a slot, and its blocks are on the device
-    FINISHED = enum.auto()  # its end was reported; it may hold blocks until the steps under way are collected
+    FINISHED = enum.auto()  # has ended; it may hold blocks until the steps under way are collected
 
 
 class FinishReason(enum.Enum):
-    STOP = "stop"  # an end token, or a stop token of the request
-    LENGTH = "length"  # max_tokens or the context is reached
+    STOP = "stop"  # the model's end token, or a stop token of the request, was sampled
+    LENGTH = "length"  # the reply reached max_tokens or the end of the context
     ABORT = "abort"
-    ERROR = "error"  # its step failed
-    GRAMMAR = "grammar"  # its grammar is too complex, or allows no further token
+    ERROR = "error"  # the request's step failed
+    GRAMMAR = "grammar"  # the request's grammar is too complex, or allows no further token
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
-    """One sequence being generated. The caller sets the first block of fields, the scheduler owns the others.
+    """One sequence being generated. The caller sets the first group of fields; the scheduler owns the others.
 
-    Invariant: num_computed <= num_scheduled <= num_tokens + the tokens that steps under way will sample. The tokens
-    between the first two are being computed by steps under way.
+    Invariant: num_computed <= num_scheduled <= num_tokens + the number of tokens that steps under way will sample.
+    Steps under way are computing the tokens between num_computed and num_scheduled.
     """
 
     id: int
     prompt_ids: tuple[int, ...]
     params: SamplingParams
-    end_ids: frozenset[int] = frozenset()  # the model's end-of-generation tokens
+    end_ids: frozenset[int] = frozenset()  # end-of-generation tokens of the model
     origin: Origin = PROGRAM
 
-    output_ids: list[int] = field(default_factory=list)  # sampled tokens
-    num_computed: int = 0  # tokens whose keys and values are in the cache
-    num_scheduled: int = 0  # computed tokens, and those of steps under way
-    cache: TokenSources = NO_TOKENS  # sources of its prompt when it first started
+    output_ids: list[int] = field(default_factory=list)  # sampled tokens, without the prompt
+    num_computed: int = 0  # number of tokens whose keys and values are in the cache
+    num_scheduled: int = 0  # number of tokens that are computed or part of a step under way
+    cache: TokenSources = NO_TOKENS  # sources of its prompt tokens when it first started
     num_preemptions: int = 0
     queue: QueueTimes = field(default_factory=QueueTimes)
-    num_prompt_logprobs: int = 0  # prompt positions whose log-probabilities were returned, or are under way
+    # number of prompt positions whose log-probabilities have been returned or are being computed
+    num_prompt_logprobs: int = 0
     status: RequestStatus = RequestStatus.WAITING
     constraint: "Constraint | None" = field(default=None, repr=False)  # state of the reply within its grammar
 
     @property
     def has_slot(self) -> bool:
-        """Whether it has one of the slots."""
+        """Whether the request has a slot."""
         return self.status not in (RequestStatus.WAITING, RequestStatus.FINISHED)
 
     @property
     def num_cached(self) -> int:
-        """Tokens of the prompt that were cached when it first started."""
+        """Number of prompt tokens that were cached when the request first started."""
         return self.cache.cached
 
     @property
     def queue_seconds(self) -> float:
-        """Seconds that it waited before it first got a slot."""
+        """Seconds that the request waited until it first got a slot; 0 if it has not started."""
         return 0.0 if self.queue.started is None else self.queue.started - self.queue.arrival
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether its next step can be launched while its last token is still being sampled."""
+        """Whether the next step can be launched while the request's last token is still being sampled."""
         # A beam's next token is known only when all beams have delivered. Grammar masks and penalties depend on the
-        # token before.
+        # previous token.
         return self.constraint is None and not self.params.needs_reply and not isinstance(self.params, BeamSampling)
 
     @property
     def num_tokens(self) -> int:
-        """Number of known tokens: prompt and output."""
+        """Number of known tokens, in the prompt and the reply."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     def token_ids(self, start: int, stop: int) -> list[int]:
-        """Return tokens start..stop of prompt and output, without joining the two."""
+        """Return tokens start..stop of the prompt and the reply, without joining the whole lists."""
         prompt = len(self.prompt_ids)
         return [*self.prompt_ids[start:stop], *self.output_ids[max(0, start - prompt) : max(0, stop - prompt)]]
 
     def logprob_positions(self, start: int, stop: int) -> range:
-        """Return the positions from start to stop that predict a prompt token and have not been reported yet."""
+        """Return the positions between start and stop that predict a prompt token and have not been reported yet."""
         if self.params.prompt_logprobs is None:
             return range(0)
         first = max(start, self.num_prompt_logprobs)
@@ -164,9 +169,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probabilities under the model's own distribution, before penalties, temperature, and filters.
+    """The natural-log probabilities of one token and its alternatives.
 
-    With `SamplingParams.drawn_logprobs`, they are those after all of these.
+    They refer to the model's own distribution, before penalties, temperature, and filters. With
+    `SamplingParams.drawn_logprobs`, they refer to the distribution after all of these.
     """
 
     token_id: int
@@ -176,13 +182,13 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One new token of a request, its end, or both. Neither: a part of its prompt was computed."""
+    """One new token of a request, its end, or both. An event with neither reports progress of the prefill."""
 
     request_id: int
     token_id: int | None
     logprobs: TokenLogprobs | None = None
     finish: FinishReason | None = None
-    error: str = ""  # reason for FinishReason.ERROR and GRAMMAR
-    num_computed: int = 0  # computed tokens of the request, if a part of its prompt was computed
+    error: str = ""  # the reason, for FinishReason.ERROR and FinishReason.GRAMMAR
+    num_computed: int = 0  # number of computed tokens of the request, in an event about prefill progress
     # log-probabilities of further prompt tokens, starting with the second token
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()

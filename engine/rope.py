@@ -10,9 +10,10 @@ from engine.config import LinearScaling, Llama3Scaling, LongRopeScaling, RopeCon
 
 
 def inverse_frequencies(rope: RopeConfig, factors: Tensor | None = None, positions: int = 0) -> Tensor:
-    """Return float64 [dimensions / 2], in radians per position, for contexts of up to `positions` tokens.
+    """Return the rotary frequencies, float64 [dimensions / 2], in radians per position.
 
-    They are also divided by `factors`, if given, of the same length.
+    They are for contexts of up to `positions` tokens. If `factors` (of the same length) are given, the frequencies are
+    also divided by them.
     """
     exponents = torch.arange(0, rope.dimensions, 2, dtype=torch.float64) / rope.dimensions
     frequencies = rope.base**-exponents
@@ -30,8 +31,10 @@ def inverse_frequencies(rope: RopeConfig, factors: Tensor | None = None, positio
 
 
 def _llama3_factors(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Return the divisors of frequencies: `factor` below `low` rotations in the original context, 1 above `high`, and
-    blended between.
+    """Return the divisors of the frequencies for Llama 3 scaling.
+
+    The divisor is `factor` for frequencies with fewer than `low` rotations in the original context, 1 for those with
+    more than `high`, and blended in between.
     """
     turns = scaling.original_context * frequencies / (2 * math.pi)
     smooth = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
@@ -39,8 +42,10 @@ def _llama3_factors(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def _yarn_factors(rope: RopeConfig, scaling: YarnScaling) -> Tensor:
-    """Return the divisors of frequencies, blended from 1 to the factor between the indices that make `fast` and `slow`
-    rotations in the original context (arXiv:2309.00071, section 3.2).
+    """Return the divisors of the frequencies for YaRN (arXiv:2309.00071, section 3.2).
+
+    They are blended from 1, for frequencies with `fast` rotations in the original context, to the factor, for those
+    with `slow` rotations.
     """
 
     def number(turns: float) -> float:
@@ -63,13 +68,16 @@ def attention_factor(rope: RopeConfig) -> float:
             return given
         case YarnScaling() as scaling:
             return _yarn_attention_factor(scaling)
-        case LongRopeScaling(original, factor):  # as in Phi-3 (arXiv:2404.14219)
+        case LongRopeScaling(original, factor):  # the formula of Phi-3 (arXiv:2404.14219)
             return math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original))
     return 1.0
 
 
 def _yarn_attention_factor(scaling: YarnScaling) -> float:
-    """Section 3.4 of arXiv:2309.00071; with two mscales, their quotient, as in DeepSeek-V2 (arXiv:2405.04434)."""
+    """Return the scale of cosine and sine for YaRN (arXiv:2309.00071, section 3.4).
+
+    If the configuration has two mscale values, it is the quotient of both, as in DeepSeek-V2 (arXiv:2405.04434).
+    """
 
     def grown(scale: float) -> float:
         return 1 + 0.1 * scale * math.log(scaling.factor)
@@ -80,7 +88,9 @@ def _yarn_attention_factor(scaling: YarnScaling) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RotaryTable:
-    """Cosine and sine of every angle, times the rope's attention factor, float32 [positions, dimensions / 2] each."""
+    """Cosine and sine of every angle, times the rope's attention factor. Each is float32 [positions, dimensions /
+    2].
+    """
 
     cos: Tensor
     sin: Tensor
@@ -88,7 +98,7 @@ class RotaryTable:
 
 
 def rotary_table(rope: RopeConfig, factors: Tensor | None, positions: int) -> RotaryTable:
-    """Return the table for positions 0 .. positions - 1; `factors` as in `inverse_frequencies`."""
+    """Return the table for positions 0 .. positions - 1. `factors` is as in `inverse_frequencies`."""
     steps = torch.arange(positions, dtype=torch.float64)
     angles = torch.outer(steps, inverse_frequencies(rope, factors, positions))
     scale = attention_factor(rope)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Bounds: TypeAlias = tuple[tuple[str, float, float], ...]  # (field, minimum, maximum)
 
-MAX_STOPS = 64  # editors send two dozen
+MAX_STOPS = 64  # a generous limit: editors send about two dozen
 MAX_BIASES = 1024
 MAX_LOGPROBS = 20
 MAX_WIDTH = 16
@@ -21,13 +21,14 @@ MAX_TEMPERATURE = 100.0
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """Parameters of a beam search. Raises InvalidSampling, which names the parameter."""
+    """Parameters of a beam search. Raises InvalidSampling, which names the invalid parameter."""
 
-    width: int  # beams per round
+    width: int  # number of beams in each round
     results: int = 1  # number of sequences to return, best first
-    length_penalty: float = 1.0  # a score is divided by the reply's length to this power; above 0, longer replies gain
-    # True: stop when `width` sequences have ended. False: stop when no live beam scores higher now than the worst of
-    # those. "never": stop when no live beam can ever do so, at any length.
+    # a score is divided by the reply's length to this power; values above 0 favor longer replies
+    length_penalty: float = 1.0
+    # True: stop when `width` sequences have ended. False: stop when no live beam has a higher score than the worst of
+    # those sequences. "never": stop when no live beam can reach a higher score, at any length.
     early_stopping: bool | Literal["never"] = False
 
     _BOUNDS: ClassVar[Bounds] = (("width", 1, MAX_WIDTH), ("length_penalty", -10, 10))
@@ -40,16 +41,16 @@ class BeamParams:
 
 @dataclass(frozen=True, slots=True)
 class DryParams:
-    """DRY penalties on tokens that would continue a repetition (`engine.sampling.filters`).
+    """Parameters of DRY penalties, on tokens that would continue a repetition (see `engine.sampling.filters`).
 
-    Raises InvalidSampling, which names the parameter.
+    Raises InvalidSampling, which names the invalid parameter.
     """
 
-    multiplier: float  # factor of the penalty
-    base: float = 1.75  # growth of the penalty with each token of the repetition
-    allowed_length: int = 2  # length of a repetition that costs the multiplier; shorter ones cost nothing
-    last_n: int | None = None  # last tokens to search; None: all
-    breakers: frozenset[int] = frozenset()  # tokens that end a repetition
+    multiplier: float  # penalty of a repetition of `allowed_length` tokens
+    base: float = 1.75  # factor by which the penalty grows with each further token of the repetition
+    allowed_length: int = 2  # shortest length of a repetition that is penalized
+    last_n: int | None = None  # number of last tokens to search; None: all
+    breakers: frozenset[int] = frozenset()  # tokens at which a repetition ends
 
     _BOUNDS: ClassVar[Bounds] = (("multiplier", 0, 100), ("base", 1, 4), ("allowed_length", 0, 2**31 - 1))
 
@@ -59,29 +60,31 @@ class DryParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request samples its tokens. Raises InvalidSampling, which names the parameter."""
+    """Sampling parameters of one request. Raises InvalidSampling, which names the invalid parameter."""
 
     temperature: float = 1.0  # 0: always the most likely token
     top_k: int = 0  # keep the k most likely tokens; 0: all
-    top_p: float = 1.0  # keep the fewest most likely tokens that reach this probability together
-    min_p: float = 0.0  # keep tokens at least this likely, relative to the most likely one
+    top_p: float = 1.0  # keep the fewest most likely tokens whose total probability reaches this
+    min_p: float = 0.0  # keep tokens whose probability, relative to that of the most likely one, is at least this
     repetition_penalty: float = 1.0  # divides the positive logits of tokens already seen, multiplies the negative ones
     presence_penalty: float = 0.0  # subtracted once from tokens already generated
-    frequency_penalty: float = 0.0  # subtracted for each time a token was generated
+    frequency_penalty: float = 0.0  # subtracted once for each time the token was generated
     dry: DryParams | None = None  # penalty on repetitions of several tokens; None: off
     xtc_probability: float = 0.0  # probability that the most likely tokens are removed: see `engine.sampling.filters`
-    xtc_threshold: float = 0.1  # probability from which tokens are removed
+    xtc_threshold: float = 0.1  # minimum probability of the tokens that may be removed
     seed: int = field(default_factory=lambda: secrets.randbits(63))
-    max_tokens: int | None = None  # None: limited by the context only
+    max_tokens: int | None = None  # length limit of the reply; None: limited by the context only
     min_tokens: int = 0  # end and stop tokens are not sampled before this many tokens
     ignore_eos: bool = False  # the model's own end tokens do not end the reply
-    stop: tuple[str, ...] = ()  # strings that end the reply; applied where ids become text, not here
+    stop: tuple[str, ...] = ()  # strings that end the reply; the caller applies them when it converts ids to text
     stop_token_ids: tuple[int, ...] = ()
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
-    logprobs: int | None = None  # alternatives to report for each token; 0: only the sampled token; None: no report
-    drawn_logprobs: bool = False  # report the distribution that the token is sampled from, not the model's own
-    prompt_logprobs: int | None = None  # the same for prompt tokens; the prompt is then computed in full
-    grammar: "Grammar | None" = None  # constrains the reply, and may end it in spite of min_tokens and ignore_eos
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, value added to its logit)
+    # number of alternatives to report for each token; 0: only the sampled token; None: no report
+    logprobs: int | None = None
+    # whether to report the distribution that the token is sampled from, instead of the model's own
+    drawn_logprobs: bool = False
+    prompt_logprobs: int | None = None  # like `logprobs`, for prompt tokens; the prompt is then computed in full
+    grammar: "Grammar | None" = None  # constrains the reply, and may end it regardless of min_tokens and ignore_eos
     beams: BeamParams | None = None  # beam search, which ignores temperature and filters
 
     _BOUNDS: ClassVar[Bounds] = (
@@ -119,30 +122,30 @@ class SamplingParams:
 
     @property
     def penalizes(self) -> bool:
-        """Whether tokens that occurred before become less likely."""
+        """Whether a penalty makes tokens that occurred before less likely."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def needs_reply(self) -> bool:
-        """Whether all tokens of the reply must be known before the next one is sampled."""
+        """Whether sampling a token requires all earlier tokens of the reply."""
         return self.penalizes or self.dry is not None
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise InvalidSampling if a token id is not in the vocabulary, since a wrong id must never reach a device."""
+        """Raise InvalidSampling if a token id is outside the vocabulary, because devices do not check ids."""
         for name, ids in (("logit_bias", [i for i, _ in self.logit_bias]), ("stop_token_ids", self.stop_token_ids)):
             for token_id in ids:
                 if not 0 <= token_id < vocab_size:
                     raise InvalidSampling(name, f"token id {token_id} is not in the vocabulary of {vocab_size} tokens")
 
 
-# Parameters that change the model's own distribution.
+# Parameters that change the model's own distribution; beam search rejects them.
 _SHAPING = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "dry", "grammar")
 
 
 def _check_bounds(params: object, bounds: Bounds) -> None:
     for name, low, high in bounds:
         value = getattr(params, name)
-        if value is not None and not low <= value <= high:  # NaN fails this check as well
+        if value is not None and not low <= value <= high:  # NaN fails this comparison, so it is rejected too
             raise InvalidSampling(name, f"{value} is not between {low} and {high}")
 
 

@@ -1,4 +1,4 @@
-"""A step: its limits, the plan that the scheduler makes, the runner's results, and the runner's interface."""
+"""A step: its limits, the scheduler's plan, the runner's results, and the runner's interface."""
 
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -10,7 +10,7 @@ TicketT = TypeVar("TicketT")
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """A block of a KV group that is copied before the step computes, in the order of the plan."""
+    """A copy of one block of a KV group, made before the step computes. Copies are made in the order of the plan."""
 
     group: int
     source: int
@@ -19,15 +19,17 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """A request's part in one step: its tokens start .. start + num_tokens."""
+    """A request's part in one step: the tokens start .. start + num_tokens."""
 
     request: Request
     start: int
     num_tokens: int
-    samples: bool  # the step reaches the request's last token, so the next one can be sampled
-    block_tables: tuple[list[int], ...] = ()  # per KV group: the request's blocks in order; the lists keep growing
-    needs_pending_token: bool = False  # the step before still samples its last token: the runner inserts it
-    logprob_positions: range = range(0)  # prompt positions whose log-probabilities of the next token are wanted
+    samples: bool  # whether the step reaches the request's last token, so that the next token can be sampled
+    # block ids in order, one list per KV group; the scheduler keeps extending the lists
+    block_tables: tuple[list[int], ...] = ()
+    # whether the previous step is still sampling its last token, so that the runner must insert it
+    needs_pending_token: bool = False
+    logprob_positions: range = range(0)  # prompt positions at which log-probabilities of the next token are requested
     copies: tuple[BlockCopy, ...] = ()
     # requests with the same prompt, which sample their first token from the same logits
     followers: tuple[Request, ...] = ()
@@ -38,16 +40,18 @@ class ScheduledRequest:
 
     @property
     def sampling_requests(self) -> "tuple[Request, ...]":
-        """The requests that sample a token from the logits of the part's last token, if the part samples."""
+        """The requests that sample a token from the logits of the part's last token. Meaningful only if `samples` is
+        true.
+        """
         return (self.request, *self.followers)
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The requests of one step. Made by the scheduler, run by the runner."""
+    """The requests of one step. The scheduler makes the plan, and the runner executes it."""
 
     scheduled: tuple[ScheduledRequest, ...]
-    preempted: tuple[Request, ...] = ()  # requests that were preempted for this step
+    preempted: tuple[Request, ...] = ()  # requests that were preempted to make this step possible
 
     @property
     def num_tokens(self) -> int:
@@ -56,14 +60,16 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The result of a step for one request. `token_id` is None if it reports only on the prompt, or failed."""
+    """The result of a step for one request. `token_id` is None if only prompt log-probabilities are reported, or on
+    failure.
+    """
 
     request_id: int
     token_id: int | None
     logprobs: TokenLogprobs | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # for the part's `logprob_positions`
-    problem: str = ""  # why there is no token; the request ends with it
-    reason: FinishReason = FinishReason.ERROR  # finish reason for a problem
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # log-probabilities for the part's `logprob_positions`
+    problem: str = ""  # the reason why no token was sampled; it ends the request
+    reason: FinishReason = FinishReason.ERROR  # finish reason if there is a problem
 
 
 UNLIMITED = 1 << 30
@@ -71,16 +77,16 @@ UNLIMITED = 1 << 30
 
 @dataclass(slots=True)
 class StepLimits:
-    """The limits of the next step, which shrink when steps run out of memory."""
+    """The limits of the next step, which are reduced when steps run out of memory."""
 
     requests: int = UNLIMITED
     tokens: int = UNLIMITED
-    _failures: int = 0  # failures since the last step that succeeded
+    _failures: int = 0  # number of failures since the last step that succeeded
 
     def halve(self, plan: StepPlan) -> bool:
-        """Halve the next step after this plan ran out of memory. Returns False if it cannot be smaller.
+        """Halve the limits after a step with this plan ran out of memory. Returns False if the step cannot be smaller.
 
-        The first failure only causes a retry, because the runner has freed its caches meanwhile.
+        The first failure changes no limits: a retry may succeed, because the runner has freed its caches.
         """
         self._failures += 1
         if self._failures == 1:
@@ -94,22 +100,22 @@ class StepLimits:
         return True
 
     def restore(self) -> None:
-        """Relax the limits after a step succeeded."""
+        """Double the limits, because a step has succeeded."""
         self._failures = 0
         self.requests, self.tokens = min(UNLIMITED, 2 * self.requests), min(UNLIMITED, 2 * self.tokens)
 
 
 class Runner(Protocol[TicketT]):
-    """Runs plans in the order of their launch. Tickets are collected in the same order."""
+    """Executes plans in the order of their launch. Tickets must be collected in the same order."""
 
     def launch(self, plan: StepPlan) -> TicketT:
-        """Start a step. On the device it runs after the steps under way."""
+        """Start a step. The device runs it after the steps under way."""
         ...
 
     def collect(self, ticket: TicketT) -> list[SampledToken]:
-        """Wait for a step, and return a result for each request that samples or reports."""
+        """Wait for a step, and return a result for each request that samples or reports log-probabilities."""
         ...
 
     def recover(self) -> None:
-        """Recover from a lack of memory: wait for all launched steps, and free caches that are only kept for speed."""
+        """Recover from exhausted memory: wait for all launched steps, and free caches that only serve speed."""
         ...

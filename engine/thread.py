@@ -1,7 +1,7 @@
 """EngineThread: the thread that owns the engine, with a queue of commands and one callback per step.
 
-Any thread may submit and abort requests, but only this thread touches the engine. A failing step ends its requests. If
-the engine itself fails, all requests end, no others are accepted, and `problem` returns the reason.
+Any thread may submit and abort requests, but only this thread uses the engine. A failing step ends its requests. If the
+engine itself fails, all requests end, no new ones are accepted, and `problem` returns the reason.
 """
 
 import contextlib
@@ -20,20 +20,21 @@ from engine.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
-UPKEEP_SECONDS = 0.01  # seconds between two checks of copies that no request waits for
-WEDGED_SECONDS = 10.0  # seconds after which an iteration counts as stuck, unless a longer one was expected
-SLOW = 4.0  # factor on the expected seconds
-UNKNOWN_SECONDS = 60.0  # limit without an estimate: first step, copies, and before a step starts
+UPKEEP_SECONDS = 0.01  # seconds between two checks of background copies, while there are no requests
+WEDGED_SECONDS = 10.0  # seconds after which an iteration counts as stuck, unless it was expected to take longer
+SLOW = 4.0  # multiple of the expected seconds after which an iteration counts as stuck
+# limit in seconds if there is no estimate: for the first step, for copies, and until a step starts
+UNKNOWN_SECONDS = 60.0
 
 Deliver = Callable[[Sequence[TokenEvent]], None]
 _Command = Callable[[], "list[TokenEvent]"]
 
 
 class EngineThread:
-    """Runs an engine. `deliver` is called on this thread with all events of a step at once, and must not block."""
+    """Runs an engine. The thread calls `deliver` with all events of a step at once; the callback must not block."""
 
     def __init__(self, engine: Engine[Any], deliver: Deliver, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns monotonic seconds."""
+        """Create the thread without starting it. `clock` returns monotonic seconds."""
         self._engine = engine
         self._deliver = deliver
         self._clock = clock
@@ -41,11 +42,11 @@ class EngineThread:
         self._stopping = False
         self._failure = ""
         # Start of the current iteration, and time of the last progress before it; None while the thread waits for work.
-        # One field, so that another thread never combines the times of two iterations.
+        # A single attribute, so that another thread never combines the times of two iterations.
         self._turn: tuple[float, float] | None = None
         self._progress = 0  # progress of the engine at the last check
         self._moved_at = 0.0  # time of the last progress, or of the last idle moment
-        self._live: set[int] = set()  # requests whose end was not delivered yet
+        self._live: set[int] = set()  # ids of requests whose end has not been delivered yet
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -65,10 +66,11 @@ class EngineThread:
         *,
         before: Callable[[Request], None],
     ) -> list[Request]:
-        """Submit requests with the same prompt, which is prefilled once. If one of them is invalid, none is submitted.
+        """Submit requests with the same prompt, which is prefilled once. If any of them is invalid, none is submitted.
 
-        A beam search is submitted alone, and its results are the requests. `before` is called for each request before
-        its first event. Raises the errors of `Engine.request`, and EngineError if the engine does not run.
+        A beam search is submitted alone, and the returned requests are its results. `before` is called for each request
+        before its first event. Raises the errors of `Engine.request`, and EngineError if the engine has stopped or
+        failed.
         """
         if problem := self._fatal_problem():
             raise EngineError(f"The engine does not run: {problem}", "Start it again.")
@@ -89,11 +91,15 @@ class EngineThread:
         self._commands.put(lambda: self._abort(request_id))
 
     def forget(self, token_ids: Sequence[int], origin: Origin = PROGRAM, *, kept: int = 0) -> None:
-        """Make the cached blocks of these tokens unfindable, except for the first `kept`: see `Engine.forget`."""
+        """Make the cached blocks of these tokens unfindable, except for the first `kept` tokens: see
+        `Engine.forget`.
+        """
         self._commands.put(lambda: self._forget(token_ids, origin, kept))
 
     def problem(self) -> str:
-        """Return why the engine cannot serve, or an empty string. Derived from the heartbeat of the step loop."""
+        """Return why the engine cannot serve, or an empty string. The answer follows from the step loop's last
+        activity.
+        """
         if death := self._fatal_problem():
             return death
         turn, now = self._turn, self._clock()
@@ -102,16 +108,16 @@ class EngineThread:
         began, moved_at = turn
         if now - began >= self._turn_limit():
             return f"a step has been running for {now - began:.0f} s"
-        waiting = began - moved_at  # through iterations that planned nothing
+        waiting = began - moved_at  # includes iterations that planned no step
         return f"requests wait, and no step has run for {waiting:.0f} s" if waiting >= UNKNOWN_SECONDS else ""
 
     def _turn_limit(self) -> float:
-        """Return the allowed seconds of one iteration. Steps that are expected to take long are allowed more."""
+        """Return the maximum seconds of one iteration. The limit is higher for steps that are expected to take long."""
         expected = self._engine.expected_seconds
         return UNKNOWN_SECONDS if math.isinf(expected) else max(WEDGED_SECONDS, SLOW * expected)
 
     def _fatal_problem(self) -> str:
-        """Return why the engine will never serve again. A slow step is not a reason."""
+        """Return why the engine can never serve again; empty if it can. A slow step is not such a reason."""
         return self._failure or ("" if self._thread.is_alive() else "it is stopped")
 
     # -- on the engine thread
@@ -123,8 +129,8 @@ class EngineThread:
                 events += self._engine.step()
                 self._note_progress()
                 self._deliver_events(events)
-            self._deliver_events(self._engine.abort_all())  # commands that arrived while it stopped
-        except BaseException as error:  # no error may leave a caller waiting
+            self._deliver_events(self._engine.abort_all())  # ends requests that were submitted while the thread stopped
+        except BaseException as error:  # catches everything, because no error may leave a caller waiting
             log.exception("the engine failed")
             self._failure = f"{type(error).__name__}: {error}"
             self._fail_all_requests()
@@ -135,7 +141,7 @@ class EngineThread:
             self._deliver(events)
 
     def _fail_all_requests(self) -> None:
-        """Run in place of the step loop after a failure: end every known request, and those submitted later."""
+        """Replace the step loop after a failure: end all known requests, and every request that is submitted later."""
         while True:
             self._deliver_events(
                 [TokenEvent(i, None, finish=FinishReason.ERROR, error=self._failure) for i in self._live]
@@ -146,7 +152,7 @@ class EngineThread:
                 self._commands.get()()
 
     def _run_commands(self) -> list[TokenEvent]:
-        """Run all queued commands. Waits for one if no request is active."""
+        """Run all queued commands, and return their events. If no request is active, wait for a command."""
         events: list[TokenEvent] = []
         if self._engine.has_requests:
             self._turn = (self._clock(), self._moved_at)

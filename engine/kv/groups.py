@@ -2,9 +2,9 @@
 
 A group of attention layers holds one block per BLOCK_SIZE tokens: all of them, or those within its window. A group of
 recurrent layers holds one state, a block that summarizes all past tokens. A block that is shared or findable is never
-written. The writer gets a new block instead, and the content is copied before the step.
+overwritten. Instead, the writer gets a new block, and the content is copied to it before the step.
 
-Tables belong to requests; pools belong to groups.
+Each request has its own tables; each group has one pool.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from engine.kv.disk.segment_file import DiskBlock
 from engine.request import Request
 from engine.step import BlockCopy
 
-CHECKPOINT = 16  # blocks between two states that are kept for later requests
+CHECKPOINT = 16  # number of blocks between two states that are kept for later requests
 
 
 @dataclass(slots=True)
@@ -26,24 +26,24 @@ class SavedBlocks:
 
     num_computed: int
     blocks: tuple[list[tuple[int, int]], ...]  # per KV group: (block index, host pool block)
-    is_there: bool = False  # the copy has completed
-    is_lost: bool = False  # the copy has failed
+    is_there: bool = False  # whether the copy to the host pools has completed
+    is_lost: bool = False  # whether the copy to the host pools has failed
 
 
 @dataclass(slots=True, eq=False)
 class RequestBlocks:
-    """The block tables and block keys of a request, and its copies in the other tiers."""
+    """The block tables and block keys of one request, and the locations of its blocks in other tiers."""
 
     request: Request
     tables: tuple[list[int], ...]  # per KV group: block ids in order
-    keys: list[BlockKey] = field(default_factory=list)  # keys of its leading full blocks, computed on demand
-    num_published: int = 0  # leading blocks that are computed and findable
+    keys: list[BlockKey] = field(default_factory=list)  # keys of its first full blocks, computed on demand
+    num_published: int = 0  # number of its first blocks that are computed and findable
     saved: SavedBlocks | None = None
-    # blocks in files, by group and segment
+    # blocks found in files, keyed by (group, segment)
     files: dict[tuple[int, int], Mapping[BlockKey, DiskBlock]] = field(default_factory=dict)
 
     def content(self, index: int) -> tuple[BlockKey, Sequence[int]]:
-        """Return the key and the token ids of a full block."""
+        """Return the key and the token ids of the full block at an index."""
         return self.keys[index], self.request.token_ids(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE)
 
 
@@ -52,18 +52,21 @@ def blocks_for(tokens: int) -> int:
 
 
 class Group(Protocol):
-    """One KV group."""
+    """One KV group: allocates and frees the blocks of requests in its pool."""
 
     pool: BlockPool
-    needs_all: bool  # a request holds every block from its first token on
-    is_state: bool  # the table is one state, not one block per BLOCK_SIZE tokens
+    needs_all: bool  # whether a request holds all of its blocks, from its first token on
+    is_state: bool  # whether the table has one state instead of one block per BLOCK_SIZE tokens
 
     def num_needed(self, held: RequestBlocks, stop: int) -> int:
         """Return the number of blocks to allocate before the request's tokens up to `stop` can be computed."""
         ...
 
     def allocate(self, held: RequestBlocks, stop: int) -> list[BlockCopy]:
-        """Allocate these blocks. The source of each copy stays held until the step has been collected."""
+        """Allocate the blocks for tokens up to `stop`. Returns the copies to make before the step.
+
+        The source of each copy stays held until the step has been collected.
+        """
         ...
 
     def undo(self, held: RequestBlocks, copy: BlockCopy) -> None:
@@ -71,13 +74,13 @@ class Group(Protocol):
         ...
 
     def limit_step(self, held: RequestBlocks, stop: int) -> int:
-        """Return the token, at most `stop`, at which the request's next step must end."""
+        """Return the token index, at most `stop`, at which the request's next step must end."""
         ...
 
     def publish(self, held: RequestBlocks) -> Sequence[int]:
-        """Make the blocks that completed steps filled findable, and free those that are no longer needed.
+        """Make the blocks that completed steps have filled findable, and free the blocks that are no longer needed.
 
-        Returns the indices of the findable blocks.
+        Returns the indices of the blocks that became findable.
         """
         ...
 
@@ -91,7 +94,7 @@ class Group(Protocol):
 
 
 class PagedGroup:
-    """A group of attention layers."""
+    """A group of attention layers, with or without a window."""
 
     is_state = False
 
@@ -100,7 +103,7 @@ class PagedGroup:
         self._number = number
         self._window = window
         self.needs_all = window is None
-        # largest number of blocks held at a time
+        # maximum number of blocks that a request holds at a time
         self._most = None if window is None else blocks_for(window + step) + 1
 
     def num_needed(self, held: RequestBlocks, stop: int) -> int:
@@ -121,7 +124,7 @@ class PagedGroup:
         return copies
 
     def _writes_shared(self, held: RequestBlocks) -> bool:
-        """Whether the request's next token goes into a block that other requests hold."""
+        """Whether the request's next token will be written to a block that other requests hold too."""
         index, offset = divmod(held.request.num_scheduled, BLOCK_SIZE)
         table = held.tables[self._number]
         return bool(offset) and index < len(table) and self.pool.is_shared(table[index])
@@ -151,7 +154,7 @@ class PagedGroup:
         return block >= self._first(blocks * BLOCK_SIZE)
 
     def _first(self, position: int) -> int:
-        """Return the index of the first block that the token at a position attends to."""
+        """Return the index of the first block that the token at `position` attends to."""
         return 0 if self._window is None else max(0, position - self._window + 1) // BLOCK_SIZE
 
     def live_blocks(self, held: RequestBlocks) -> list[tuple[int, int]]:
@@ -164,9 +167,10 @@ class PagedGroup:
 
 
 class RecurrentGroup:
-    """A group of recurrent layers. A table holds the state, then older states whose steps are not yet collected.
+    """A group of recurrent layers. A table holds the current state, then older states whose steps are not yet
+    collected.
 
-    A step reads one state and writes another, so that it can be undone and tried again.
+    A step reads one state and writes another, so that it can be undone and retried.
     """
 
     is_state = True
@@ -175,7 +179,8 @@ class RecurrentGroup:
     def __init__(self, number: int, pool: BlockPool) -> None:
         self.pool = pool
         self._number = number
-        self._state_indices: dict[int, int] = {}  # index of the block that each older state follows
+        # older state -> index of the full block that it summarizes the context up to
+        self._state_indices: dict[int, int] = {}
 
     def num_needed(self, held: RequestBlocks, stop: int) -> int:
         return 1
@@ -183,7 +188,7 @@ class RecurrentGroup:
     def allocate(self, held: RequestBlocks, stop: int) -> list[BlockCopy]:
         table = held.tables[self._number]
         (own,) = self.pool.allocate(1)
-        before = table[0] if table else NULL_BLOCK  # the null block's content is the state before the first token
+        before = table[0] if table else NULL_BLOCK  # the content of the null block is the state before the first token
         if self._is_checkpoint(held, held.request.num_scheduled) and not self.pool.is_findable(before):
             self._state_indices[before] = held.request.num_scheduled // BLOCK_SIZE - 1
             self.pool.hold(before)
@@ -212,7 +217,8 @@ class RecurrentGroup:
         table, computed = held.tables[self._number], held.request.num_computed
         filled = []
         for state in table[1:]:
-            index = self._state_indices.get(state)  # None: another request that continued from it has published it
+            # None: another request that continues from this state has already published it
+            index = self._state_indices.get(state)
             if index is None or (index + 1) * BLOCK_SIZE <= computed:
                 if index is not None:
                     self.pool.publish(state, *held.content(self._state_indices.pop(state)))
@@ -232,7 +238,7 @@ class RecurrentGroup:
 
 
 def _prompt_end(request: Request) -> int:
-    """Return the number of prompt tokens in full blocks that can be reused: at least one token is always computed."""
+    """Return the number of prompt tokens in full blocks, not counting the last token, which is always computed."""
     return (len(request.prompt_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE
 
 

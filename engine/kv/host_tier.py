@@ -1,7 +1,7 @@
-"""HostTier: the host pools, which hold blocks of preempted requests and cached prefixes that were evicted.
+"""HostTier: the host pools, which hold blocks of preempted requests, and cached blocks that the device evicts.
 
 When a request is preempted, its blocks are copied here. Full blocks are published under their keys, so that other
-requests find them. Cached blocks that the device pools are about to evict are copied ahead of time, at most
+requests find them. Cached blocks that the device pools are about to evict are copied in advance, at most
 DEMOTED_AT_ONCE per group in one copy. A device without host pools copies nothing.
 """
 
@@ -14,13 +14,14 @@ from engine.kv.blocks import NULL_BLOCK, BlockPool
 from engine.kv.groups import Group, RequestBlocks, SavedBlocks
 from engine.kv.transfers import Demoting, MoveBlock, PoolBlock, Saving, TransferHandle, Transfers
 
-DEMOTED_AT_ONCE = 8  # largest number of cold blocks per group in one copy
-# 1 / READY_FRACTION of a device pool should be ready to be allocated: empty, or with a copy in the host pool.
+DEMOTED_AT_ONCE = 8  # maximum number of cached blocks per group in one copy
+# The goal is that 1 / READY_FRACTION of a device pool can be allocated at no cost, because a block is empty or has a
+# copy in the host pool.
 READY_FRACTION = 4
 
 
 class HostTier:
-    """One pool per group, and the copies to and from the pools."""
+    """The host pools, one per group, and the copies to and from them."""
 
     def __init__(
         self, groups: Sequence[Group], pools: Sequence[BlockPool], transfers: Transfers, costs: CostModel
@@ -32,16 +33,17 @@ class HostTier:
         self._is_demoting = False
 
     def save(self, held: RequestBlocks) -> bool:
-        """Start copying the blocks that a request needs to resume. Its device blocks may be released at once.
+        """Start copying the blocks that a request needs to resume.
 
-        Returns False and changes nothing if the host pools lack free blocks.
+        The caller may release the device blocks immediately. Returns False and changes nothing if the host pools lack
+        free blocks.
         """
         live = [group.live_blocks(held) for group in self._groups]
         if not self.pools or any(len(it) > pool.num_free for it, pool in zip(live, self.pools, strict=True)):
             return False
         computed = held.request.num_computed
         moves: list[MoveBlock] = []
-        indices: list[int] = []  # in the block table, one per move
+        indices: list[int] = []  # index in the block table, for each move
         saved: list[list[tuple[int, int]]] = []
         for number, (blocks, pool) in enumerate(zip(live, self.pools, strict=True)):
             saved.append([])
@@ -68,8 +70,9 @@ class HostTier:
                 self.pools[move.group].publish(move.target, *saving.held.content(index))
 
     def sources(self, held: RequestBlocks, saved: SavedBlocks) -> list[dict[int, PoolBlock]]:
-        """Return the source of each saved block, per group and by block index: the device if the block is still cached
-        there, else the host pool.
+        """Return the sources of the saved blocks by block index, one dictionary per group.
+
+        A source is in the device pool if the block is still cached there, otherwise in the host pool.
         """
         found: list[dict[int, PoolBlock]] = []
         for number, (group, blocks, pool) in enumerate(zip(self._groups, saved.blocks, self.pools, strict=True)):
@@ -87,7 +90,7 @@ class HostTier:
             held.saved = None
 
     def demote(self) -> None:
-        """Start copying cached blocks that the device pools are about to evict. Each block is copied once."""
+        """Start copying cached blocks that the device pools will evict soon. Each block is copied once."""
         if not self.pools or self._is_demoting:
             return
         moves: list[MoveBlock] = []
@@ -101,14 +104,14 @@ class HostTier:
             self._is_demoting = True
             self._transfers.move(moves, Demoting(moves), cold=True)
         for move in moves:
-            self.pools[move.group].release([move.target])  # the copy holds the block now
+            self.pools[move.group].release([move.target])  # the pending copy holds the block from here on
 
     def finish_demoting(self, demoting: Demoting, handle: TransferHandle) -> None:
         """Handle the end of a copy of cached blocks to the host pools."""
         self._is_demoting = False
         for move in demoting.moves if self.observe(demoting.moves, handle) else ():
             source = self._groups[move.group].pool
-            if source.is_findable(move.source):  # it may have been forgotten meanwhile
+            if source.is_findable(move.source):  # the block may have been unpublished during the copy
                 self.pools[move.group].publish(move.target, *source.content(move.source))
 
     def observe(self, moves: Sequence[MoveBlock], handle: TransferHandle) -> bool:
@@ -118,17 +121,19 @@ class HostTier:
         return not handle.failed
 
     def _known(self, pool: BlockPool, number: int, held: RequestBlocks, index: int, computed: int) -> int:
-        """Return the block of a pool with the content of a request's block, or NULL_BLOCK."""
+        """Return the block in `pool` with the content of a request's block, or NULL_BLOCK."""
         return pool.find(*held.content(index)) if self._has_key(number, held, index, computed) else NULL_BLOCK
 
     def _has_key(self, number: int, held: RequestBlocks, index: int, computed: int) -> bool:
-        """Whether the block at an index of a request is full and has a key."""
+        """Whether the request's block at `index` is full and has a key."""
         full = (index + 1) * BLOCK_SIZE <= computed and index < len(held.keys)
         return full and not self._groups[number].is_state
 
 
 def _to_demote(pool: BlockPool) -> list[int]:
-    """Return the next blocks to be evicted that have no copy, if too few blocks are ready."""
+    """Return the next blocks to be evicted that the host pool lacks, if fewer blocks are ready than READY_FRACTION
+    demands.
+    """
     missing = pool.num_usable // READY_FRACTION - (pool.num_free - pool.num_cached)
     next_taken = islice(pool.in_eviction_order(), max(0, missing))
     return list(islice((block for block in next_taken if not pool.is_on_host(block)), DEMOTED_AT_ONCE))

@@ -3,9 +3,9 @@
 A request attaches the longest cached prefix that every group has, allocates blocks as it grows, shares them with
 requests that fork from it, and releases all of them together. Blocks in the host pools or in files are copied to the
 device first. The blocks of a preempted request may be saved to the host pools; full ones are published there under
-their keys, so that other requests find them. Each block that a step has filled is soon written to a file.
+their keys, so that other requests find them. Each block that a step has filled is written to a file soon afterwards.
 
-Copies run during steps. The blocks on both sides of a copy are held until `poll` has handled its end.
+Copies run during steps. The source and target blocks of a copy are held until `poll` has handled the end of the copy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +29,14 @@ from engine.step import BlockCopy
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """The result of bringing a request's blocks to the device."""
+    """The outcome of copying a request's blocks to the device."""
 
     request: Request
-    ok: bool  # False: a copy has failed, and the request holds no blocks
+    ok: bool  # False: a copy has failed, and the request holds no blocks any more
 
 
 class KVMemory:
-    """Maps request ids to their blocks, from the first match until the release."""
+    """Manages the blocks of requests, from the first match until the release."""
 
     def __init__(
         self,
@@ -60,10 +60,11 @@ class KVMemory:
         self._counters = counters
         self._held: dict[int, RequestBlocks] = {}  # keyed by request id
         blocks = min((it.pool.num_usable for it in self.groups if it.needs_all), default=config.num_blocks - 1)
-        self.context = min(config.context_length, blocks * BLOCK_SIZE)  # limit of a request that runs alone, in tokens
+        # maximum number of tokens of a request that runs alone
+        self.context = min(config.context_length, blocks * BLOCK_SIZE)
 
     def blocks_of(self, request: Request) -> RequestBlocks:
-        """Return the blocks of a request; none if it is new or has been released."""
+        """Return the blocks of a request. Its tables are empty if it is new or has been released."""
         held = self._held.get(request.id)
         if held is None:
             held = self._held[request.id] = RequestBlocks(request, tuple([] for _ in self.groups))
@@ -73,11 +74,11 @@ class KVMemory:
 
     @property
     def pools(self) -> tuple[BlockPool, ...]:
-        """The pools of the device and of the host."""
+        """All device pools and host pools."""
         return (*(group.pool for group in self.groups), *self.host.pools)
 
     def max_tokens(self, request: Request) -> int:
-        """Return the largest number of tokens that a request can ever hold."""
+        """Return the maximum number of tokens that a request can ever hold."""
         if request.params.max_tokens is None:
             return self.context
         return min(self.context, len(request.prompt_ids) + request.params.max_tokens)
@@ -98,7 +99,9 @@ class KVMemory:
         return all(group.num_needed(held, stop) <= group.pool.num_free for group in self.groups)
 
     def can_allocate_later(self, request: Request, stop: int) -> bool:
-        """Whether enough blocks will be free once the copies under way have ended."""
+        """Whether enough blocks will be free for the request's tokens up to `stop` once the copies under way have
+        ended.
+        """
         held = self.blocks_of(request)
         return all(
             group.num_needed(held, stop) <= group.pool.num_free + self.transfers.num_returning(number)
@@ -106,14 +109,15 @@ class KVMemory:
         )
 
     def check_pools(self) -> None:
-        """Raise RuntimeError if a pool is inconsistent."""
+        """Raise RuntimeError if a pool's bookkeeping is inconsistent."""
         for pool in self.pools:
             pool.check_consistency()
 
     # -- from the first match to the release
 
     def match(self, request: Request, most: int) -> Prefix | None:
-        """Return the longest cached prefix of a request, at most `most` blocks; None if its saved blocks hold more.
+        """Return the longest cached prefix of a request, at most `most` blocks; None if its saved blocks cover more
+        tokens.
 
         The blocks of the prefix are not held: call `attach` before anything else allocates.
         """
@@ -123,10 +127,11 @@ class KVMemory:
         return self._prefix_cache.match(held, most)
 
     def attach(self, request: Request, prefix: Prefix | None, stop: int) -> bool:
-        """Give a request the prefix that `match` returned, or its saved blocks if that was None.
+        """Give a request the prefix that `match` returned, or its saved blocks if `match` returned None.
 
-        Returns False and changes nothing if the blocks needed up to `stop` are not free, or are still being saved. If
-        some of them are not on the device, `is_arriving` is true until `poll` reports the request.
+        Returns False and changes nothing if the blocks needed up to `stop` are not free, or if the saved blocks are
+        still being copied. If some of the blocks are not on the device, `is_arriving` is true until `poll` reports the
+        request.
         """
         held = self.blocks_of(request)
         if prefix is None:
@@ -139,7 +144,7 @@ class KVMemory:
             request.cache = prefix.token_sources([group.pool for group in self.groups])
         self.disk.touch(held, prefix.blocks)
         for number, indices in enumerate(prefix.sources):
-            # A request that was not `stored` may have computed these blocks, so they may not be in files yet.
+            # These blocks may not be in files yet, because a request with `stored` unset may have computed them.
             self.disk.mark_dirty(number, held, indices)
         return True
 
@@ -149,7 +154,7 @@ class KVMemory:
         return theirs.num_published <= index < len(theirs.keys) and theirs.keys[index] == own.keys[index]
 
     def allocate(self, request: Request, stop: int) -> tuple[BlockCopy, ...]:
-        """Allocate blocks for the request's tokens up to `stop`. The returned copies must be made before the step.
+        """Allocate blocks for the request's tokens up to `stop`. Make the returned copies before the step.
 
         Requires that `can_allocate` is true.
         """
@@ -157,7 +162,7 @@ class KVMemory:
         return tuple(copy for group in self.groups for copy in group.allocate(held, stop))
 
     def limit_step(self, request: Request, stop: int) -> int:
-        """Return the token, at most `stop`, at which the request's next step must end."""
+        """Return the token index, at most `stop`, at which the request's next step must end."""
         held = self.blocks_of(request)
         return min(group.limit_step(held, stop) for group in self.groups)
 
@@ -168,13 +173,14 @@ class KVMemory:
                 self.groups[copy.group].pool.release([copy.source])
 
     def undo(self, request: Request, copies: Sequence[BlockCopy]) -> None:
-        """Undo the copies of a step that did not happen."""
+        """Undo the copies of a step that was not executed."""
         for copy in reversed(copies):
             self.groups[copy.group].undo(self.blocks_of(request), copy)
 
     def publish(self, request: Request, *, on_disk: Sequence[ReadBlocks] = ()) -> None:
-        """Make full blocks findable, and queue them to be written. Blocks that the reads `on_disk` have read are not
-        written.
+        """Make a request's full blocks findable, and queue them to be written.
+
+        Blocks that the reads `on_disk` have read from files are not queued.
         """
         held, full = self.blocks_of(request), request.num_computed // BLOCK_SIZE
         self._prefix_cache.extend_keys(held, full)
@@ -199,8 +205,9 @@ class KVMemory:
         child.num_computed = child.num_scheduled = tokens
 
     def release(self, request: Request) -> None:
-        """Release the blocks of a request in all tiers. No step under way may use them; copies hold their blocks
-        themselves.
+        """Release the blocks of a request in all tiers.
+
+        No step under way may use the blocks. Copies under way hold their blocks themselves.
         """
         if held := self._held.pop(request.id, None):
             self._arrivals.drop(request)
@@ -208,7 +215,7 @@ class KVMemory:
             self.host.drop(held)
 
     def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
-        """Make the blocks of these tokens unfindable in all tiers, except for the first `kept` tokens."""
+        """Make the blocks of these tokens unfindable in all tiers. The first `kept` tokens stay cached."""
         keys, first = self._prefix_cache.keys_of(token_ids, origin), kept // BLOCK_SIZE
         for pool in self.pools:
             for key in keys[first:]:
@@ -219,9 +226,9 @@ class KVMemory:
     # -- preemption
 
     def swap_out(self, request: Request) -> bool:
-        """Release a request's device blocks. Returns whether they were saved to the host pools.
+        """Release a request's device blocks. Returns whether their content is saved to the host pools.
 
-        They are saved if the host pools have free blocks and copying is faster than computing the tokens again.
+        It is saved if the host pools have free blocks and copying is faster than computing the tokens again.
         """
         held, blocks = self.blocks_of(request), blocks_for(request.num_computed)
         if blocks and self._costs.prefers_swap(blocks) and self.host.save(held):
@@ -243,8 +250,9 @@ class KVMemory:
         return saved is not None and not (saved.is_there or saved.is_lost)
 
     def _restore(self, held: RequestBlocks, stop: int) -> bool:
-        """Bring saved blocks back to the device. Returns False if too few blocks are free or they are still being
-        saved.
+        """Start copying saved blocks back to the device.
+
+        Returns False if too few blocks are free, or if the blocks are still being saved.
         """
         saved, request = held.saved, held.request
         if saved is None or not saved.is_there:
@@ -260,7 +268,9 @@ class KVMemory:
         return request in self._arrivals
 
     def poll(self) -> list[Arrived]:
-        """Handle the copies that have ended. Returns the requests whose last copy to the device is among them."""
+        """Handle the copies that have ended. Returns the requests whose blocks have all arrived, or failed to
+        arrive.
+        """
         arrived: list[Arrived] = []
         for transfer in self.transfers.poll():
             match transfer.purpose:

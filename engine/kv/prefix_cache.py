@@ -1,7 +1,7 @@
 """PrefixCache: finds the longest cached prefix of a request that every KV group has, in the pools or in files.
 
-The blocks that it finds are not held. Files are skipped if computing is measured to be faster than reading. Imports no
-torch.
+The blocks that it finds are not held. Files are skipped if measurements show that computing is faster than reading.
+Imports no torch.
 """
 
 from collections.abc import Sequence
@@ -24,17 +24,18 @@ class Prefix:
     """The cached prefix of a request."""
 
     blocks: int
-    sources: Sequence[dict[int, Source]]  # per group, by block index: the blocks that later tokens attend to
-    skipped: int = 0  # further blocks that are in files, but are faster to compute
+    # one dictionary per group, by block index: the blocks that later tokens attend to
+    sources: Sequence[dict[int, Source]]
+    skipped: int = 0  # number of further blocks that are in files, but are faster to compute than to read
 
     @property
     def disk_blocks(self) -> int:
         return sum(isinstance(source, DiskBlock) for by_index in self.sources for source in by_index.values())
 
     def token_sources(self, device: Sequence[BlockPool]) -> TokenSources:
-        """Return the tokens of the prefix by the tier of their blocks, in the group that needs the most blocks.
+        """Return the numbers of tokens that each tier provides, counted in the group that needs the most blocks.
 
-        A block that no later token attends to counts for the tier of the block after it.
+        A block that no later token attends to is counted for the tier of the next block.
         """
         found = {"device": 0, "host": 0, "disk": 0}
         widest = max(self.sources, key=len)
@@ -76,7 +77,7 @@ class PrefixCache:
         return replace(rest, skipped=blocks)
 
     def extend_keys(self, held: RequestBlocks, blocks: int) -> None:
-        """Compute the keys of a request's first `blocks` blocks that are not known yet."""
+        """Extend the request's keys to its first `blocks` blocks."""
         keys = held.keys
         parent = keys[-1] if keys else root_key(*self._config.cache_salt, held.request.origin.cache_salt)
         for index in range(len(keys), blocks):
@@ -106,7 +107,9 @@ class PrefixCache:
         return Prefix(blocks, seen)
 
     def _find(self, number: int, held: RequestBlocks, most: int, *, files: bool) -> dict[int, Source]:
-        """Return the sources of a request's first `most` blocks, by index, until a needed block is missing."""
+        """Return the sources of a request's first `most` blocks by index. The search ends at a needed block that is
+        missing.
+        """
         found: dict[int, Source] = {}
         group, pools = self._groups[number], self._pools[number]
         for index in range(most):
@@ -122,7 +125,7 @@ class PrefixCache:
 
 
 def _has_all(group: Group, found: dict[int, Source], blocks: int) -> bool:
-    """Whether all blocks that tokens after the first `blocks` blocks attend to were found."""
+    """Whether `found` has all blocks that tokens after the first `blocks` blocks attend to."""
     for index in range(blocks - 1, -1, -1):
         if not group.sees(index, blocks):
             return True

@@ -1,7 +1,7 @@
 """ThreadedTransfer: copies, reads, and writes blocks on threads while the engine computes the next steps.
 
-Each kind of work has one thread, so that a slow disk does not delay copies to the host pools, and reads do not wait for
-writes. See `engine.kv.transfers` for the contract.
+Copies, reads, and writes have one thread each, so that a slow disk does not delay copies to the host pools, and reads
+do not wait for writes. `engine.kv.transfers` describes the interface.
 """
 
 import logging
@@ -17,12 +17,12 @@ from engine.kv.transfers import MoveBlock, ReadBlocks, WriteBlocks
 
 log = logging.getLogger(__name__)
 
-WRITE_RATE = 500e6  # limit in bytes per second: steps need the memory bandwidth at the same time
+WRITE_RATE = 500e6  # limit in bytes per second, because steps need the memory bandwidth at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """The time that some work took, and how many bytes it read or wrote."""
+    """The duration of a transfer, and the number of bytes that it read from or wrote to files."""
 
     seconds: float
     num_bytes: int
@@ -30,10 +30,10 @@ class _Timed:
 
 @dataclass(frozen=True, slots=True)
 class ThreadedHandle:
-    """Work that was submitted to a thread."""
+    """A transfer that was submitted to a thread."""
 
     _copied: Future[_Timed]
-    _unseen: set[Future[_Timed]]  # futures whose end the caller has not seen
+    _unseen: set[Future[_Timed]]  # futures that the caller has not yet seen to be done
 
     @property
     def done(self) -> bool:
@@ -55,9 +55,9 @@ class ThreadedHandle:
 
 
 class ThreadedTransfer:
-    """Copies between the pools of one cache and the files of one store.
+    """Copies blocks between the pools of one cache and the files of one store.
 
-    Work of the same kind runs in the order of its submission.
+    Transfers of the same kind run in the order of their submission.
     """
 
     def __init__(self, kv: KVCache, store: DiskStore | None = None) -> None:

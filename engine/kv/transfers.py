@@ -1,8 +1,8 @@
 """Transfers: copies of blocks between the device pools, the host pools, and files.
 
 `BlockTransfer` is the interface of a backend that copies, and `Transfers` tracks the copies under way. Copies are
-asynchronous and may complete in any order. The blocks on both sides of a copy are held from its start until its end has
-been handled, even if their request ends earlier. No step computes with them meanwhile.
+asynchronous and may complete in any order. The source and target blocks are held from the start of a copy until its end
+has been handled, even if their request ends earlier. No step uses the target blocks in the meantime.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,7 +16,7 @@ from engine.kv.groups import RequestBlocks, SavedBlocks
 
 @dataclass(frozen=True, slots=True)
 class MoveBlock:
-    """A copy of one block of one group from the device pool to the host pool, or back."""
+    """A copy of one block of one group between the device pool and the host pool."""
 
     group: int
     source: int
@@ -26,7 +26,7 @@ class MoveBlock:
 
 @dataclass(frozen=True, slots=True)
 class ReadBlocks:
-    """A read of blocks of one group from files into the device pool, in this order."""
+    """A read of blocks of one group from files into blocks of the device pool, pairwise in order."""
 
     group: int
     sources: tuple[DiskBlock, ...]
@@ -47,47 +47,49 @@ class WriteBlocks:
     """A write of blocks of one group and one segment from the device pool into a file."""
 
     group: int
-    first_key: BlockKey  # first key of the segment
+    first_key: BlockKey  # key of the segment's first block
     blocks: tuple[DirtyBlock, ...]
 
 
 class TransferHandle(Protocol):
-    """A transfer under way."""
+    """A transfer that has been started."""
 
     @property
     def done(self) -> bool:
-        """Whether all of it has ended. Cheap to ask."""
+        """Whether the whole transfer has ended. Checking this is cheap."""
         ...
 
     @property
     def failed(self) -> bool:
-        """Whether a part of it failed. Valid once it is done."""
+        """Whether any copy of the transfer failed. Valid once `done` is true."""
         ...
 
     @property
     def seconds(self) -> float:
-        """Duration of the transfer. Valid once it is done."""
+        """Duration of the transfer. Valid once `done` is true."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes read from or written to files. Valid once it is done."""
+        """Number of bytes read from or written to files. Valid once `done` is true."""
         ...
 
 
 class BlockTransfer(Protocol):
-    """Copies blocks. The steps that wrote the sources have completed."""
+    """Copies blocks. The caller ensures that the steps that wrote the sources have completed."""
 
     def move(self, moves: Sequence[MoveBlock]) -> TransferHandle:
-        """Copy between the pools."""
+        """Copy blocks between the device pools and the host pools."""
         ...
 
     def read(self, reads: Sequence[ReadBlocks]) -> TransferHandle:
-        """Copy from files. Fails if a file has changed since it was found; the file is not found again then."""
+        """Copy blocks from files. The transfer fails if a file has changed since it was found; that file is not found
+        again.
+        """
         ...
 
     def write(self, write: WriteBlocks) -> TransferHandle:
-        """Copy into files, as far as they can be written."""
+        """Copy blocks into files. Blocks that cannot be written are left out."""
         ...
 
     def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
@@ -99,7 +101,7 @@ class BlockTransfer(Protocol):
         ...
 
     def wait(self) -> None:
-        """Return when a transfer under way may have ended; at once if there is none."""
+        """Block until a transfer under way may have ended. Returns immediately if there is none."""
         ...
 
 
@@ -113,12 +115,12 @@ class Saving:
     held: RequestBlocks
     saved: SavedBlocks
     moves: Sequence[MoveBlock]
-    indices: Sequence[int]  # in the block table, one per move
+    indices: Sequence[int]  # index in the block table, for each move
 
 
 @dataclass(frozen=True, slots=True)
 class Demoting:
-    """A copy of cached blocks, which the device pools are about to evict, to the host pools."""
+    """A copy to the host pools of cached blocks that the device pools are about to evict."""
 
     moves: Sequence[MoveBlock]
 
@@ -134,10 +136,10 @@ class Arriving:
 
 @dataclass(frozen=True, slots=True)
 class WritingBack:
-    """A write of blocks to a file."""
+    """A write of device blocks to a file."""
 
     write: WriteBlocks
-    first_keys: Sequence[BlockKey]  # first keys of the chain's segments, up to the one that is written
+    first_keys: Sequence[BlockKey]  # the first key of each segment of the chain, up to the segment that is written
 
 
 Purpose: TypeAlias = Saving | Demoting | Arriving | WritingBack
@@ -150,12 +152,12 @@ class PendingTransfer:
     purpose: Purpose
     handle: TransferHandle
     held: Sequence[PoolBlock]
-    frees_device: bool  # waiting requests may use its device blocks once it ends
-    cold: bool  # its device blocks are evicted first afterwards
+    frees_device: bool  # whether waiting requests may use its device blocks once it ends
+    cold: bool  # whether its device blocks are evicted first after the copy
 
 
 class Transfers:
-    """Starts copies and reports which have ended. Without a block transfer, no copy may be started."""
+    """Starts copies, and reports which of them have ended. Without a block transfer, no copy may be started."""
 
     def __init__(
         self, block_transfer: BlockTransfer | None, device: Sequence[BlockPool], host: Sequence[BlockPool]
@@ -171,13 +173,13 @@ class Transfers:
 
     @property
     def block_transfer(self) -> BlockTransfer:
-        """The backend that copies. Raises RuntimeError if there is none."""
+        """The backend that performs the copies. Raises RuntimeError if there is none."""
         if self._block_transfer is None:
             raise RuntimeError("no block transfer, so no blocks can be copied")
         return self._block_transfer
 
     def move(self, moves: Sequence[MoveBlock], purpose: Purpose, *, cold: bool = False) -> None:
-        """Start copying held blocks, at least one, between the pools."""
+        """Start copying held blocks between the pools. There must be at least one move."""
         held = [side for move in moves for side in self._sides(move)]
         self._start(
             self.block_transfer.move(moves), purpose, held, frees_device=moves[0].to_host and not cold, cold=cold
@@ -208,7 +210,7 @@ class Transfers:
         return sum(its_pool is pool and not pool.is_shared(block) for its_pool, block in held)
 
     def poll(self) -> list[PendingTransfer]:
-        """Return the copies that have ended since the last call. Their blocks stay held until `release`."""
+        """Return the copies that have ended since the last call. Their blocks stay held until `release` is called."""
         ended = [transfer for transfer in self._under_way if transfer.handle.done]
         self._under_way = [transfer for transfer in self._under_way if transfer not in ended]
         self.num_ended += len(ended)
@@ -220,7 +222,7 @@ class Transfers:
             pool.release([block], cold=transfer.cold and pool in self._device)
 
     def wait(self) -> None:
-        """Return when a copy may have ended."""
+        """Block until a copy may have ended."""
         if self._under_way:
             self.block_transfer.wait()
 

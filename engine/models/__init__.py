@@ -1,4 +1,4 @@
-"""Model families, one module each, and the table from a checkpoint's architecture to its module.
+"""Model families, one module each, and the table that maps a checkpoint's architecture to its module.
 
 A family's module has `read_config(Metadata) -> ModelConfig` and `NAMES`, the names of its weights in transformers
 checkpoints. All families use the same `Decoder`.
@@ -43,24 +43,24 @@ ENCODERS = {"bert": "engine.models.bert"}  # architectures of embedding models: 
 
 
 class Model(Protocol):
-    """A loaded decoder."""
+    """The interface of a loaded decoder."""
 
     config: ModelConfig
 
     def kv_groups(self) -> "tuple[KVGroup, ...]":
-        """Return the groups of the KV cache that `forward` expects."""
+        """Return the KV cache groups that `forward` expects."""
         ...
 
     def forward(self, batch: "Inputs", kv: "KVCache") -> "Activation":
         """Compute a batch and store its keys and values in `kv`. Returns logits, float32 [logit rows, vocabulary].
 
-        A backend that records operations calls it once and replays them for every batch.
+        A backend that records operations calls this once, and replays the recording for every batch.
         """
         ...
 
 
 class Family(Protocol):
-    """A family's module."""
+    """The interface of a family's module."""
 
     NAMES: Names
 
@@ -68,8 +68,9 @@ class Family(Protocol):
 
 
 def read_config(metadata: Metadata) -> ModelConfig:
-    """Return the model's configuration. Raises UnsupportedModel, which names an unknown architecture or unsupported
-    value.
+    """Return the model's configuration.
+
+    Raises UnsupportedModel for an unknown architecture or an unsupported value, which the error names.
     """
     return _family(metadata.architecture).read_config(metadata)
 
@@ -91,14 +92,15 @@ def stored_weights(checkpoint: Checkpoint) -> Mapping[str, StoredWeight]:
     stored = checkpoint.weights(names)
     if "token_embd.weight" in stored:
         return stored
-    # Checkpoints without a head, such as those of embedding models, omit the common prefix "model.".
+    # The stems of checkpoints without a head, such as those of embedding models, lack the common prefix "model.".
     stems = {ours: theirs.removeprefix("model.") for ours, theirs in names.stems.items()}
     return checkpoint.weights(replace(names, stems=stems))
 
 
 def load(config: ModelConfig, weights: "Weights", operations: "Operations", context_length: int) -> Model:
-    """Load a model that needs all tensors of `weights`, for positions below `context_length`."""
-    from engine.models.decoder import Decoder  # imports torch, which reading a configuration does not need
+    """Load a model for positions below `context_length`. The model takes all tensors of `weights`."""
+    # a local import, because it imports torch, which reading a configuration does not need
+    from engine.models.decoder import Decoder
 
     model = Decoder.load(config, weights, operations, context_length)
     weights.finish()

@@ -1,7 +1,7 @@
 """BERT encoders (arXiv:1810.04805): learned positions, bidirectional attention, norms after attention and after the
 MLP.
 
-Covers architecture `bert`, in GGUF files and transformers checkpoints: MiniLM, BGE, E5, GTE, and others, and
+Covers architecture `bert`, in GGUF files and transformers checkpoints: MiniLM, BGE, E5, GTE, and others, including
 cross-encoders. A single text has the first token type; the second text of a pair has the second. Tensor names such as
 `blk.N.attn_output_norm` are those of llama.cpp.
 """
@@ -41,7 +41,7 @@ NAMES = Names(
         "blk.{}.ffn_down": f"{_LAYER}.output.dense",
         "blk.{}.layer_output_norm": f"{_LAYER}.output.LayerNorm",
     },
-    # position ids are 0, 1, 2, and so on; the pooler is for classification, which embeddings do not use
+    # Position ids are always 0, 1, 2, and so on. The pooler is for classification, and embeddings do not use it.
     re.compile(r"embeddings\.position_ids|pooler\.dense\..*"),
     prefix="bert.",
 )
@@ -59,9 +59,9 @@ EPSILON = Key(Keys.Attention.LAYERNORM_EPS, "layer_norm_eps")
 
 
 def read_config(metadata: Metadata) -> EncoderConfig:
-    """Return the configuration. Missing values have the defaults of transformers.
+    """Return the configuration. Missing values get the defaults of transformers.
 
-    Raises UnsupportedModel, which names an unsupported value.
+    Raises UnsupportedModel, which names the unsupported value.
     """
     metadata.require(Key(Keys.Attention.CAUSAL, "is_decoder"), False)
     metadata.require(Key("", "position_embedding_type"), "absolute")
@@ -96,7 +96,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Linear layers side by side, with their biases, float32 [outputs]."""
+    """Linear layers that share an input, computed as one, with their biases, float32 [outputs]."""
 
     weight: QLinear
     bias: Tensor
@@ -107,10 +107,10 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one layer, and its computation."""
+    """The weights of one layer, and the computation with them."""
 
     heads: int
-    qkv: Projection  # q, k, and v side by side
+    qkv: Projection  # q, k, and v as one projection
     attention_out: Projection
     attention_norm: Norm
     up: Projection
@@ -118,7 +118,7 @@ class Layer:
     mlp_norm: Norm
 
     def __call__(self, x: Tensor) -> Tensor:
-        """float32 [tokens, hidden] -> the same shape."""
+        """Compute the layer: float32 [tokens, hidden] -> the same shape."""
         x = self.attention_norm(x + self.attention_out(self._attend(x)))
         return self.mlp_norm(x + self.down(F.gelu(self.up(x))))
 
@@ -139,9 +139,10 @@ class Model:
         norm: Norm,
         layers: tuple[Layer, ...],
     ) -> None:
-        """`positions`, float32 [context, hidden]: position embeddings plus the embedding of the first token type.
+        """Create the model from its weights.
 
-        `second_type`, float32 [hidden]: the difference of the second token type's embedding from the first's.
+        `positions`, float32 [context, hidden], are the position embeddings plus the embedding of the first token type.
+        `second_type`, float32 [hidden], is the embedding of the second token type minus that of the first.
         """
         self._second_type = second_type
         self.config = config
@@ -177,9 +178,9 @@ class RankingHead:
     It is the sequence classification head of transformers with one label; the result is the label's logit.
     """
 
-    dense: Tensor  # float32 [hidden, hidden]; its bias is [hidden]
+    dense: Tensor  # float32 [hidden, hidden]; with a bias [hidden]
     dense_bias: Tensor
-    out: Tensor  # float32 [1, hidden]; its bias is [1]
+    out: Tensor  # float32 [1, hidden]; with a bias [1]
     out_bias: Tensor
 
     @classmethod
@@ -193,14 +194,14 @@ class RankingHead:
         )
 
     def __call__(self, states: Tensor) -> Tensor:
-        """float32 [tokens, hidden] -> float32 [1], a logit."""
+        """Return the logit, float32 [1], for the states of both texts, float32 [tokens, hidden]."""
         state = F.linear(states[0], self.dense, self.dense_bias).tanh()
         return F.linear(state, self.out, self.out_bias)
 
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
-    """Takes the weights by name."""
+    """Loads the parts of the model, taking weights by name."""
 
     config: EncoderConfig
     weights: Weights
@@ -214,7 +215,7 @@ class _Loader:
         return Norm(self.backend.to_device(weight), self.backend.to_device(bias), self.config.norm_epsilon)
 
     def projection(self, inputs: int, outputs: int, *names: str) -> Projection:
-        """Load layers with equal output widths side by side."""
+        """Load layers of equal output width as one projection."""
         weights = [self.weights.take(f"{name}.weight", outputs, inputs) for name in names]
         biases = [self.weights.take_vector(f"{name}.bias", outputs) for name in names]
         return Projection(self.backend.linear(weights), self.backend.to_device(torch.cat(biases)))

@@ -1,7 +1,7 @@
 """Cohere's Command-R: attention and MLP in parallel with one norm, which subtracts the mean (`cohere` in transformers).
 
-Heads may be normalized, each with its own weights. GGUF files have architecture `command-r`. Rotary pairs are adjacent
-elements in both formats.
+Some models normalize heads, each head with its own weights. GGUF files have architecture `command-r`. Rotary pairs are
+adjacent elements in both formats.
 """
 
 from dataclasses import replace
@@ -24,7 +24,8 @@ DEFAULTS: dict[str, object] = {
 }
 LOGIT_SCALE = Key(Keys.LLM.LOGIT_SCALE, "logit_scale")
 HEAD_NORMS = Key("", "use_qk_norm")
-LONG_CONTEXT = Key("", "model_max_length")  # the longest context, if max_position_embeddings is shorter
+# the full context length; takes precedence over max_position_embeddings, which may be shorter
+LONG_CONTEXT = Key("", "model_max_length")
 
 
 def read_config(metadata: Metadata) -> ModelConfig:

@@ -1,6 +1,6 @@
 """The decoder of all families: layers of attention and a gated MLP around a residual stream.
 
-A family's ModelConfig and `Names` describe how it differs.
+A ModelConfig and `Names` describe how each family differs from the others.
 """
 
 from collections.abc import Mapping
@@ -35,11 +35,11 @@ class Layer:
 
     attention: Attention
     attention_norm: Norm | None
-    qkv: Projection  # q, k, and v side by side
+    qkv: Projection  # q, k, and v as one layer
     attention_out: Projection
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
-    gate_up: QLinear  # gate and up side by side
+    gate_up: QLinear  # gate and up as one layer
     down: QLinear
     mlp_post_norm: Norm | None
 
@@ -91,12 +91,13 @@ class Decoder:
             qkv = ops.linear(self._before(x, layer.attention_norm), layer.qkv.weight, bias=layer.qkv.bias)
             q = ops.rope_and_store(qkv, batch, cache, layer.attention)
             attended = ops.attend(q, batch, cache, layer.attention)
-            # other tokens are only needed for their keys and values, which are already stored
+            # The last layer continues only with tokens whose logits are needed. The keys and values of the others are
+            # already stored.
             if layer is self._layers[-1]:
                 attended, x = ops.select(attended, batch), ops.select(x, batch)
             if config.block is Block.SEQUENTIAL:
                 x = self._add_mlp(self._add_attention(x, attended, layer), layer)
-            else:  # both read x; attention has already read it, and the MLP reads it before the addition overwrites it
+            else:  # Both read x. Attention has already read it, and the MLP reads it before the addition overwrites it.
                 x = self._add_attention(self._add_mlp(x, layer), attended, layer)
         return ops.logits(self._before(x, self._output_norm), self._head, config.logit_softcap)
 
@@ -122,7 +123,7 @@ class Decoder:
 
 
 def _resolve_optional_parts(config: ModelConfig, weights: Weights) -> ModelConfig:
-    """Complete the configuration with the options that only the weights' names reveal."""
+    """Set the options of the configuration that depend on which weights the checkpoint has."""
     if config.block is None:
         mlp_norm = "blk.0.ffn_norm.weight" in weights
         config = replace(config, block=Block.SEQUENTIAL if mlp_norm else Block.PARALLEL_ONE_NORM)
@@ -134,7 +135,7 @@ def _resolve_optional_parts(config: ModelConfig, weights: Weights) -> ModelConfi
 def rotary_tables(
     config: ModelConfig, weights: Weights, operations: Operations, context_length: int
 ) -> tuple[RotaryTable, ...]:
-    """Return one table per rope of the model."""
+    """Return one rotary table per rope of the model."""
     factors, to_device = _stored_factors(config, weights, context_length), operations.weights.to_device
     tables = (rotary_table(rope, factors, context_length) for rope in config.ropes)
     return tuple(replace(table, cos=to_device(table.cos), sin=to_device(table.sin)) for table in tables)
@@ -154,7 +155,7 @@ def _stored_factors(config: ModelConfig, weights: Weights, context_length: int) 
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
-    """Takes the weights by name."""
+    """Loads the parts of a decoder, taking weights by name."""
 
     config: ModelConfig
     weights: Weights
@@ -162,9 +163,9 @@ class _Loader:
     tables: tuple[RotaryTable, ...]
 
     def head_names(self) -> list[str]:
-        """Return the name of the embedding, and that of the head unless it is tied."""
+        """Return the name of the embedding, and the name of the head unless the two are tied."""
         tied, output = self.config.tied_head, "output.weight"
-        if tied:  # some checkpoints store a tied head as well
+        if tied:  # some checkpoints contain the tied head as well
             self.weights.drop(output)
         separate = not tied and (tied is False or output in self.weights)
         return ["token_embd.weight", *[output] * separate]
@@ -190,7 +191,7 @@ class _Loader:
         )
 
     def norm(self, name: str, *, scale: float = 1.0) -> Norm:
-        """Load a norm of rows whose output is multiplied by `scale`."""
+        """Load a norm of rows, whose output is multiplied by `scale`."""
         rule, hidden = self.config.norm, self.config.hidden
         bias = self.weights.take_vector(f"{name}.bias", hidden) if rule.bias else None
         norm = self._unbiased_norm(name, hidden, scale=scale)
@@ -248,7 +249,7 @@ class _Loader:
         return Projection(weight, self.operations.weights.to_device(joined))
 
     def _linear(self, prefix: str, inputs: int, outputs: Mapping[str, int]) -> QLinear:
-        """Load several weights side by side as one layer."""
+        """Load several weights as one layer, with their outputs in order."""
         return self.operations.weights.linear(
             [self.weights.take(f"{prefix}{name}.weight", width, inputs) for name, width in outputs.items()]
         )

@@ -1,7 +1,7 @@
 """The configuration keys that decoder families share, and the names of their weights.
 
-A family reads a ModelConfig with `read_decoder` and replaces what differs. Unsupported values raise UnsupportedModel,
-which names the key.
+A family calls `read_decoder` to get a ModelConfig, and replaces the fields that differ. Unsupported values raise
+UnsupportedModel, which names the key.
 """
 
 import re
@@ -36,7 +36,7 @@ WINDOW = Key(Keys.Attention.SLIDING_WINDOW, "sliding_window")
 PATTERN = Key(Keys.Attention.SLIDING_WINDOW_PATTERN, "sliding_window_pattern")
 LAYER_TYPES = Key("", "layer_types")
 
-# Features that no family supports, with the values that turn them off.
+# Keys of features that no family supports, each with the values that turn the feature off.
 SUPPORTED_VALUES: tuple[tuple[Key, tuple[object, ...]], ...] = (
     (Key(Keys.LLM.EXPERT_COUNT, "num_local_experts"), (0,)),
     (Key("", "num_experts"), (0,)),
@@ -47,8 +47,8 @@ SUPPORTED_VALUES: tuple[tuple[Key, tuple[object, ...]], ...] = (
 )
 
 
-MIN_EPSILON = 1e-12  # an epsilon of 0 would divide by zero if a row is zero
-# torch's names of weight dtypes; tensors have their own dtypes, so the value only has to be valid
+MIN_EPSILON = 1e-12  # with an epsilon of 0, a row of zeros would be divided by zero
+# torch's names of weight dtypes. The value only has to be valid, because tensors have their own dtypes.
 DTYPES = dict.fromkeys(
     ("float64", "double", "float32", "float", "float16", "half", "bfloat16", "float8_e4m3fn", "float8_e5m2", "auto")
 )
@@ -57,7 +57,7 @@ GATES = {
     Gate.SILU: (Key("", "hidden_act"), "silu"),
     Gate.GELU: (Key("", "hidden_activation"), "gelu_pytorch_tanh"),
 }
-OUTER_KEYS = ("dtype", "torch_dtype", "tie_word_embeddings")  # keys of a text_config that may be given outside of it
+OUTER_KEYS = ("dtype", "torch_dtype", "tie_word_embeddings")  # keys of a text_config that may also be outside of it
 MODEL_TYPE = Key("", "model_type")
 LAYER_KINDS = {FULL: False, SLIDING: True}
 
@@ -70,7 +70,7 @@ def read_decoder(
     interleaved: bool = False,
     partial_rotary: bool = False,
 ) -> ModelConfig:
-    """Read the configuration that all families share. For `interleaved` and `partial_rotary` see `read_rope`."""
+    """Read the configuration keys that all families share. `read_rope` describes `interleaved` and `partial_rotary`."""
     hidden = metadata.integer(HIDDEN)
     heads = metadata.integer(HEADS)
     kv_heads = metadata.integer(KV_HEADS, heads)
@@ -115,10 +115,10 @@ def _check_types(metadata: Metadata) -> None:
 
 
 def text_metadata(metadata: Metadata, defaults: Mapping[str, Mapping[str, object]]) -> Metadata:
-    """Return the decoder's metadata with the defaults of its architecture.
+    """Return the decoder's metadata, with the defaults of its architecture for missing keys.
 
-    If a config.json describes a multimodal model, the decoder's metadata is its `text_config`.
-    Raises UnsupportedModel if the architecture has no defaults.
+    If a config.json describes a multimodal model, the decoder's metadata is its `text_config`. Raises UnsupportedModel
+    if the architecture has no defaults.
     """
     text = metadata.values.get("text_config") if metadata.is_config else None
     if isinstance(text, dict):
@@ -142,7 +142,8 @@ def read_layout(
 ) -> tuple[LayerConfig, ...]:
     """Return the window and rope of each layer.
 
-    `slides`: which layers have a window if the checkpoint does not list them. Those layers use rope `local_rope`.
+    `slides` marks the layers that have a window, for checkpoints that do not list them. Those layers use rope
+    `local_rope`.
     """
     window = metadata.integer(WINDOW, 0, minimum=0, maximum=MAX_CONTEXT)
     if not metadata.is_config and not window:
@@ -156,7 +157,7 @@ def read_layout(
 
 
 def all_but_every(count: int, layers: int) -> list[bool]:
-    """Return which layers have a window: all but every `count`-th; all if count is 0."""
+    """Return for each layer whether it has a window: all layers except every `count`-th; all layers if count is 0."""
     return [count == 0 or (number + 1) % count != 0 for number in range(layers)]
 
 
@@ -194,8 +195,9 @@ STEMS = {
     "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
     "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
 }
-IGNORED = re.compile(  # inverse frequencies in old checkpoints, and the vision parts of multimodal models
+# tensors to ignore: inverse frequencies in old checkpoints, and the vision parts of multimodal models
+IGNORED = re.compile(
     r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..+"
 )
-TEXT_PREFIX = "language_model."  # part of the weight names of a decoder inside a multimodal model
+TEXT_PREFIX = "language_model."  # prefix of a decoder's weight names in a multimodal model
 NAMES = Names(STEMS, IGNORED)

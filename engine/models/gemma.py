@@ -1,7 +1,8 @@
-"""The Gemma families: norms before and after, GELU gates, and windows in most layers (arXiv:2408.00118).
+"""The Gemma families: norms before and after attention and MLP, GELU gates, and windows in most layers
+(arXiv:2408.00118).
 
 Gemma 3 adds head norms, and a separate rope for layers with a window (arXiv:2503.19786). Architectures: `gemma2` and
-`gemma3`. A config.json with `gemma3` describes a multimodal model whose text part is `gemma3_text`.
+`gemma3`. A config.json with `gemma3` describes a multimodal model, whose decoder is `gemma3_text`.
 """
 
 import math
@@ -70,8 +71,8 @@ DEFAULTS: dict[str, dict[str, object]] = {
 ATTENTION_SOFTCAP = Key(Keys.LLM.ATTN_LOGIT_SOFTCAPPING, "attn_logit_softcapping")
 LOGIT_SOFTCAP = Key(Keys.LLM.FINAL_LOGIT_SOFTCAPPING, "final_logit_softcapping")
 QUERY_SCALAR = Key("", "query_pre_attn_scalar")
-# Layer counts of the model sizes that scale queries by hidden / heads instead of head_dim. GGUF files do not store
-# this.
+# Layer counts of the model sizes that scale queries by hidden / heads instead of head_dim. GGUF files do not store the
+# scale.
 WIDE_QUERIES = {"gemma2": 46, "gemma3": 62}
 LOCAL_BASE = 10_000.0
 
@@ -85,7 +86,7 @@ def _as_float16(value: float) -> float:
 
 
 def _as_bfloat16(value: float) -> float:
-    """Return the value rounded to bfloat16: to nearest, ties to even."""
+    """Return the value rounded to bfloat16, to nearest with ties to even."""
     bits = int(struct.unpack("<I", struct.pack("<f", value))[0])
     bits += 0x7FFF + ((bits >> 16) & 1)
     return float(struct.unpack("<f", struct.pack("<I", bits & 0xFFFF0000))[0])
@@ -108,7 +109,7 @@ def read_config(metadata: Metadata) -> ModelConfig:
         logit_softcap=metadata.number(LOGIT_SOFTCAP, 0.0, minimum=0.0, maximum=1e6),
         embedding_scale=_embedding_scale(metadata, config.hidden),
         norm_placement=NormPlacement.BOTH,
-        # the converter to GGUF has already added it
+        # In GGUF files the converter has already added the offset.
         norm=replace(config.norm, offset=1.0 if metadata.is_config else 0.0),
     )
     if metadata.architecture == "gemma2":

@@ -17,7 +17,7 @@ DEFAULTS: dict[str, object] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 
 EMBEDDING = Key(Keys.LLM.EMBEDDING_SCALE, "embedding_multiplier")
 RESIDUAL = Key(Keys.LLM.RESIDUAL_SCALE, "residual_multiplier")
 ATTENTION = Key(Keys.Attention.SCALE, "attention_multiplier")
-LOGITS = Key(Keys.LLM.LOGIT_SCALE, "logits_scaling")  # logits are divided by this
+LOGITS = Key(Keys.LLM.LOGIT_SCALE, "logits_scaling")  # divisor of the logits
 FINETUNED = Key(Keys.Rope.SCALING_FINETUNED, "")
 
 
@@ -28,9 +28,9 @@ def read_config(metadata: Metadata) -> ModelConfig:
     embedding, residual, logits = (
         metadata.number(key, 1.0, minimum=1e-4, maximum=1e4) for key in (EMBEDDING, RESIDUAL, LOGITS)
     )
-    # Everything that is added to the residual stream is multiplied by `residual`. Only norms read the stream, and their
-    # result does not depend on its scale. A stream scaled by 1 / residual, with an epsilon scaled by 1 / residual**2,
-    # is equivalent.
+    # The model multiplies everything that is added to the residual stream by `residual`. Here the stream is scaled by 1
+    # / residual instead, and epsilons by 1 / residual**2. This is equivalent, because only norms read the stream, and
+    # their results do not depend on its scale.
     return replace(
         config,
         embedding_scale=embedding / residual,

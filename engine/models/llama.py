@@ -15,5 +15,5 @@ DEFAULTS: dict[str, object] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 
 
 
 def read_config(metadata: Metadata) -> ModelConfig:
-    """Return the configuration. Missing values have the defaults of transformers."""
+    """Return the configuration. Missing values get the defaults of transformers."""
     return read_decoder(metadata.with_defaults(DEFAULTS), interleaved=True)

@@ -1,7 +1,7 @@
-"""The Mistral families: Llama's layers, with windows in some (arXiv:2310.06825), and a YaRN-scaled rope in Ministral 3.
+"""The Mistral families: Llama's layers, some with windows (arXiv:2310.06825), and a YaRN-scaled rope in Ministral 3.
 
 Architectures in a config.json: `mistral`, `ministral`, and `ministral3`; `mistral3` is a multimodal model with one of
-them as its text part. In GGUF files: `mistral3`, with adjacent rotary pairs, and `llama` for earlier models.
+them as its decoder. In GGUF files: `mistral3`, with adjacent rotary pairs, and `llama` for earlier models.
 """
 
 from dataclasses import replace
@@ -56,9 +56,9 @@ def read_config(metadata: Metadata) -> ModelConfig:
 
 
 def _context(metadata: Metadata, config: ModelConfig) -> int:
-    """Return the context length up to which queries are not scaled by position.
+    """Return the context length, limited to positions at which queries are not scaled.
 
-    After the original context, such a model multiplies queries by a factor that grows with the position. This is not
+    After the original context, some models multiply queries by a factor that grows with the position. This is not
     supported, so the context is limited.
     """
     scaling = config.ropes[0].scaling

@@ -1,4 +1,5 @@
-"""The Phi-3 family: fused q, k, v and gate, up matrices, and possibly partial rotary embedding (arXiv:2404.14219).
+"""The Phi-3 family: fused q, k, v and gate, up matrices, and in some models partial rotary embedding
+(arXiv:2404.14219).
 
 Architecture `phi3`: Phi-3, 3.5, and 4, and Phi-4-mini. In GGUF files the factors of LongRoPE are tensors.
 """
@@ -28,7 +29,7 @@ DEFAULTS: dict[str, object] = {
 
 def read_config(metadata: Metadata) -> ModelConfig:
     metadata = metadata.with_defaults(DEFAULTS)
-    if metadata.get(LONG_ATTENTION) is not None:  # the only sign of LongRoPE in most GGUF files
+    if metadata.get(LONG_ATTENTION) is not None:  # in most GGUF files, only this key indicates LongRoPE
         metadata = metadata.with_defaults({metadata.name(TYPE): "longrope"})
     config = read_decoder(metadata, partial_rotary=True)
     return replace(config, layout=read_layout(metadata, config, all_but_every(0, config.layers)))

@@ -23,7 +23,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "qwen3": SHARED | {"head_dim": 128},
 }
 USE_WINDOW = Key("", "use_sliding_window")
-FULL_LAYERS = Key("", "max_window_layers")  # despite its name, the number of first layers without a window
+FULL_LAYERS = Key("", "max_window_layers")  # despite its name, the number of leading layers without a window
 
 
 def read_config(metadata: Metadata) -> ModelConfig:

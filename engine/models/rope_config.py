@@ -1,4 +1,4 @@
-"""Read the rotary embedding of a checkpoint into a RopeConfig: from GGUF metadata keys, or from an object of a
+"""Read the rotary embedding of a checkpoint into a RopeConfig: from GGUF metadata keys, or from an object in a
 config.json.
 
 Unsupported values raise UnsupportedModel, which names the key.
@@ -36,17 +36,18 @@ LONG_ATTENTION = Key(Keys.Rope.SCALING_ATTN_FACTOR, "attention_factor")
 SHORT_FACTORS = Key("", "short_factor")
 LONG_FACTORS = Key("", "long_factor")
 
-SECTIONS = ("rope_parameters", "rope_scaling")  # keys of a config.json, the newer first
-# keys that may be outside of the section
+SECTIONS = ("rope_parameters", "rope_scaling")  # keys of the rope section in a config.json, the newer one first
+# keys that may also be outside of the rope section
 OUTER_KEYS = ("rope_theta", "partial_rotary_factor", "max_position_embeddings")
-FULL, SLIDING = "full_attention", "sliding_attention"  # subsections, if the kinds of layers have different ropes
+# names of subsections, which exist if layers with and without a window have different ropes
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def read_rope(metadata: Metadata, head_dim: int, *, interleaved: bool = False, partial: bool = False) -> RopeConfig:
     """Return the rope of all layers, or of those without a window.
 
-    `interleaved`: rotary pairs are adjacent elements in the family's GGUF files. `partial`: the family may rotate only
-    a part of each head.
+    `interleaved`: whether rotary pairs are adjacent elements in the family's GGUF files. `partial`: whether the family
+    may rotate only a part of each head.
     """
     section = _section(metadata, FULL)
     base = section.number(BASE, 10_000.0, **_BASES)
@@ -54,7 +55,7 @@ def read_rope(metadata: Metadata, head_dim: int, *, interleaved: bool = False, p
 
 
 def read_local_rope(metadata: Metadata, head_dim: int, base: float) -> RopeConfig:
-    """Return the rope of layers with a window. `base`: used if the checkpoint does not give one."""
+    """Return the rope of layers with a window. `base` is the default if the checkpoint gives none."""
     base = metadata.number(LOCAL_BASE, base, **_BASES)
     if not metadata.is_config or SLIDING not in _sections(metadata):
         return RopeConfig(base, head_dim, interleaved=False)
@@ -88,9 +89,9 @@ def _sections(metadata: Metadata) -> dict[str, object]:
 
 
 def _section(metadata: Metadata, kind: str) -> Metadata:
-    """Return the keys that describe the rope of one kind of layer.
+    """Return the metadata keys that describe the rope of one kind of layer.
 
-    In a config.json, `rope_type` was called `type` in the past, and keys missing in the section may be outside of it.
+    In a config.json, `rope_type` was formerly called `type`, and keys missing in the section may be outside of it.
     """
     if not metadata.is_config:
         return metadata
@@ -107,7 +108,7 @@ def _section(metadata: Metadata, kind: str) -> Metadata:
 
 
 def _rotary_dim(section: Metadata, head_dim: int, partial: bool) -> int:
-    """Return how many elements of a head are rotated."""
+    """Return the number of elements of a head that are rotated."""
     if section.is_config:
         rotary_dim = int(head_dim * section.number(DIMENSIONS, 1.0, minimum=0.0, maximum=1.0))
     else:
@@ -167,7 +168,7 @@ def _yarn(section: Metadata) -> RopeScaling:
 def _long_rope(section: Metadata) -> RopeScaling:
     original = _original(section)
     attention = _attention_factor(section, LONG_ATTENTION)
-    if not section.is_config:  # the factors are tensors
+    if not section.is_config:  # GGUF files store the factors as tensors
         return LongRopeScaling(original, 1.0, 1.0 if attention is None else attention)
     factor = section.number(FACTOR, _context(section) / original, minimum=0.0, maximum=MAX_FACTOR)
     short, long = (section.numbers(key, minimum=1e-6, maximum=1e6) for key in (SHORT_FACTORS, LONG_FACTORS))
@@ -181,7 +182,7 @@ def _context(section: Metadata) -> int:
 
 
 def _original(section: Metadata) -> int:
-    """Return the context length before scaling; by default the model's context length."""
+    """Return the context length before scaling. The default is the model's context length."""
     return section.integer(
         ORIGINAL, None if section.get(ORIGINAL) else _context(section), minimum=2, maximum=MAX_CONTEXT
     )
@@ -191,8 +192,8 @@ def _attention_factor(section: Metadata, key: Key) -> float | None:
     return None if section.get(key) is None else section.number(key, minimum=0.01, maximum=100.0)
 
 
-# `dynamic` changes frequencies when a request exceeds the model's context. Cached keys would become invalid, and no
-# request may exceed it. Within the context it is not scaled.
+# `dynamic` is treated as unscaled. It changes frequencies only when a request exceeds the model's context, which would
+# make cached keys invalid, and no request may exceed the context.
 _SCALINGS: dict[str, Callable[[Metadata], RopeScaling | None]] = {
     "none": _unscaled,
     "default": _unscaled,

@@ -19,7 +19,7 @@ DEFAULTS: dict[str, object] = {
     "rope_theta": 2_000_000.0,
     "tie_word_embeddings": True,
 }
-ROPE_LAYERS = Key("", "no_rope_layers")  # despite the key's name, 1 means that the layer has rotary embedding
+ROPE_LAYERS = Key("", "no_rope_layers")  # despite the key's name, 1 marks a layer with rotary embedding
 INTERVAL = Key("", "no_rope_layer_interval")
 USE_WINDOW = Key("", "use_sliding_window")
 

@@ -19,7 +19,8 @@ DEFAULTS: dict[str, object] = {
     "partial_rotary_factor": 0.25,
 }
 QKV_BIAS = Key("", "use_qkv_bias")
-PARALLEL = Key("", "use_parallel_residual")  # GGUF files have the key too, but only their tensors are reliable
+# GGUF files have the key too, but it is unreliable there, so their tensors decide
+PARALLEL = Key("", "use_parallel_residual")
 HEAD_NORMS = Key("", "qk_layernorm")
 
 

@@ -1,1 +1,1 @@
-"""From logits to tokens: logit shaping, filters, sampling, and grammar masks."""
+"""Conversion of logits to tokens: logit shaping, filters, sampling, and grammar masks."""

@@ -1,10 +1,9 @@
 """Drawing: the logits of a step, and sampling of one token per row by temperature and filters.
 
-Filters keep a prefix of the tokens, which are ordered from the most likely down, ties by id: min-p and top-k first,
-then top-p of what they kept. A draw inverts the cumulative distribution at a uniform number that the caller passes.
-Usually the few dozen most likely tokens contain everything that top-k and top-p keep, and only they are sorted. If they
-do not, or if there is no such filter, the row draws from the unsorted vocabulary, and draws again if top-p drops the
-token.
+Filters keep a prefix of the tokens in descending order of probability, ties by id: first min-p and top-k, then top-p
+among the tokens that are left. A draw inverts the cumulative distribution at a uniform number that the caller passes.
+Usually the few dozen most likely tokens include all that top-k and top-p keep, and only those are sorted. Otherwise, or
+without such a filter, the row draws from the unsorted vocabulary, and draws again if top-p drops the token.
 """
 
 import math
@@ -18,15 +17,17 @@ from torch import Tensor
 from engine.grammar import Words
 from engine.sampling_params import SamplingParams
 
-# tokens to sort first; selecting them from 49,152 takes 0.1 and 0.4 ms, a full sort 3.5 ms
+# Numbers of most likely tokens to sort first. Selecting them from 49,152 takes 0.1 and 0.4 ms, a full sort 3.5 ms.
 PREFIXES = (64, 1024)
-ATTEMPTS = 4  # draws from the unsorted vocabulary before it is sorted: 0.2 ms each, and top-p drops few tokens
+# number of draws from the unsorted vocabulary before it is sorted; each takes 0.2 ms, and top-p drops few tokens
+ATTEMPTS = 4
 NO_TOKEN = -1
-SMALLEST_TEMPERATURE = 1e-30  # smallest float32 divisor without NaN; far above it only the best tokens have any weight
+# smallest float32 divisor that gives no NaN; already far above it, only the best tokens have any weight
+SMALLEST_TEMPERATURE = 1e-30
 
 
 class Draw(Protocol):
-    """A device's sampler for rows without filters, which is faster than `engine.sampling.drawing`."""
+    """A device's sampler for rows without filters, which is faster than this module."""
 
     def __call__(
         self,
@@ -39,8 +40,8 @@ class Draw(Protocol):
     ) -> list[int]:
         """Sample one token for each row in `rows` of float32 logits [rows, vocabulary].
 
-        `mask_rows` are indices into `words`, whose bits mark the allowed tokens; -1: all are allowed. Returns a
-        negative number for a row whose allowed tokens all have probability 0, or whose logits are infinite.
+        `mask_rows` are indices into `words`, whose bits mark the allowed tokens; -1: all are allowed. The result is
+        negative for a row whose allowed tokens all have probability 0, or whose logits are infinite.
         """
         ...
 
@@ -50,19 +51,19 @@ class Logits:
     """The logits of a step, one row per logit row of the batch. Valid until the device's next step."""
 
     buffer: Tensor  # float32 [rows or more, vocabulary]
-    greedy: Sequence[int] | None = None  # most likely token of each row, -1 for a row of NaN; None: unknown
+    greedy: Sequence[int] | None = None  # most likely token of each row; -1 for a row of NaN; None: not computed
     rows: int | None = None  # None: all rows of the buffer
     draw: Draw | None = None  # None: the device has no sampler
 
     @property
     def values(self) -> Tensor:
-        """float32 [rows, vocabulary]"""
+        """The logits as float32 [rows, vocabulary]."""
         return self.buffer[: self.rows]
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The filters of a batch as columns, [rows, 1]: the temperature float64, top_k int64, the others float32."""
+    """The filters of a batch as columns, [rows, 1]: temperature is float64, top_k int64, and the others are float32."""
 
     temperature: Tensor
     min_p: Tensor
@@ -82,7 +83,7 @@ class Filters:
         return Filters(self.temperature[index], self.min_p[index], self.top_k[index], self.top_p[index])
 
     def without_filters(self, index: Tensor, vocab_size: int) -> "Filters":
-        """Return the filters with those of the rows at `index`, int64, disabled."""
+        """Return a copy in which the filters of the rows at `index`, int64, are disabled."""
         return Filters(
             self.temperature,
             self.min_p.index_fill(0, index, 0.0),
@@ -92,8 +93,9 @@ class Filters:
 
 
 def kept_weights(values: Tensor, filters: Filters) -> Tensor:
-    """Return the weights of sorted logits (float32 [rows, vocabulary], most likely first) as float64, 0 for dropped
-    tokens.
+    """Return the weights of sorted logits as float64, with 0 for tokens that the filters drop.
+
+    `values` is float32 [rows, vocabulary], most likely first.
     """
     weights = ((values.double() - values[:, :1]) / filters.temperature).exp()
     positions = torch.arange(values.shape[1], device=values.device)
@@ -105,9 +107,9 @@ def kept_weights(values: Tensor, filters: Filters) -> Tensor:
 def sampled_logprobs(logits: Tensor, filters: Filters, token_ids: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return natural-log probabilities under the distribution that rows are sampled from; -inf for dropped tokens.
 
-    logits float32 [rows, vocabulary], token_ids int64 [rows]. Returns the log-probabilities of `token_ids`, float64
-    [rows]; the ids of the `count` most likely tokens, int64 [rows, count]; and their log-probabilities, float64 of the
-    same shape.
+    `logits` is float32 [rows, vocabulary], `token_ids` int64 [rows]. Returns the log-probabilities of `token_ids`,
+    float64 [rows]; the ids of the `count` most likely tokens, int64 [rows, count]; and their log-probabilities, float64
+    of the same shape.
     """
     values, ids = logits.sort(dim=-1, descending=True, stable=True)
     is_greedy = filters.temperature == 0
@@ -124,10 +126,9 @@ def sampled_logprobs(logits: Tensor, filters: Filters, token_ids: Tensor, count:
 
 
 def draw(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
-    """Sample one token per row of `logits` (float32 [rows, vocabulary]) at `uniforms` (float64 [rows, ATTEMPTS] in [0,
-    1)).
+    """Sample one token per row of `logits`, float32 [rows, vocabulary]. Returns int64 [rows].
 
-    Returns int64 [rows]. The result of a row depends on that row only.
+    `uniforms` is float64 [rows, ATTEMPTS], in [0, 1). The result of a row depends only on that row.
     """
     vocabulary = logits.shape[1]
     drawn = torch.full((len(logits),), NO_TOKEN)
@@ -147,21 +148,24 @@ def draw(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
 def draw_among(logits: Tensor, filters: Filters, uniforms: Tensor, prefix: int) -> Tensor:
     """Sample each row from its `prefix` most likely tokens. Returns int64 [rows].
 
-    The result is NO_TOKEN if those do not contain all tokens that the filters keep. It never is if `prefix` is the
-    whole vocabulary.
+    The result is NO_TOKEN if the prefix does not contain all tokens that the filters keep. This cannot happen if
+    `prefix` is the whole vocabulary.
     """
     values, ids = most_likely(logits, prefix)
-    # all tokens with any probability are in the prefix
+    # whether the prefix contains all tokens with a probability above 0
     whole = (values[:, -1:] == -torch.inf) | (prefix == logits.shape[1])
-    # The prefix has an arbitrary part of the tokens that are as likely as its last one, so none of those are used.
+    # The prefix contains an arbitrary selection of the tokens that are as likely as its last one, so none of those are
+    # used.
     known = whole | (values > values[:, -1:])
-    # Distances from the best logit are at most 0, so even a tiny temperature yields nothing worse than -inf.
+    # Distances from the best logit are at most 0, so a tiny temperature gives at worst -inf, which has weight 0.
     weights = ((values.double() - values[:, :1]) / filters.temperature).exp()
     kept = known & (weights >= filters.min_p) & (torch.arange(prefix) < filters.top_k)
     weights = torch.where(kept, weights, 0.0)
     found, counts = known.sum(-1, keepdim=True), kept.sum(-1, keepdim=True)
-    ended = (counts < found) | (filters.top_k <= found) | whole  # min-p and top-k keep nothing outside the prefix
-    settled = ended | (filters.top_k >= logits.shape[1])  # the total weight of what they keep is known
+    # whether min-p and top-k keep no token outside the prefix
+    ended = (counts < found) | (filters.top_k <= found) | whole
+    # whether the total weight of the tokens that min-p and top-k keep is known
+    settled = ended | (filters.top_k >= logits.shape[1])
     total = torch.where(ended, weights.sum(-1, keepdim=True), _total(logits, filters, ended))
     within = kept & ((weights.cumsum(-1) - weights) / total < filters.top_p)
     within[:, 0] = True
@@ -173,11 +177,14 @@ def draw_among(logits: Tensor, filters: Filters, uniforms: Tensor, prefix: int) 
 
 
 def _draw_unsorted(logits: Tensor, filters: Filters, uniforms: Tensor) -> int:
-    """Sample one row without top-k from the unsorted vocabulary. Returns NO_TOKEN if top-p drops all attempts."""
+    """Sample one row without top-k from the unsorted vocabulary. Returns NO_TOKEN if top-p drops the token of every
+    attempt.
+    """
     weights = _weights(logits, filters)
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[-1]
-    # A number below 1 times the total rounds to less than the total, so the token has a weight above 0.
+    # A uniform number is below 1, so its product with the total rounds to less than the total, and the token has a
+    # weight above 0.
     for position in torch.searchsorted(cumulative, uniforms * total, right=True).tolist():
         if filters.top_p >= 1 or _weight_before(weights, position) / total < filters.top_p:
             return int(position)
@@ -185,7 +192,9 @@ def _draw_unsorted(logits: Tensor, filters: Filters, uniforms: Tensor) -> int:
 
 
 def _weight_before(weights: Tensor, token_id: int) -> Tensor:
-    """Return the weight of the tokens before `token_id` in sorted order: more likely, or as likely with a lower id."""
+    """Return the total weight of the tokens before `token_id` in sorted order: more likely, or as likely with a lower
+    id.
+    """
     weight = weights[token_id]
     ties = (weights[:token_id] == weight).sum() * weight.double()
     return torch.where(weights > weight, weights, 0.0).sum(dtype=torch.float64) + ties
@@ -196,7 +205,7 @@ def most_likely(logits: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
     if prefix == logits.shape[1]:
         values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
         return values, ids
-    # Sorted by id first, so that the stable sort by value orders ties by id.
+    # The ids are sorted first, so that the stable sort by value orders ties by id.
     ids = _candidates(logits, prefix)
     ids = ids.gather(-1, logits.gather(-1, ids).topk(prefix, sorted=False).indices).sort(dim=-1).values
     values, order = torch.sort(logits.gather(-1, ids), dim=-1, descending=True, stable=True)
@@ -204,10 +213,10 @@ def most_likely(logits: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
 
 
 def _candidates(logits: Tensor, prefix: int) -> Tensor:
-    """Return ids that include the `prefix` most likely tokens of each row, with enough of those tied with the last one.
+    """Return ids that include the `prefix` most likely tokens of each row, and enough of those tied with the last one.
 
-    The vocabulary is cut into parts of equal width. A column is one token of each part. The most likely tokens are in
-    the `prefix` columns with the largest maxima.
+    The vocabulary is divided into parts of equal width. A column has one token of each part. The most likely tokens are
+    in the `prefix` columns with the largest maxima.
     """
     vocabulary = logits.shape[1]
     parts = math.isqrt(vocabulary // prefix)
@@ -219,9 +228,9 @@ def _candidates(logits: Tensor, prefix: int) -> Tensor:
 
 
 def _total(logits: Tensor, filters: Filters, ended: Tensor) -> Tensor:
-    """Return the weight of all tokens that pass min-p, relative to the most likely one; float64 [rows, 1].
+    """Return the total weight of all tokens that pass min-p, relative to the most likely one. float64 [rows, 1].
 
-    Reads the vocabulary only for rows that are not in `ended`.
+    Reads the vocabulary only for rows that are false in `ended`; the others get 1.
     """
     totals = torch.ones(ended.shape, dtype=torch.float64)
     for row in (~ended).flatten().nonzero().flatten().tolist():
@@ -230,7 +239,10 @@ def _total(logits: Tensor, filters: Filters, ended: Tensor) -> Tensor:
 
 
 def _weights(logits: Tensor, filters: Filters) -> Tensor:
-    """Return the weights of one row relative to its most likely token, 0 if min-p drops it; float32 [vocabulary]."""
+    """Return the weights of one row relative to its most likely token, with 0 for tokens that min-p drops.
+
+    The result is float32 [vocabulary].
+    """
     distances = logits - logits.amax()
     weights = distances.div_(float(filters.temperature.clamp(min=SMALLEST_TEMPERATURE))).exp_()
     return weights if filters.min_p == 0 else torch.where(weights >= filters.min_p, weights, 0.0)

@@ -1,4 +1,4 @@
-"""Filters of logits that need more than one row: DRY repetition penalties and XTC."""
+"""Logit filters that need more than the filter columns of a batch: DRY repetition penalties and XTC."""
 
 import hashlib
 from array import array
@@ -14,22 +14,25 @@ from engine.request import Request
 from engine.sampling.drawing import Filters, kept_weights
 from engine.sampling_params import DryParams, SamplingParams
 
-MAX_MATCH = 50  # longest repetition that counts, in tokens, as in the original; its penalty far exceeds all logits
+MAX_MATCH = 50  # length limit of a counted repetition in tokens, as in the original; its penalty far exceeds all logits
 
 
-# Kept between steps, so that each step converts the new tokens only.
+# Arrays are kept between steps, so that each step converts only the new tokens.
 _token_arrays: "WeakKeyDictionary[Request, array[int]]" = WeakKeyDictionary()
 
 
 def token_array(request: Request) -> "array[int]":
-    """Return all known tokens of a request, prompt and reply, int64. Drop views of the result before the next call."""
+    """Return all known tokens of a request, prompt and reply, as int64.
+
+    Drop all views of the result before the next call, which may resize it.
+    """
     ids = _token_arrays.setdefault(request, array("q"))
     ids.extend(request.token_ids(len(ids), request.num_tokens))
     return ids
 
 
 def dry_penalties(request: Request) -> dict[int, float]:
-    """Return the DRY penalty of each token that would continue a repetition in the prompt or the reply, by token id."""
+    """Return token id -> DRY penalty, for each token that would continue a repetition in the prompt or the reply."""
     dry = request.params.dry
     if dry is None:
         return {}
@@ -43,7 +46,7 @@ def _penalties(ids: NDArray[np.int64], dry: DryParams) -> dict[int, float]:
         return {}
     positions = np.flatnonzero(ids[:-1] == ids[-1])
     lengths = np.ones(len(positions), np.int64)
-    for length in range(1, counted):  # positions[lengths >= length] end a match of at least `length` tokens
+    for length in range(1, counted):  # invariant: positions[lengths >= length] end a match of at least `length` tokens
         going = np.flatnonzero((lengths == length) & (positions >= length))
         going = going[ids[positions[going] - length] == ids[-1 - length]]
         if not len(going):
@@ -57,12 +60,12 @@ def _penalties(ids: NDArray[np.int64], dry: DryParams) -> dict[int, float]:
 
 
 def _unbroken(ids: NDArray[np.int64], breakers: Collection[int]) -> int:
-    """Return how many of the last tokens a repetition may include: those after the last breaker."""
+    """Return the number of last tokens that a repetition may include: those after the last breaker."""
     last = ids[-MAX_MATCH:].tolist()
     return next((n for n, token in enumerate(reversed(last)) if token in breakers), len(last))
 
 
-MAX_THRESHOLD = 0.5  # at most one token reaches a higher threshold, so XTC would remove none
+MAX_THRESHOLD = 0.5  # at most one token has a higher probability than this, so XTC would remove none
 
 
 def xtc_applies(params: SamplingParams, index: int) -> bool:
@@ -76,8 +79,8 @@ def xtc_applies(params: SamplingParams, index: int) -> bool:
 def xtc_logits(logits: Tensor, filters: Filters, thresholds: Tensor) -> Tensor:
     """Apply filters and XTC: set the logits of all dropped tokens to -inf, so that no filter remains to be applied.
 
-    logits float32 [rows, vocabulary]; thresholds float32 [rows, 1]. Returns float32 [rows, vocabulary] on the device of
-    the logits.
+    `logits` is float32 [rows, vocabulary], `thresholds` float32 [rows, 1]. Returns float32 [rows, vocabulary] on the
+    device of the logits.
     """
     values, ids = logits.sort(dim=-1, descending=True, stable=True)
     weights, positions = kept_weights(values, filters), torch.arange(logits.shape[1], device=logits.device)

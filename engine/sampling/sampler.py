@@ -2,8 +2,8 @@
 
 Order: logit bias and DRY, forbidden end tokens, penalties, grammar, temperature, then the filters min-p, top-k, top-p,
 and XTC, then the draw. Every function works row by row, so the token of a row does not depend on other rows. A draw
-needs one uniform number per row, which depends only on the seed of the request and the index of the token. So it is the
-same after preemption, after a restart, and in any batch.
+needs uniform numbers, which depend only on the seed of the request and the index of the token. The token is therefore
+the same after preemption, after a restart, and in any batch.
 """
 
 import hashlib
@@ -31,16 +31,16 @@ NOT_NUMBERS = (
 def next_tokens(
     logits: Logits, rows: Sequence[int], requests: Sequence[Request], masks: Masks = NO_MASKS
 ) -> list[SampledToken]:
-    """Return the next token of each request, sampled from row rows[i] of the logits for requests[i] under `masks`.
+    """Return the next token of each request: requests[i] samples from row rows[i] of the logits, under `masks`.
 
-    If the device has found the most likely tokens already and all requests need only those, no logits are read.
+    If the device has already found the most likely tokens and all requests need only those, no logits are read.
     """
     greedy = logits.greedy
     if greedy is not None and not masks.problems and all(map(_is_plain, requests)):
         found = list(zip(requests, (greedy[row] for row in rows), strict=True))
         if all(masks.allows(request.id, token_id) for request, token_id in found):
             return [_sampled(request, token_id) for request, token_id in found]
-    together = list(rows) == list(range(len(rows)))  # the usual case, in which nothing is copied
+    together = list(rows) == list(range(len(rows)))  # true in most steps, and then no rows are copied
     values = logits.values[: len(rows)] if together else logits.values[list(rows)]
     return sample(values, requests, masks, logits.draw)
 
@@ -64,12 +64,13 @@ def _sampled(request: Request, token_id: int, report: TokenLogprobs | None = Non
 def sample(
     logits: Tensor, requests: Sequence[Request], masks: Masks = NO_MASKS, draw_unfiltered: Draw | None = None
 ) -> list[SampledToken]:
-    """Sample the next token of each request. logits float32 [rows, vocabulary], row r for requests[r].
+    """Sample the next token of each request. `logits` is float32 [rows, vocabulary], row r for requests[r].
 
     A request gets a problem instead if its row contains NaN or infinity, or if its grammar cannot continue. The other
     requests get their tokens.
     """
-    numbers = logits.amax(-1) < torch.inf  # a maximum with NaN is NaN, and takes a tenth of the time of a full check
+    # NaN makes the maximum NaN; computing it takes a tenth of the time of a full check
+    numbers = logits.amax(-1) < torch.inf
     if masks.problems or not numbers.all():
         return _sample_around(numbers.tolist(), logits, requests, masks, draw_unfiltered)
     shaped = logits
@@ -89,14 +90,14 @@ def sample(
 def _sample_around(
     numbers: Sequence[bool], logits: Tensor, requests: Sequence[Request], masks: Masks, draw_unfiltered: Draw | None
 ) -> list[SampledToken]:
-    """Sample the valid rows, and return problems for rows with NaN or infinity and for failed grammars."""
+    """Sample the valid rows, and return problems for the others: rows with NaN or infinity, and failed grammars."""
     fine = [row for row, it in enumerate(requests) if numbers[row] and it.id not in masks.problems]
     results = {it.id: masks.failure(it.id) or SampledToken(it.id, None, problem=NOT_NUMBERS) for it in requests}
     rest = sample(logits[fine], [requests[row] for row in fine], replace(masks, problems={}), draw_unfiltered)
     return [(results | {it.request_id: it for it in rest})[request.id] for request in requests]
 
 
-# -- shaping logits: each returns new logits, or the same object if no request needs a change
+# -- shaping logits: each function returns new logits, or the same object if no request needs a change
 
 
 def apply_bias(logits: Tensor, requests: Sequence[Request]) -> Tensor:
@@ -150,7 +151,9 @@ def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 def _sample_unfiltered(
     draw_unfiltered: Draw, shaped: Tensor, requests: Sequence[Request], masks: Masks
 ) -> dict[int, int]:
-    """Sample the rows without filters. Returns token ids by row, without rows that have no likely token."""
+    """Sample the rows without filters. Returns token ids by row, leaving out rows whose allowed tokens have no
+    probability.
+    """
     rows = [row for row, request in enumerate(requests) if _is_unfiltered(request)]
     if not rows:
         return {}
@@ -167,14 +170,17 @@ def _sample_unfiltered(
 
 
 def _is_unfiltered(request: Request) -> bool:
-    """Whether the token is sampled by its probability alone."""
+    """Whether the request samples by temperature only, without filters."""
     params = request.params
     filtered = params.top_k or params.top_p < 1 or params.min_p or xtc_applies(params, len(request.output_ids))
     return params.temperature > 0 and not filtered
 
 
 def sample_allowed(shaped: Tensor, logits: Tensor, requests: Sequence[Request], masks: Masks) -> list[int]:
-    """Sample from the tokens that each grammar allows; from `logits` if `shaped` excludes all of them."""
+    """Sample from the tokens that each grammar allows, by their `shaped` logits.
+
+    If `shaped` excludes all allowed tokens of a row, its `logits` are used instead.
+    """
     if not masks.mask_rows:
         return sample_ids(shaped, requests)
     vocabulary = logits.shape[1]
@@ -193,14 +199,14 @@ def sample_allowed(shaped: Tensor, logits: Tensor, requests: Sequence[Request], 
 def _sample_small_masks(
     shaped: Tensor, logits: Tensor, requests: Sequence[Request], few: Mapping[int, NDArray[np.int64]]
 ) -> list[int]:
-    """Sample rows with few allowed tokens as small vocabularies.
+    """Sample rows with few allowed tokens, treating these tokens as a small vocabulary.
 
-    All of them have the same size, so that the result of a row does not depend on other rows.
+    All small vocabularies have the same size, so that the result of a row does not depend on other rows.
     """
     if not few:
         return []
     values = np.full((len(few), SMALL_MASK), -np.inf, np.float32)
-    first, second = shaped.numpy(), logits.numpy()  # views, which gather a few numbers faster than tensors
+    first, second = shaped.numpy(), logits.numpy()  # numpy views, which gather a few numbers faster than tensors
     for index, (row, ids) in enumerate(few.items()):
         possible = first[row, ids]
         values[index, : len(ids)] = possible if possible.max() > -np.inf else second[row, ids]
@@ -209,9 +215,9 @@ def _sample_small_masks(
 
 
 def masked(shaped: Tensor, logits: Tensor, possible: Tensor) -> Tensor:
-    """Return rows, float32 [rows, vocabulary], with only the `possible` tokens (bool, same shape) of `shaped`.
+    """Return `shaped` with the logits of all tokens that are not `possible` (bool, same shape) set to -inf.
 
-    A row of `shaped` without any of them is replaced by that of `logits`.
+    If that leaves no token in a row, the row of `logits` is used instead. All are float32 [rows, vocabulary].
     """
     held = torch.where(possible, shaped, -torch.inf)
     nothing = held.amax(-1) == -torch.inf
@@ -239,7 +245,7 @@ def sample_ids(logits: Tensor, requests: Sequence[Request]) -> list[int]:
 
 
 def _apply_xtc(logits: Tensor, filters: Filters, requests: Sequence[Request]) -> tuple[Tensor, Filters]:
-    """Return the logits after XTC, and the filters, which are disabled for the rows that XTC changed."""
+    """Return the logits after XTC, and the filters to apply, which are disabled for the rows that XTC changed."""
     hit = [row for row, request in enumerate(requests) if xtc_applies(request.params, len(request.output_ids))]
     if not hit:
         return logits, filters
@@ -261,10 +267,10 @@ def uniform(seed: int, index: int, attempt: int = 0) -> float:
 def report_logprobs(
     logits: Tensor, shaped: Tensor, token_ids: Sequence[int], requests: Sequence[Request], masks: Masks = NO_MASKS
 ) -> list[TokenLogprobs | None]:
-    """Return the log-probabilities that each request asked for.
+    """Return the log-probabilities that each request has requested.
 
-    They are those of the model's own distribution, `logits`; or with `drawn_logprobs` those of the distribution that
-    the token was sampled from, which `shaped` and `masks` define.
+    They refer to the model's own distribution, `logits`. With `drawn_logprobs`, they refer to the distribution that the
+    token was sampled from, which `shaped` and `masks` define.
     """
     reports: list[TokenLogprobs | None] = []
     for row, (token_id, request) in enumerate(zip(token_ids, requests, strict=True)):
@@ -291,7 +297,7 @@ def _drawn_logprobs(shaped: Tensor, logits: Tensor, token_id: int, request: Requ
 
 @torch.inference_mode()
 def report_prompt(logits: Tensor, request: Request, positions: range) -> tuple[TokenLogprobs, ...]:
-    """Return the log-probabilities of prompt tokens: row r of `logits` predicts the token after positions[r]."""
+    """Return the log-probabilities of prompt tokens. Row r of `logits` predicts the token after positions[r]."""
     alternatives = request.params.prompt_logprobs or 0
     return tuple(
         _logprobs(row, request.prompt_ids[position + 1], alternatives)

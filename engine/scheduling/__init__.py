@@ -1,1 +1,1 @@
-"""Scheduling: which requests run in a step, with how many tokens, and which are preempted. Plain Python, no tensors."""
+"""Scheduling: decides which requests run in a step, with how many tokens, and which are preempted. Uses no tensors."""

@@ -1,8 +1,8 @@
-"""Admission: which waiting requests get a slot, and with which cached blocks they start.
+"""Admission: decides which waiting requests get a slot, and which cached blocks they start with.
 
 A request starts after its longest cached prefix, or with the blocks that were saved when it was preempted. Its tokens
-and one more must fit the free blocks; requests of a lower class may be preempted to free some. While another request
-computes the next block that it needs, it waits to share that block.
+and one more must fit into the free blocks; requests of a lower class may be preempted to free some. If another request
+is computing the block after the cached prefix, the request waits until it can share that block.
 """
 
 import enum
@@ -20,12 +20,12 @@ class Verdict(enum.Enum):
     """The result of `Admission.admit` for a waiting request."""
 
     STARTED = enum.auto()
-    DEFERRED = enum.auto()  # another request is computing its next block; requests after it may start first
-    BLOCKED = enum.auto()  # it waits for a slot or for blocks, which no request after it may take first
+    DEFERRED = enum.auto()  # another request is computing its next block; later requests in the queue may start first
+    BLOCKED = enum.auto()  # it waits for a slot or for blocks; later requests in the queue must not take them
 
 
 class Admission:
-    """Starts waiting requests, one at a time."""
+    """Starts waiting requests, one per call."""
 
     def __init__(self, requests: RunningSet, preemption: Preemption, memory: KVMemory) -> None:
         self._requests = requests
@@ -33,7 +33,8 @@ class Admission:
         self._memory = memory
 
     def admit(self, request: Request, preempted: list[Request]) -> Verdict:
-        """Give a waiting request a slot and its cached or saved blocks, if its tokens and one more fit the free blocks.
+        """Give a waiting request a slot and its cached or saved blocks, if its tokens and one more fit into the free
+        blocks.
 
         If they do not fit, requests of a lower class are preempted and added to `preempted`.
         """
@@ -49,19 +50,21 @@ class Admission:
             if victim.origin.service <= request.origin.service or not self._preemption.preempt(victim, request):
                 return Verdict.BLOCKED
             preempted.append(victim)
-            # Saving the victim's blocks may have evicted the prefix.
+            # Match again, because saving the victim's blocks may have evicted the prefix.
             prefix = self._memory.match(request, _most_cached(request))
         return Verdict.STARTED
 
     def takes_all_blocks(self, request: Request) -> bool:
-        """Whether the request starts only with all blocks that it can ever need. A pinned beam group runs alone
-        instead.
+        """Whether the request starts only if all blocks that it can ever need are free.
+
+        This is true of pinned requests, except for beam groups, which run alone instead.
         """
         return is_pinned(request) and self._requests.group_of(request) is None
 
     def _may_start(self, request: Request) -> bool:
-        """Whether a slot is free, or could be taken from a lower class. If not, matching its prefix would be wasted
-        work.
+        """Whether a slot is free, or could be taken from a request of a lower class.
+
+        This check comes first because matching the prefix of a request that cannot start would be wasted work.
         """
         running = self._requests.running.values()
         return bool(self._requests.free_slots) or any(it.origin.service > request.origin.service for it in running)
@@ -84,7 +87,7 @@ class Admission:
 
 
 def _most_cached(request: Request) -> int:
-    """Number of a request's blocks that need not be computed if they are cached.
+    """Return the number of a request's blocks that may come from the cache.
 
     The last token is always computed, because the next token is sampled from its logits. A prompt whose
     log-probabilities were requested is computed in full, because cached keys and values yield no logits.

@@ -1,4 +1,4 @@
-"""Beam search: which beams survive a round, which sequences have ended, and when the search stops.
+"""Beam search: decides which beams survive a round, which sequences have ended, and when the search stops.
 
 In each round every live beam delivers its most likely next tokens. The best `width` continuations of all beams survive.
 Continuations that end the reply and rank among the best `width` become hypotheses. Scores, hypotheses, and the stopping
@@ -15,12 +15,12 @@ from engine.sampling_params import BeamParams, SamplingParams
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beam:
-    """A sequence: its last token and a link to the sequence before it, so that beams share common prefixes."""
+    """A sequence: its last token and a link to the preceding beam, so that beams share common prefixes."""
 
-    before: "Beam | None" = None  # None: the empty reply
+    before: "Beam | None" = None  # None: this beam is the empty reply
     token_id: int = -1
     logprobs: TokenLogprobs | None = None  # log-probabilities of the token, if they were requested
-    score: float = 0.0  # sum of the log-probabilities
+    score: float = 0.0  # sum of the log-probabilities of the sequence
     length: int = 0
 
     def token_ids(self, start: int = 0) -> list[int]:
@@ -28,7 +28,7 @@ class Beam:
         return [beam.token_id for beam in self.path(start)]
 
     def path(self, start: int = 0) -> "list[Beam]":
-        """Return the beams of start + 1, start + 2, ... tokens that lead to this one, which is the last."""
+        """Return the beams on the path to this one with start + 1, start + 2, ... tokens. The last is this beam."""
         path: list[Beam] = []
         beam: Beam | None = self
         while beam is not None and beam.length > start:
@@ -42,12 +42,12 @@ class Hypothesis:
     """A sequence that has ended."""
 
     beam: Beam
-    score: float  # normalized by length
+    score: float  # total log-probability, normalized by length
     finish: FinishReason
 
 
 class BeamSearch:
-    """The state of one search. `max_tokens` limits the length of a reply."""
+    """The state of one beam search. `max_tokens` limits the length of a reply."""
 
     def __init__(self, beams: BeamParams, params: SamplingParams, end_ids: frozenset[int], max_tokens: int) -> None:
         self.live: list[Beam] = [Beam()]
@@ -60,8 +60,9 @@ class BeamSearch:
 
     @property
     def alternatives(self) -> int:
-        """Number of likely tokens to request of each beam: enough for `width` to survive, however many of the others
-        end.
+        """Number of most likely tokens to request from each beam.
+
+        It is large enough that `width` continuations survive, even if all others end the reply.
         """
         return max(self._beams.width + len(self._ends), self._params.logprobs or 0)
 
@@ -70,18 +71,19 @@ class BeamSearch:
         return not self.live
 
     def collect(self, beam: Beam, most_likely: Sequence[tuple[int, float]]) -> bool:
-        """Add a live beam's next tokens with log-probabilities, most likely first. Returns whether all beams have
-        delivered.
+        """Add the most likely next tokens of a live beam, with their log-probabilities, most likely first.
+
+        Returns whether all beams have delivered.
         """
         self._delivered[beam] = most_likely
         return len(self._delivered) == len(self.live)
 
     def discard_round(self) -> None:
-        """Drop what was delivered in this round; the live beams will deliver again."""
+        """Drop the tokens delivered in this round. The live beams will deliver them again."""
         self._delivered.clear()
 
     def advance(self) -> None:
-        """End the round, once all beams have delivered: choose the survivors, or none if the search has ended."""
+        """End the round once all beams have delivered. `live` becomes the survivors; empty if the search has ended."""
         width, length = self._beams.width, self.live[0].length + 1
         live: list[Beam] = []
         for rank, beam in enumerate(self._candidates(length)):
@@ -98,12 +100,13 @@ class BeamSearch:
         """Return the longest common prefix of all live beams."""
         beams = set(self.live)
         while len(beams) > 1:
-            beams = {beam.before for beam in beams if beam.before is not None}  # all have the same length
+            # all beams in the set have the same length
+            beams = {beam.before for beam in beams if beam.before is not None}
         (beam,) = beams
         return beam
 
     def _candidates(self, length: int) -> list[Beam]:
-        """Return every allowed continuation, best first."""
+        """Return every allowed continuation of the live beams, best first."""
         too_early = self._ends if length <= self._params.min_tokens else frozenset()
         found = [
             Beam(beam, token_id, self._token_logprobs(beam, token_id, logprob), beam.score + logprob, length)
@@ -129,7 +132,9 @@ class BeamSearch:
         return score / penalty
 
     def _may_improve(self, best: Beam) -> bool:
-        """Whether the best live beam, and so any beam, can still produce a hypothesis that is good enough."""
+        """Whether a live beam can still produce a hypothesis that ranks among the best `width`. `best` is the best live
+        beam.
+        """
         if len(self.hypotheses) < self._beams.width:
             return True
         if self._beams.early_stopping is True:
@@ -146,8 +151,8 @@ class BeamGroup:
     results: tuple[Request, ...]
     beams: BeamParams
     policy: BeamSearch
-    max_tokens: int  # limit of a reply
-    # the beam that each request computes; or one request for their common prefix
+    max_tokens: int  # maximum number of tokens in a reply
+    # the requests and the beam that each computes; or a single request for the common prefix of all beams
     live: dict[Request, Beam] = field(default_factory=dict)
 
     @property

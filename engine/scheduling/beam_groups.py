@@ -1,8 +1,8 @@
 """Beam groups: the requests that compute the beams of one search, from the prompt to the results.
 
 A group starts as one request, which prefills the prompt. In each round, once all beams have delivered, the first
-survivor of a beam continues in that beam's request. Its other survivors are forks that share its blocks. A preempted
-group is reduced to one request for the common prefix of its beams, from which they fork again later.
+survivor of a beam continues in that beam's request. The other survivors of the beam are forks that share its blocks. A
+preempted group is reduced to one request for the common prefix of its beams, from which they fork again later.
 
 Requests that compute beams have negative ids. The results have the ids that the caller chose.
 """
@@ -35,7 +35,7 @@ class BeamGroups:
     # -- limits
 
     def max_tokens(self, result: Request, beams: BeamParams) -> int:
-        """Return the longest reply, in tokens, that a search can produce. Any thread may call it.
+        """Return the maximum length of a reply, in tokens, that a search can produce. Any thread may call this.
 
         Raises InvalidSampling or PromptTooLong, with the numbers, if the search can never fit.
         """
@@ -53,12 +53,12 @@ class BeamGroups:
         return min(fits, most) - prompt
 
     def _most_tokens(self, number: int, prompt: int, width: int) -> int:
-        """Return the length, in tokens, that all beams can reach at once with the memory of one KV group."""
+        """Return the number of tokens that every beam can reach at the same time with the memory of one KV group."""
         group, window = self._memory.groups[number], self._config.groups[number].window
         blocks = group.pool.num_usable
         shared = prompt // BLOCK_SIZE
         if group.is_state:
-            # The beams take their steps one at a time, and that beam needs a second state meanwhile.
+            # Each beam holds a state. The beams take their steps one at a time, and each step needs one more state.
             return self._config.context_length if blocks > width else 0
         if window and width * (blocks_for(window + self._config.max_step_tokens) + 1) <= blocks:
             return self._config.context_length
@@ -112,7 +112,10 @@ class BeamGroups:
             self._continue(group, {it: [new for new in live if new.before is old] for it, old in group.live.items()})
 
     def _continue(self, group: BeamGroup, children: dict[Request, list[Beam]]) -> None:
-        """Let each request continue as the first of its survivors, and fork the others after its computed tokens."""
+        """Advance each request to the first of its surviving beams, and fork a request for each of the others.
+
+        The forks share the blocks of the computed tokens. Requests without survivors end.
+        """
         forked: dict[Request, Beam] = {}
         for parent, beams in children.items():
             for beam in beams[1:]:
@@ -128,7 +131,7 @@ class BeamGroups:
         group.live = {parent: beams[0] for parent, beams in children.items() if beams} | forked
 
     def collapse(self, group: BeamGroup) -> Request:
-        """Replace the requests of a group by one for their common prefix. None may be part of a step under way."""
+        """Replace the requests of a group by one for their common prefix. No step under way may include any of them."""
         requests = group.requests
         if len(requests) > 1:
             common = group.policy.common()
@@ -159,7 +162,7 @@ class BeamGroups:
 
 
 def _fork_of(parent: Request, request_id: int, beam: Beam) -> Request:
-    """Return a request without blocks for another beam of the group."""
+    """Return a request for another beam of the group. It holds no blocks yet."""
     return Request(
         request_id,
         parent.prompt_ids,

@@ -1,7 +1,7 @@
-"""Preemption: pick a victim and make it give up its slot and its blocks.
+"""Preemption: picks a victim, and takes away its slot and its blocks.
 
 The victim is the last request in order of priority, never the first, so one request always makes progress. Its blocks
-are swapped out to the host pools or dropped and recomputed, whichever is measured to be faster (`KVMemory.swap_out`).
+are swapped out to the host pools, or dropped and recomputed, whichever is faster by measurement (`KVMemory.swap_out`).
 """
 
 from engine.kv.memory import KVMemory
@@ -12,7 +12,7 @@ from engine.scheduling.running_set import RunningSet
 
 
 class Preemption:
-    """Preempts running requests; a beam group is preempted as a whole."""
+    """Preempts running requests. A beam group is preempted as a whole."""
 
     def __init__(self, requests: RunningSet, groups: BeamGroups, memory: KVMemory) -> None:
         self._requests = requests
@@ -20,7 +20,9 @@ class Preemption:
         self._memory = memory
 
     def pick_victim(self) -> Request:
-        """Return the running request to preempt next: the last, but never the oldest of the highest class present."""
+        """Return the running request to preempt next: the last in priority, but never the oldest of the highest class
+        present.
+        """
         running = self._requests.running.values()
         first = min(running, key=lambda it: (it.origin.service, it.queue.arrival, it.id))
         others = (it for it in running if not self._requests.same_group(it, first))

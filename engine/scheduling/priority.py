@@ -1,37 +1,40 @@
-"""Priority: the order of requests, their shares of a step's tokens, and the waiting queue."""
+"""Priority: the order of requests, the split of a step's token budget, and the waiting queue."""
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from engine.request import Request, ServiceClass
 
-CLASS_DELAY = {ServiceClass.INTERACTIVE: 0.0, ServiceClass.NORMAL: 60.0, ServiceClass.BACKGROUND: 600.0}  # seconds
-PREEMPTION_BONUS = 60.0  # seconds that a request moves ahead for each preemption
-PRIORITY_STEP = 0.1  # seconds per unit of `Origin.priority`; 100 units do not reach the next class
-MAX_PREEMPTIONS = 8  # per request
+# seconds added to the arrival time
+CLASS_DELAY = {ServiceClass.INTERACTIVE: 0.0, ServiceClass.NORMAL: 60.0, ServiceClass.BACKGROUND: 600.0}
+PREEMPTION_BONUS = 60.0  # seconds by which a request moves ahead for each preemption
+PRIORITY_STEP = 0.1  # seconds per unit of `Origin.priority`; even 100 units are less than the delay between two classes
+MAX_PREEMPTIONS = 8  # limit per request
 PINNED = float("-inf")
 WEIGHTS = {ServiceClass.INTERACTIVE: 16, ServiceClass.NORMAL: 4, ServiceClass.BACKGROUND: 1}
 
 
 def is_pinned(request: Request) -> bool:
-    """Whether the request was preempted so often that it restarts only once more, with all blocks that it can ever
-    need.
+    """Whether the request was preempted so often that it may restart only once more.
+
+    It then starts only with all blocks that it can ever need.
     """
     return request.num_preemptions >= MAX_PREEMPTIONS - 1
 
 
 def priority_key(request: Request) -> tuple[float, float, int]:
-    """Return the sort key of every queue, lowest first. No two requests have the same key."""
+    """Return the key by which every queue is sorted, lowest first. No two requests have the same key."""
     rank = request.queue.arrival + CLASS_DELAY[request.origin.service] - PRIORITY_STEP * request.origin.priority
     rank -= PREEMPTION_BONUS * request.num_preemptions
     return (PINNED if is_pinned(request) else 0.0), rank, request.id
 
 
 def split_token_budget(wanted: Sequence[tuple[Request, int]], budget: int) -> Mapping[int, int]:
-    """Split a step's token budget among requests, given the tokens that each could use. Returns tokens by request id.
+    """Split a step's token budget among requests. `wanted` has the number of tokens that each could use.
 
-    The split is weighted max-min fair (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2). The whole budget is
-    used if the requests can use it. Tokens that do not divide evenly go to the requests that are listed first.
+    Returns request id -> tokens. The split is weighted max-min fair (Bertsekas and Gallager, Data Networks, 1992,
+    section 6.5.2). The whole budget is used if the requests can use it. Tokens that do not divide evenly go to the
+    requests that are listed first.
     """
     given: dict[int, int] = {}
     weight = sum(WEIGHTS[request.origin.service] for request, _ in wanted)
@@ -44,11 +47,11 @@ def split_token_budget(wanted: Sequence[tuple[Request, int]], budget: int) -> Ma
 
 
 class WaitingQueue:
-    """All waiting requests, each either in the queue or a follower of a request with the same prompt."""
+    """All waiting requests. Each is either queued, or a follower of a request with the same prompt."""
 
     def __init__(self) -> None:
-        self._queue: list[Request] = []  # in order of priority
-        self._followers: dict[int, list[Request]] = {}  # keyed by the id of their leader, which waits or runs
+        self._queue: list[Request] = []  # sorted by priority
+        self._followers: dict[int, list[Request]] = {}  # keyed by the id of their leader, which is queued or running
         self._leaders: dict[int, Request] = {}  # keyed by the id of a follower
 
     def __len__(self) -> int:
@@ -63,18 +66,20 @@ class WaitingQueue:
         return self._queue[:count]
 
     def add(self, leader: Request, *followers: Request) -> None:
-        """Queue a request, and let `followers` with the same prompt wait for it."""
+        """Queue a request, and make `followers`, which have the same prompt, wait for it."""
         self.follow(leader, followers)
         insort(self._queue, leader, key=priority_key)
 
     def follow(self, leader: Request, followers: Iterable[Request]) -> None:
-        """Let requests wait for the prompt of a leader that is queued or runs."""
+        """Make requests wait for the prompt of a leader that is queued or running."""
         for follower in followers:
             self._followers.setdefault(leader.id, []).append(follower)
             self._leaders[follower.id] = leader
 
     def remove(self, request_id: int) -> Request | None:
-        """Remove and return a request if it waits. Its followers then follow the first of them."""
+        """Remove a request if it is waiting, and return it. The first of its followers then becomes the leader of the
+        others.
+        """
         if leader := self._leaders.pop(request_id, None):
             followers = self._followers[leader.id]
             request = next(follower for follower in followers if follower.id == request_id)
@@ -87,18 +92,18 @@ class WaitingQueue:
         return found
 
     def dequeue(self, request: Request) -> None:
-        """Remove a queued request that has got a slot. Its followers keep following it."""
+        """Remove a queued request that got a slot. Its followers keep following it."""
         self._queue.remove(request)
 
     def pop_followers(self, leader: Request, slots: int) -> tuple[Request, ...]:
-        """Remove a leader's followers. Returns those that get a slot; the others are queued."""
+        """Remove a leader's followers. Returns the first `slots` of them; the others are queued."""
         followers = self._remove_followers(leader)
         for follower in followers[slots:]:
             self.add(follower)
         return followers[:slots]
 
     def promote_followers(self, leader: Request) -> None:
-        """Queue the first follower of a request that has ended; the others follow it."""
+        """Queue the first follower of a request that is no longer their leader. The other followers follow it."""
         if followers := self._remove_followers(leader):
             self.add(*followers)
 

@@ -1,4 +1,4 @@
-"""RunningSet: owns the scheduler's requests, whether they wait, run, or end, and the slots that they hold.
+"""RunningSet: owns the scheduler's waiting, running, and ending requests, and the slots that they hold.
 
 A beam group holds one slot per beam from its first step to its last, even while fewer of its beams run.
 """
@@ -14,7 +14,10 @@ from engine.step import SampledToken, ScheduledRequest
 
 
 class RunningSet:
-    """Callers read `waiting`, `running`, and `ending`, and change them through the methods only."""
+    """All requests of the scheduler, by state.
+
+    Callers may read `waiting`, `running`, and `ending`, but must change them through the methods only.
+    """
 
     def __init__(self, max_running: int, memory: KVMemory, counters: Counters, clock: Callable[[], float]) -> None:
         self.max_running = max_running
@@ -24,7 +27,7 @@ class RunningSet:
         self._memory = memory
         self._counters = counters
         self._clock = clock
-        self._parts: dict[int, list[ScheduledRequest]] = {}  # parts that are launched but not collected, by request id
+        self._parts: dict[int, list[ScheduledRequest]] = {}  # request id -> parts that are launched but not collected
         self._groups: dict[int, BeamGroup] = {}  # keyed by the id of a result, or of a request that computes a beam
 
     def __bool__(self) -> bool:
@@ -41,13 +44,13 @@ class RunningSet:
 
     @property
     def free_slots(self) -> int:
-        """Number of slots that are neither held nor reserved for the beams of running groups."""
+        """Number of slots that are neither held nor reserved for beams of running groups."""
         groups = {group for group in self._groups.values() if group.requests[0].id in self.running}
         reserved = sum(self.slots(group.requests[0]) - len(group.requests) for group in groups)
         return max(0, self.max_running - len(self.running) - reserved)
 
     def start(self, request: Request) -> None:
-        """Give a waiting request a slot. It runs once its blocks are on the device."""
+        """Give a waiting request a slot. If its blocks are still being copied to the device, its status is ARRIVING."""
         self.waiting.dequeue(request)
         self.running[request.id] = request
         if request.queue.started is None:
@@ -56,7 +59,7 @@ class RunningSet:
         self.set_status(request, RequestStatus.ARRIVING if arriving else RequestStatus.RUNNING)
 
     def requeue(self, request: Request) -> None:
-        """Take the slot from a request that has lost its blocks, and queue it again."""
+        """Take away the slot of a request that has lost its blocks, and queue the request again."""
         del self.running[request.id]
         self.set_status(request, RequestStatus.WAITING)
         self.waiting.add(request)
@@ -72,7 +75,7 @@ class RunningSet:
         self._release(request)
 
     def set_status(self, request: Request, status: RequestStatus) -> None:
-        """Set a request's status, and that of its results if it computes a beam."""
+        """Set a request's status. If it computes a beam, the results of its group get the same status."""
         request.status = status
         if group := self.group_of(request):
             for result in group.results:
@@ -81,7 +84,7 @@ class RunningSet:
     # -- replies
 
     def extend(self, request: Request, computed: int, found: SampledToken | None) -> list[TokenEvent]:
-        """Extend a request by what a step sampled, and return the events: tokens, or progress of its prefill."""
+        """Extend a request by the result of a step, and return the events: tokens, or progress of its prefill."""
         prompt = () if found is None else found.prompt_logprobs
         if found is None or (found.token_id is None and not found.problem):
             return [TokenEvent(request.id, None, num_computed=computed, prompt_logprobs=prompt)]
@@ -95,7 +98,7 @@ class RunningSet:
         return events
 
     def end(self, request: Request, finish: FinishReason, error: str = "") -> list[TokenEvent]:
-        """End a request in any state, and return an event with the reason."""
+        """End a request in any state, and return an event with the finish reason."""
         self.finish(request)
         return [TokenEvent(request.id, None, finish=finish, error=error)]
 
@@ -108,8 +111,8 @@ class RunningSet:
         *,
         last: bool,
     ) -> TokenEvent:
-        """Append a token to a reply and return its event. `last` is false if the grammar has forced more tokens after
-        it.
+        """Append a token to a reply and return its event. `last` is false if more tokens forced by the grammar come
+        after it.
         """
         request.output_ids.append(token_id)
         self._counters.generated_tokens += 1
@@ -129,7 +132,9 @@ class RunningSet:
     # -- requests that share the prompt of a leader
 
     def start_followers(self, leader: Request) -> tuple[Request, ...]:
-        """Give slots to followers, which sample their first token from the leader's logits. The others are queued."""
+        """Give slots to a leader's followers, which will sample their first token from its logits. The others are
+        queued.
+        """
         followers = self.waiting.pop_followers(leader, self.free_slots)
         for follower in followers:
             follower.status = RequestStatus.FOLLOWING
@@ -139,7 +144,7 @@ class RunningSet:
         return followers
 
     def undo_followers(self, leader: Request, followers: Iterable[Request]) -> None:
-        """Undo `start_followers` for a step that did not happen."""
+        """Undo `start_followers` for a step that was not executed."""
         back = [self.running.pop(it.id) for it in followers if it.id in self.running]
         for follower in back:
             follower.status = RequestStatus.WAITING
@@ -153,20 +158,22 @@ class RunningSet:
     # -- steps under way
 
     def parts_of(self, request: Request) -> list[ScheduledRequest]:
-        """Return a request's parts of steps that are launched but not collected, oldest first."""
+        """Return the request's parts of steps that are launched but not collected, oldest first."""
         return self._parts.get(request.id, [])
 
     def launch(self, part: ScheduledRequest) -> None:
-        """Record a launched part. The blocks of its request must not be reused before it is collected."""
+        """Record a launched part. Its request's blocks must not be reused before the part is collected."""
         self._parts.setdefault(part.request.id, []).append(part)
 
     def collect(self, part: ScheduledRequest) -> None:
-        """Remove a part whose step has been collected. The blocks of a finished request may be released now."""
+        """Remove a part whose step has been collected. If its request has finished, this may release the request's
+        blocks.
+        """
         self._parts[part.request.id].remove(part)
         self._release(part.request)
 
     def forget_parts(self) -> None:
-        """Forget all launched parts, whose steps will not be collected."""
+        """Remove all launched parts, because their steps will not be collected."""
         self._parts.clear()
         for request in list(self.ending.values()):
             self._release(request)
@@ -184,12 +191,12 @@ class RunningSet:
         return self._groups.get(request.id)
 
     def same_group(self, one: Request, other: Request) -> bool:
-        """Whether two requests are the same or belong to one beam group, and so are preempted together."""
+        """Whether two requests are the same or belong to one beam group, in which case they are preempted together."""
         group = self.group_of(one)
         return one is other or (group is not None and group is self.group_of(other))
 
     def group_of_result(self, result_id: int) -> BeamGroup | None:
-        """Return the running beam group of a result, or None."""
+        """Return the running beam group that has the result with this id, or None."""
         return self._groups.get(result_id)
 
     def add_group(self, group: BeamGroup) -> None:
@@ -197,12 +204,12 @@ class RunningSet:
         self._groups.update((request.id, group) for request in (*group.results, *group.requests))
 
     def add_beam(self, group: BeamGroup, request: Request) -> None:
-        """Run another request of a running group, in a slot that is reserved for it."""
+        """Start another request of a running group, in a slot that is reserved for it."""
         self._groups[request.id] = group
         self.running[request.id] = request
 
     def drop_beam(self, request: Request) -> None:
-        """End a request whose beam has ended, without an event."""
+        """End the request of a beam that did not survive, without an event."""
         self._groups.pop(request.id, None)
         self.finish(request)
 

@@ -1,17 +1,17 @@
-"""The scheduler: which requests run in the next step, and how many tokens of each.
+"""The scheduler: decides which requests run in the next step, and with how many tokens each.
 
 Continuous batching under one token budget: running requests come first, in order of priority, then waiting requests
 start while budget, slots, and KV blocks last. A long prompt takes several steps, which are smaller while other requests
 stream. A request starts after its longest cached prefix. Requests with the same prompt prefill it once and share its
 blocks. The beams of a search do the same, and are preempted and ended together (`beam_groups`).
 
-Blocks are allocated as they are needed. When none is free, the last request in order of priority is preempted: its
+Blocks are allocated as they are needed. When no block is free, the last request in order of priority is preempted: its
 blocks are swapped out to the host pools, or dropped and recomputed. The first request is never preempted, so one
-request always makes progress. No request is preempted more than MAX_PREEMPTIONS times. A request can also lose its
-slot to a request of a higher class.
+request always makes progress. No request is preempted more than MAX_PREEMPTIONS times. A request can also lose its slot
+to a request of a higher class.
 
-The next step may be planned while steps are under way. The blocks and counters of a request change hands only when
-every step that it is part of has been collected.
+The next step may be planned while steps are under way. A request's blocks and counters are handed over only when every
+step that includes the request has been collected.
 """
 
 import time
@@ -56,7 +56,7 @@ class Scheduler:
         self._groups = BeamGroups(config, self._requests, self._memory, self._counters)
         self._preemption = Preemption(self._requests, self._groups, self._memory)
         self._admission = Admission(self._requests, self._preemption, self._memory)
-        self._num_steps = 0  # planned so far
+        self._num_steps = 0  # number of steps planned so far
 
     @property
     def has_work(self) -> bool:
@@ -64,12 +64,12 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """Whether a caller waits for a request."""
+        """Whether any request is unfinished."""
         return bool(self._requests)
 
     @property
     def progress(self) -> int:
-        """Number of steps planned and copies ended so far."""
+        """Number of steps planned and copies completed so far."""
         return self._num_steps + self._memory.transfers.num_ended
 
     @property
@@ -96,7 +96,7 @@ class Scheduler:
         )
 
     def validate_request(self, request: Request) -> None:
-        """Raise PromptTooLong, with the numbers, if the request cannot run even alone."""
+        """Raise PromptTooLong, with the numbers, if the request could not run even alone."""
         prompt = len(request.prompt_ids)
         if not prompt:
             raise PromptTooLong("The prompt is empty", "Send at least one token.")
@@ -104,12 +104,13 @@ class Scheduler:
             raise PromptTooLong.of(prompt, self._memory.context, self._config.longest_context)
 
     def validate_beam_search(self, result: Request) -> None:
-        """Raise InvalidSampling or PromptTooLong if the beam search of this result can never fit."""
+        """Raise InvalidSampling or PromptTooLong if the beam search of this result can never fit into memory."""
         if result.params.beams is not None:
             self._groups.max_tokens(result, result.params.beams)
 
     def add(self, *requests: Request) -> None:
-        """Queue a request that passed `validate_request`, and others with the same prompt, which is prefilled once.
+        """Queue a request that passed `validate_request`, and others with the same prompt. The prompt is prefilled
+        once.
 
         The results of a beam search are added together, after `validate_beam_search`.
         """
@@ -119,8 +120,10 @@ class Scheduler:
         self._requests.waiting.add(*(requests if beams is None else (self._groups.start(requests, beams),)))
 
     def schedule(self, limits: StepLimits = NO_LIMITS) -> StepPlan:
-        """Plan the next step. The plan is empty if there is nothing to compute, or nothing can be computed before a
-        step under way is collected or a copy ends.
+        """Plan the next step.
+
+        The plan is empty if there is nothing to compute, or if nothing can be computed before a step under way is
+        collected or a copy ends.
         """
         self._resume_arrived()
         scheduled: list[ScheduledRequest] = []
@@ -137,7 +140,7 @@ class Scheduler:
             # them.
             most = min(budget, max(1, share[request.id]))
             if not self._reserve(request, most, preempted):
-                break  # it waits for blocks, and no request after it may take them first
+                break  # the request waits for blocks, and later requests must not take them
             budget -= self._schedule(request, most, scheduled)
         else:
             self._admit(budget, limits.requests, share, scheduled, preempted)
@@ -154,7 +157,7 @@ class Scheduler:
         scheduled: list[ScheduledRequest],
         preempted: list[Request],
     ) -> None:
-        """Start waiting requests while budget, slots, and blocks last."""
+        """Start waiting requests while budget, slots, and blocks last, and schedule their first tokens."""
         for newcomer in self._requests.waiting.head(self._config.max_running):
             if not budget or preempted or len(scheduled) >= most_requests:
                 return
@@ -166,12 +169,12 @@ class Scheduler:
                 budget -= self._schedule(newcomer, min(budget, max(1, share.get(newcomer.id, budget))), scheduled)
 
     def wait(self) -> None:
-        """Return when a copy may have ended. For a caller that has nothing to plan and no step under way."""
+        """Block until a copy may have ended. Call this only with nothing to plan and no step under way."""
         if self.has_requests:
             self._memory.transfers.wait()
 
     def flush(self, seconds: float) -> None:
-        """Wait for the copies under way, and write dirty blocks to files; no write starts after `seconds`."""
+        """Wait for copies under way, and write dirty blocks to files. No write starts later than `seconds` from now."""
         until = self._clock() + seconds
         while self._memory.transfers or (self._memory.disk.has_dirty and self._clock() < until):
             self._memory.transfers.wait()
@@ -184,14 +187,14 @@ class Scheduler:
         self._memory.forget(token_ids, origin, kept)
 
     def update(self, plan: StepPlan, sampled: Iterable[SampledToken]) -> list[TokenEvent]:
-        """Record what a completed step computed and sampled, and return the events. Tokens of ended requests are
+        """Record the results of a completed step, and return the events. Tokens of requests that have ended are
         dropped.
         """
         for part in plan.scheduled:
             self._finish_part(part)
         found = {token.request_id: token for token in sampled}
         sampling = [(part, request) for part in plan.scheduled for request in part.sampling_requests]
-        for _, request in sampling:  # all at once, so that grammar processes work in parallel
+        for _, request in sampling:  # all requests are started first, so that grammar processes work in parallel
             token = found.get(request.id)
             if request.constraint is not None and token is not None and token.token_id is not None:
                 request.constraint.prefetch_accept(token.token_id)
@@ -203,7 +206,9 @@ class Scheduler:
         ]
 
     def fail(self, plan: StepPlan, error: str) -> list[TokenEvent]:
-        """End the requests of a failed step with `error`, and return the events. Nothing that it computed is used."""
+        """End the requests of a failed step with `error`, and return the events. The results of the step are not
+        used.
+        """
         events: list[TokenEvent] = []
         self._counters.failed_steps += 1
         for part in plan.scheduled:
@@ -215,7 +220,7 @@ class Scheduler:
         return events
 
     def undo(self, plan: StepPlan) -> None:
-        """Undo a step that did not happen. The steps after it must have been undone first."""
+        """Undo a step that was not executed. Later steps must have been undone first."""
         for part in reversed(plan.scheduled):
             request = part.request
             request.num_scheduled = part.start
@@ -226,8 +231,9 @@ class Scheduler:
             self._requests.collect(part)
 
     def abort(self, request_id: int) -> list[TokenEvent]:
-        """End a request in any state, and the whole group if it is a result of a beam search. Returns the events: none
-        if no such request exists.
+        """End a request in any state, and return the events. The list is empty if no such request exists.
+
+        Aborting a result of a beam search ends the whole group.
         """
         if group := self._requests.group_of_result(request_id):
             return self._groups.end(group, FinishReason.ABORT)
@@ -235,14 +241,17 @@ class Scheduler:
         return [] if request is None else self._end(request, FinishReason.ABORT)
 
     def abort_all(self, forgotten: Iterable[StepPlan] = ()) -> list[TokenEvent]:
-        """End every request and return the events. Steps `forgotten` will not be collected. Waits for copies."""
+        """End every request, wait for copies under way, and return the events. Steps in `forgotten` will not be
+        collected.
+        """
         events: list[TokenEvent] = []
         for plan in forgotten:
             for part in plan.scheduled:
                 self._memory.release_sources(part.copies)
         self._requests.forget_parts()
         for request in (*self._requests.running.values(), *self._requests.waiting):
-            if request.status is not RequestStatus.FINISHED:  # a beam of a group that was just ended has this status
+            # ending an earlier beam of the same group has already finished this request
+            if request.status is not RequestStatus.FINISHED:
                 events += self._end(request, FinishReason.ABORT)
         self.flush(FLUSH_SECONDS)
         return events
@@ -266,7 +275,7 @@ class Scheduler:
                 self._requests.requeue(arrived.request)
 
     def _count_prompt(self, request: Request) -> None:
-        """Count the sources of a request's prompt when the request first starts."""
+        """Count the sources of a request's prompt tokens, once, when the request first starts."""
         if not request.num_preemptions:
             self._counters.prompt_tokens += len(request.prompt_ids)
             self._counters.prompts += request.cache
@@ -274,24 +283,27 @@ class Scheduler:
     # -- planning
 
     def _token_shares(self, running: Iterable[Request], budget: int) -> Mapping[int, int]:
-        """Return the token shares of running requests and of waiting requests that may start, by request id."""
+        """Return request id -> share of the token budget, for running requests and for waiting requests that may
+        start.
+        """
         missing = [(request, self._num_missing(request)) for request in running]
         newcomers = self._requests.waiting.head(self._requests.free_slots)
         return split_token_budget([*missing, *((request, request.num_tokens) for request in newcomers)], budget)
 
     def _num_missing(self, request: Request) -> int:
-        """Return the number of known tokens that no step has computed or is computing; 0 if the last token is being
-        sampled.
+        """Return the number of known tokens that no step has computed or is computing.
+
+        The result is 0 if the request needs its last token, which is still being sampled.
         """
         if request.status is RequestStatus.LEADING:
-            return 0  # its blocks are about to be shared as they are
+            return 0  # its followers are about to share its blocks as they are now
         target, parts = request.num_tokens, self._requests.parts_of(request)
         if parts and request.runs_ahead:
             target += sum(part.samples for part in parts)
         return 0 if target >= self._memory.max_tokens(request) else target - request.num_scheduled
 
     def _reserve(self, request: Request, budget: int, preempted: list[Request]) -> bool:
-        """Free blocks for the request's next tokens: preempt later requests, or the request itself if it is last.
+        """Free blocks for the request's next tokens by preempting later requests, or the request itself if it is last.
 
         Returns False if the request was preempted, or must wait for a step under way: one of the victim's, or one that
         holds the request's blocks.
@@ -310,7 +322,7 @@ class Scheduler:
         return True
 
     def _schedule(self, request: Request, budget: int, scheduled: list[ScheduledRequest]) -> int:
-        """Add at most `budget` of a request's next tokens to the step. Returns how many."""
+        """Add at most `budget` of a request's next tokens to the step. Returns the number of tokens added."""
         start, known = request.num_scheduled, request.num_tokens
         missing = self._num_missing(request)
         count = self._memory.limit_step(request, start + min(budget, missing)) - start
@@ -318,7 +330,7 @@ class Scheduler:
             return 0
         samples = count == missing
         room = self._memory.max_tokens(request)
-        # Requests that were admitted earlier may have taken blocks.
+        # Check again, because requests that were admitted earlier may have taken blocks.
         has_all = self._admission.takes_all_blocks(request) and self._memory.can_allocate(request, room)
         copies = self._memory.allocate(request, room if has_all else start + count)
         positions = request.logprob_positions(start, start + count)
@@ -342,7 +354,7 @@ class Scheduler:
     # -- after a step
 
     def _extend(self, request: Request, computed: int, found: SampledToken | None) -> list[TokenEvent]:
-        """Return the events of a step for one of its requests, or for its beam group."""
+        """Return the events that a step's result causes for one of its requests, or for the request's beam group."""
         if group := self._requests.group_of(request):
             return self._groups.update(group, request, computed, found)
         return self._requests.extend(request, computed, found)

@@ -21,7 +21,7 @@ from engine.kv.transfers import DirtyBlock, TransferHandle, Transfers, WriteBloc
 
 log = logging.getLogger(__name__)
 
-WRITE_BATCH_BYTES = 8 << 20  # approximate bytes per write
+WRITE_BATCH_BYTES = 8 << 20  # approximate number of bytes per write
 MAX_HELD_FRACTION = 8  # a write holds at most 1 / MAX_HELD_FRACTION of a pool's blocks
 
 
@@ -29,7 +29,7 @@ MAX_HELD_FRACTION = 8  # a write holds at most 1 / MAX_HELD_FRACTION of a pool's
 class _QueuedWrite:
     group: int
     key: BlockKey
-    first_keys: tuple[BlockKey, ...]  # first keys of its chain's segments, up to its own segment
+    first_keys: tuple[BlockKey, ...]  # the first key of each segment of its chain, up to its own segment
 
     @property
     def first_key(self) -> BlockKey:
@@ -37,8 +37,9 @@ class _QueuedWrite:
 
 
 class DiskTier:
-    """Writes blocks to files, and finds them again. Without a store it does neither; with one, `transfers` needs a
-    block transfer.
+    """Writes blocks to files, and finds them again. Without a store, it does neither.
+
+    With a store, `transfers` must have a block transfer.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class DiskTier:
         self._counters = counters
         self._store = store
         self._dirty: deque[_QueuedWrite] = deque()
-        self._dirty_since = 0.0  # when the first block of the current queue was queued
+        self._dirty_since = 0.0  # time when the first block of the current queue was queued
         self._is_writing = False
 
     @property
@@ -82,11 +83,11 @@ class DiskTier:
 
     @staticmethod
     def invalidate_lookup(held: RequestBlocks) -> None:
-        """Forget the blocks that were found in files for a request, because the files may have changed."""
+        """Forget where a request's blocks were found in files, because the files may have changed."""
         held.files.clear()
 
     def touch(self, held: RequestBlocks, blocks: int) -> None:
-        """Mark the segments of a request's first `blocks` blocks as used."""
+        """Mark the segments that contain a request's first `blocks` blocks as recently used."""
         if self._store is not None and blocks:
             for group in range(len(self._device)):
                 self._transfers.touch(group, held.keys[:blocks:SEGMENT_BLOCKS])
@@ -94,7 +95,9 @@ class DiskTier:
     # -- write-back
 
     def mark_dirty(self, group: int, held: RequestBlocks, indices: Iterable[int]) -> None:
-        """Queue a request's blocks at these indices, which are findable, unless they are stored or queued already."""
+        """Queue the findable blocks of a request at these indices for writing, unless they are already stored or
+        queued.
+        """
         if self._store is None or not held.request.origin.stored:
             return
         pool, keys = self._device[group], held.keys
@@ -106,9 +109,10 @@ class DiskTier:
                 self._dirty.append(_QueuedWrite(group, keys[index], tuple(keys[: index + 1 : SEGMENT_BLOCKS])))
 
     def write_back(self, *, at_once: bool) -> None:
-        """Start to write queued blocks if no write is under way.
+        """Start writing queued blocks, unless a write is already under way.
 
-        Unless `at_once`, wait up to `write_delay` for more blocks: each write slows down a step, however small it is.
+        If `at_once` is false, wait up to `write_delay` for more blocks, because each write slows down a step, however
+        small it is.
         """
         if not at_once and self._clock() - self._dirty_since < self._config.write_delay:
             return
@@ -120,10 +124,11 @@ class DiskTier:
             batch = self._next_batch()
             self._write(batch)
             for _ in batch:
-                self._dirty.popleft()  # only now, so that the blocks are always either queued or under way
+                # removed only after the write has started, so that each block is always either queued or being written
+                self._dirty.popleft()
 
     def _next_batch(self) -> list[_QueuedWrite]:
-        """Return the first queued blocks of one segment."""
+        """Return the queued blocks to write next: the first ones of the queue that are in the same segment."""
         first = self._dirty[0]
         segment = first.group, first.first_key
         some = islice(self._dirty, self._most_at_once(first.group))
@@ -149,13 +154,13 @@ class DiskTier:
         group = writing_back.write.group
         if not handle.failed:
             self._counters.disk_written_bytes += handle.num_bytes
-            # otherwise the end of a chain would outlive its start
+            # Touch the whole chain. Otherwise the end of a chain would be kept longer than its start.
             self._transfers.touch(group, writing_back.first_keys)
         if handle.failed or (self._store is not None and self._store.is_paused):
             self._clear_on_disk((group, due.key) for due in writing_back.write.blocks)
 
     def _clear_on_disk(self, blocks: Iterable[tuple[int, BlockKey]]) -> None:
-        """Record that these blocks are not in a file. They are queued again when a request uses them."""
+        """Record that these blocks are not in a file. They will be queued again when a request uses them."""
         for group, key in blocks:
             if block := self._device[group].block_of(key):
                 self._device[group].mark_on_disk(block, on_disk=False)
@@ -163,6 +168,6 @@ class DiskTier:
     # -- deletion
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
-        """Delete the blocks with these keys, which belong to these segments."""
+        """Delete the blocks with these keys from files. `first_keys` are the first keys of their segments."""
         if self._store is not None:
             self._transfers.forget(keys, first_keys)
