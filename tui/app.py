@@ -57,9 +57,11 @@ class ChatApp(App[None]):
         colors: bool = True,
         is_dark: bool = True,
         environment: Mapping[str, str] | None = None,
+        editor: str = "",
     ) -> None:
         """With `resumes`, the user chooses a chat first. `is_dark`: whether the terminal's background is dark.
 
+        `editor`: the command of the user's editor. Empty: a usual one.
         `environment` names the terminal and the display, for copying. None: only the terminal's escape sequence.
         Without `colors` (NO_COLOR is set), the terminal's own colors are not used; Textual turns all others into
         shades of gray.
@@ -75,7 +77,7 @@ class ChatApp(App[None]):
             self._on_downloaded,
             lambda error: show_error(self, error),
         )
-        self._chat_screen = ChatScreen(client, chat, question, resumes=resumes)
+        self._chat_screen = ChatScreen(client, chat, question, resumes=resumes, editor=editor)
         self._clipboard_programs = Clipboard(environment or {})
         self._copied = ""
 

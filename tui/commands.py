@@ -39,6 +39,7 @@ COMMANDS = (
     Command("regenerate", Owner.CHAT, "regenerate", "Regenerate the last reply", key="ctrl+y", aliases=("retry",)),
     Command("copy", Owner.CHAT, "copy_last", "Copy the last reply"),
     Command("edit", Owner.CHAT, "edit_last", "Edit your last message (keeps the old branch)", key="ctrl+up"),
+    Command("editor", Owner.SCREEN, "open_editor", "Write the message in your editor", key="ctrl+g"),
     Command("branches", Owner.SCREEN, "branches", "Show branches", key="ctrl+t"),
     Command("settings", Owner.SCREEN, "settings", "System prompt, sampling, and presets of this chat", key="ctrl+s"),
     Command("system", Owner.SCREEN, "system", "Set the system prompt of this chat", "TEXT", aliases=("sys",)),

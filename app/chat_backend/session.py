@@ -13,7 +13,7 @@ from app.chat_backend.converters import chat_id
 from app.chat_backend.shutdown import Shutdown
 from app.history.history import History
 from app.process.terminal_background import is_background_dark
-from app.settings.settings import Settings, child_environment, stated_background, wants_colors
+from app.settings.settings import Settings, child_environment, chosen_editor, stated_background, wants_colors
 from app.text.terminal_text import sanitize
 from tui.types import ChatId
 
@@ -72,6 +72,7 @@ class Session:
                 colors=wants_colors(),
                 is_dark=is_dark,
                 environment=child_environment(),
+                editor=chosen_editor(),
             )
             Shutdown(lambda status: app.exit(return_code=status)).listen("SIGINT", "SIGTERM")
             await app.run_async()

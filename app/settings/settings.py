@@ -539,6 +539,11 @@ def stated_background() -> str:
     return os.environ.get("COLORFGBG", "")
 
 
+def chosen_editor() -> str:
+    """Return the command of the user's editor, from VISUAL, else from EDITOR; or ""."""
+    return os.environ.get("VISUAL") or os.environ.get("EDITOR") or ""
+
+
 def child_environment(**overrides: str) -> dict[str, str]:
     """Return the environment of a child process: that of this process, with `overrides`."""
     return {**os.environ, **overrides}

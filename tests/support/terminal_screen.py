@@ -50,6 +50,9 @@ class Terminal:
     def resize(self, columns: int, lines: int) -> None:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
+    def type(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
     def read_until(self, condition: Callable[[bytes], bool]) -> None:
         deadline = time.monotonic() + HANGING_SECONDS
         while not condition(self.output):

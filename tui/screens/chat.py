@@ -69,9 +69,12 @@ class ChatScreen(SteadyScreen):
         if key and " " not in key and one.owner is not Owner.APP
     ]
 
-    def __init__(self, client: Client, chat: ChatId | None, question: str, *, resumes: bool = False) -> None:
-        """With `resumes`, the user chooses one of the chats first."""
+    def __init__(
+        self, client: Client, chat: ChatId | None, question: str, *, resumes: bool = False, editor: str = ""
+    ) -> None:
+        """With `resumes`, the user chooses one of the chats first. `editor`: the command of the user's editor."""
         super().__init__()
+        self._editor = editor
         self._resumes = resumes
         self._client = client
         self.conversation = Conversation(client)
@@ -317,6 +320,20 @@ class ChatScreen(SteadyScreen):
         wanted = path or await ask(self, "Attach file:")
         if wanted:
             self.conversation.composer.attach_path(Path(wanted))
+
+    @work(description="editor")
+    async def action_open_editor(self) -> None:
+        """Edit the draft in the user's editor. Private drafts are never written to disk, and an editor needs a file."""
+        from tui.editor import edit
+
+        composer = self.conversation.composer
+        if self.conversation.chat.private:
+            self.app.notify("A private chat has no editor, because editors write files.", markup=False)
+            return
+        with show_errors(self):
+            before = composer.area.text
+            after = await edit(self.app, self._editor, before)
+            composer.area.replace_end(before, after)
 
     @on(StatusLine.ModelAsked)
     def show_models(self) -> None:

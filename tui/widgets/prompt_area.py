@@ -117,6 +117,12 @@ class PromptArea(TextField):
         self._set_aside()
         self._show(sanitize(text))
 
+    def replace_end(self, old: str, new: str) -> None:
+        """Replace `old` at the end. A queued message may have returned to the prompt before it."""
+        if new != old:
+            self.put_away()
+            self.write(self.text.removesuffix(old) + new)
+
     def put_away(self) -> None:
         """Move the current text to the inputs, so that the up key recalls it, before it is replaced."""
         if self.text not in self._earlier:

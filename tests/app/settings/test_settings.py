@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import InvalidSetting
-from app.settings.settings import SETTINGS, Settings, config_file, load_settings
+from app.settings.settings import SETTINGS, Settings, chosen_editor, config_file, load_settings
 from engine.config import ALL_FREE, MemoryLimit
 
 
@@ -275,3 +275,12 @@ def test_activation_bits_are_0_8_or_14() -> None:
     assert load_settings(activation_bits="14").activation_bits == 14
     with pytest.raises(InvalidSetting, match="must be one of 0, 8, 14, not '16'"):
         load_settings(activation_bits="16")
+
+
+@pytest.mark.parametrize(
+    ("visual", "editor", "chosen"), [("code --wait", "vi", "code --wait"), ("", "vi", "vi"), ("", "", "")]
+)
+def test_visual_precedes_editor(monkeypatch: pytest.MonkeyPatch, visual: str, editor: str, chosen: str) -> None:
+    monkeypatch.setenv("VISUAL", visual)
+    monkeypatch.setenv("EDITOR", editor)
+    assert chosen_editor() == chosen
