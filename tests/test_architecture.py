@@ -12,7 +12,7 @@ def folders_of_the_page() -> list[str]:
     """Return the folders in the first code block of the page, in order. Each line has a folder and its purpose."""
     page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     lines = [line.split(None, 1) for line in page.split("```")[1].splitlines() if line.strip()]
-    assert all(len(line) == 2 for line in lines), "a folder has no meaning"
+    assert all(len(line) == 2 for line in lines), "a folder has no description"
     return [folder for folder, _ in lines]
 
 

@@ -10,5 +10,5 @@ def wait_until_mapped(process: "subprocess.Popen[Any]", file: Path) -> None:
     """Wait until `process` has mapped `file`. Fails if the process ends first."""
     maps = Path(f"/proc/{process.pid}/maps")
     while str(file) not in maps.read_text():
-        assert process.poll() is None, "it ended before it read the model"
+        assert process.poll() is None, "the process ended before it mapped the model"
         time.sleep(0.002)

@@ -39,7 +39,7 @@ class Installed:
         """Return the absolute path of a program. Raises NotInstalled if this environment does not contain it."""
         found = shutil.which(name, path=os.pathsep.join(map(str, self.path)))
         if found is None:
-            raise NotInstalled(f"no program {name}")
+            raise NotInstalled(f"the environment contains no program {name}")
         return found
 
 

@@ -39,7 +39,7 @@ class Fences:
         for whole in self._wholes:
             for fence in (whole[:FENCE], whole[-FENCE:]):
                 untouched = fence.isnan() if fence.is_floating_point() else fence == torch.iinfo(fence.dtype).max
-                assert untouched.all(), f"written beside a tensor of {len(whole) - 2 * FENCE} elements"
+                assert untouched.all(), f"a write outside of a tensor of {len(whole) - 2 * FENCE} elements"
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def _unary_op(self: Any, operand: Any, op: Any) -> Any:
 
 def _reduced(self: Any, operand: Any) -> Any:
     if _is_bfloat(*(operand if isinstance(operand, tuple) else (operand,))):
-        raise TypeError("sums and maxima over bfloat16 must be made in float32")
+        raise TypeError("sums and maxima over bfloat16 must be computed in float32")
     return _reduce(self, operand)
 
 

@@ -113,7 +113,7 @@ class Ingle:
             if found and answers(found[0].url):
                 break
             if self.process.poll() is not None:
-                raise SystemExit("ingle serve ended")
+                raise SystemExit("ingle serve exited before it was ready")
             time.sleep(0.05)
         self.url, self.served = found[0].url, found[0].model
 

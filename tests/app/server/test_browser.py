@@ -175,7 +175,7 @@ def visit(page: Attacker, url: str, profile: Path) -> dict[str, Any]:
 def test_page_of_another_origin_cannot_read_or_trigger_anything(attack: Attack, name: str) -> None:
     outcome = attack("http://evil.test:PAGE", name)
     assert {"GET", "POST", "OPTIONS"} == {method for method, _, _ in outcome.seen}
-    assert len(outcome.seen) >= LEAST_REQUESTS, "the browser sent too little to tell"
+    assert len(outcome.seen) >= LEAST_REQUESTS, "the page sent too few requests"
     assert {status for _, _, status in outcome.seen} == {403}
     assert not [header for header in outcome.headers if header.startswith("access-control")]
     for attempt in ("no-cors get", "no-cors post", "no-cors form", "no-cors with cookies"):
@@ -188,7 +188,7 @@ def test_page_of_another_origin_cannot_read_or_trigger_anything(attack: Attack, 
 
 def test_rebound_name_is_refused(attack: Attack) -> None:
     outcome = attack("http://rebound.test:SERVER", "rebound.test")
-    assert len(outcome.seen) >= LEAST_REQUESTS, "the browser sent too little to tell"
+    assert len(outcome.seen) >= LEAST_REQUESTS, "the page sent too few requests"
     assert {status for _, _, status in outcome.seen} == {403}
     for attempt in ("cors get", "cors text", "cors json", "cors key", "cors delete"):
         assert (outcome.read[attempt]["type"], outcome.read[attempt]["status"]) == ("basic", 403)

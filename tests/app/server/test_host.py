@@ -80,7 +80,7 @@ def serve_while(
 
 
 def never(status: int) -> None:
-    raise AssertionError("it was abandoned")
+    raise AssertionError("the server exited at once")
 
 
 @pytest.fixture(autouse=True)

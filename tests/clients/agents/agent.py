@@ -108,7 +108,7 @@ def _wrong_model(agent: Agent, request: Request) -> str:
     if ANSWER in output:
         raise CaseFailed("no error; another model answered")
     if not re.search(MODEL_NOT_FOUND, output, re.IGNORECASE):
-        raise CaseFailed(f"does not say that there is no such model: {output[-1000:]}")
+        raise CaseFailed(f"the output does not say that the model does not exist: {output[-1000:]}")
     return _checked(output, WRONG_MODEL)
 
 
@@ -119,7 +119,7 @@ def _too_long(agent: Agent, request: Request) -> str:
         raise CaseFailed("no error; the prompt was not sent unchanged")
     if found := re.search(agent.too_long, output, re.IGNORECASE):
         return output[max(0, found.start() - 100) : found.end() + 100]
-    raise CaseFailed(f"does not say that the prompt is too long: {output[-1000:]}")
+    raise CaseFailed(f"the output does not say that the prompt is too long: {output[-1000:]}")
 
 
 _RUNS: Mapping[str, Callable[[Agent, Request], str]] = {
@@ -133,7 +133,7 @@ _RUNS: Mapping[str, Callable[[Agent, Request], str]] = {
 
 def _checked(output: str, expected: str) -> str:
     if expected not in _unwrapped(output):
-        raise CaseFailed(f"{expected!r} is not in its output: {output[-1000:]}")
+        raise CaseFailed(f"{expected!r} is not in the output: {output[-1000:]}")
     return expected
 
 

@@ -67,7 +67,7 @@ def test_string_may_contain_any_characters(text: str) -> None:
 def test_too_many_values_are_refused_before_decoding(body: bytes) -> None:
     class Never:
         def decode(self, body: bytes) -> Body:
-            raise AssertionError("it was read")
+            raise AssertionError("the body was decoded")
 
     with pytest.raises(InvalidRequest, match="more than"):
         decode_bounded(body, Never())

@@ -216,7 +216,7 @@ def test_input_items_are_paginated(ask: Asker) -> None:
 def when_ended(api: openai.OpenAI, response_id: str) -> Response:
     deadline = time.monotonic() + HANGING_SECONDS
     while (found := api.responses.retrieve(response_id)).status in ("queued", "in_progress"):
-        assert time.monotonic() < deadline, "it never ended"
+        assert time.monotonic() < deadline, "the response never ended"
     return found
 
 
