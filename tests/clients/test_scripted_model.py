@@ -24,7 +24,7 @@ def test_message_without_tool_request_gets_the_answer() -> None:
 
 
 @pytest.mark.parametrize(("argument", "start"), [("path", "call0"), ("filePath", "call1"), ("other", "answer")])
-def test_model_calls_the_tool_that_has_the_argument(argument: str, start: str) -> None:
+def test_model_calls_the_tool_whose_argument_is_known(argument: str, start: str) -> None:
     assert start_of_reply(TOOL_REQUEST, tool="read", argument=argument) == start
 
 

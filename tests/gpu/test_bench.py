@@ -15,7 +15,7 @@ from tests.gpu.table import table
 
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_each_part_runs_at_toy_size(part: Part) -> None:
+def test_every_benchmark_part_runs_at_toy_size(part: Part) -> None:
     figures = list(run_dry(part, Peaks(1e9, 1e9, 1e9, 1e9, 1e9), 60))
     assert figures
     assert all(figure.met for figure in figures if part.name == "accuracy")
@@ -58,7 +58,7 @@ def test_failing_part_raises_the_end_of_its_output() -> None:
         list(run_in_process(Part("none", 60, "nowhere:nothing"), Peaks(), 60))
 
 
-def test_figures_meet_or_miss_their_targets() -> None:
+def test_report_states_which_figures_meet_their_targets() -> None:
     assert Figure("a", 5.0, "s", most=4.0).met is False
     assert Figure("a", 5.0, "GB/s", 0.9, "copy", least=0.8).met is True
     assert Figure("a", 5.0, "s").met is None

@@ -261,7 +261,7 @@ def compressed(**weights: object) -> dict[str, object]:
         (compressed(strategy="block", block_structure=[128, 64]), Float8Scheme((128, 64))),
     ],
 )
-def test_reads_configurations_of_published_checkpoints(section: dict[str, object], scheme: Float8Scheme) -> None:
+def test_configurations_of_published_checkpoints_are_read(section: dict[str, object], scheme: Float8Scheme) -> None:
     assert read_scheme(section) == scheme
 
 

@@ -34,7 +34,7 @@ def put(file: GGUFBytes, role: str, value: int, which: int = 0) -> GGUFBytes:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_reads_every_kind_of_value_and_tensor(tmp_path: Path, version: int) -> None:
+def test_every_kind_of_value_and_tensor_is_read(tmp_path: Path, version: int) -> None:
     with GGUFFile(write(tmp_path, small_file(version=version).data)) as file:
         assert file.version == version
         assert file.metadata["a.u8"] == 200
@@ -55,7 +55,7 @@ def test_reads_every_kind_of_value_and_tensor(tmp_path: Path, version: int) -> N
         assert bytes(file.data("q4")) == bytes(range(108))
 
 
-def test_agrees_with_the_gguf_package_on_a_file_it_wrote(tmp_path: Path) -> None:
+def test_file_written_by_the_gguf_package_is_read(tmp_path: Path) -> None:
     path = tmp_path / "written.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(1234)

@@ -8,7 +8,7 @@ GIVEN = LayerTensors("a.b", {"w": torch.zeros(2, 3), "empty": torch.zeros(0, 3),
 FLOAT = (torch.float32,)
 
 
-def test_take_returns_a_tensor() -> None:
+def test_take_returns_the_named_tensor() -> None:
     assert GIVEN.take("w", FLOAT, 2, None).shape == (2, 3)
     assert "w" in GIVEN
     assert "v" not in GIVEN

@@ -231,5 +231,5 @@ def test_group_size_divides_every_matrix() -> None:
         ("weight", (64, 64), False),
     ],
 )
-def test_is_linear_weight_by_name_and_shape(name: str, shape: tuple[int, ...], expected: bool) -> None:
+def test_linear_weights_are_recognized_by_name_and_shape(name: str, shape: tuple[int, ...], expected: bool) -> None:
     assert is_linear_weight(name, shape) is expected

@@ -32,7 +32,7 @@ def rejection(tmp_path: Path, data: bytes) -> SafetensorsError:
     return caught.value
 
 
-def test_reads_names_shapes_types_and_bytes(tmp_path: Path) -> None:
+def test_names_shapes_types_and_bytes_are_read(tmp_path: Path) -> None:
     with SafetensorsFile(write(tmp_path, small_file())) as file:
         assert list(file.tensors) == ["plain", "scale", "none", "bytes", "packed", "eight", "mångs"]
         assert file.tensors["plain"].shape == (2, 3)
@@ -48,9 +48,7 @@ def test_reads_names_shapes_types_and_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", sorted(TORCH_TYPES))
 @pytest.mark.parametrize("shape", [(), (5,), (3, 7), (2, 0, 4), (2, 3, 4, 1)])
-def test_agrees_with_the_safetensors_package_on_a_file_it_wrote(
-    tmp_path: Path, kind: str, shape: tuple[int, ...]
-) -> None:
+def test_file_written_by_the_safetensors_package_is_read(tmp_path: Path, kind: str, shape: tuple[int, ...]) -> None:
     dtype = TORCH_TYPES[kind]
     size = dtype.itemsize
     raw = torch.randint(0, 256, (*shape, size), dtype=torch.uint8)

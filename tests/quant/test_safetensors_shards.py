@@ -70,7 +70,7 @@ def test_shards_are_one_set_of_tensors(folder: Path) -> None:
     assert bytes(view) == b"yz"
 
 
-def test_reads_checkpoints_written_by_transformers(tmp_path: Path) -> None:
+def test_checkpoints_written_by_transformers_are_read(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(
         vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4
     )

@@ -50,7 +50,9 @@ def copied(environment: dict[str, str], text: str = TEXT) -> Destination | None:
         ({"SSH_TTY": "/dev/pts/1", "TMUX": "socket,1,0"}, "linux", ["tmux"]),
     ],
 )
-def test_programs_of_a_session(variables: dict[str, str], platform: str, expected: list[str]) -> None:
+def test_clipboard_programs_follow_from_the_session(
+    variables: dict[str, str], platform: str, expected: list[str]
+) -> None:
     assert [one.command[0] for one in pick_programs(variables, platform, lambda name: True)] == expected
 
 
@@ -109,7 +111,7 @@ if shutil.which("tmux"):
         assert shown.stdout.decode() == TEXT
 
 
-def test_notification_says_where_a_copy_went(tmp_path: Path) -> None:
+def test_notification_names_the_destination_of_a_copy(tmp_path: Path) -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f4")
         await chat.until(lambda: Destination.TERMINAL.value in chat.notices())

@@ -12,7 +12,7 @@ from tui.code_files import suggested_name
     [("python", "snippet.py"), ("Rust", "snippet.rs"), ("js title=x", "snippet.js"), ("", "snippet.txt"),
      ("dockerfile", "Dockerfile")],
 )  # fmt: skip
-def test_name_has_the_ending_of_the_language(language: str, name: str, tmp_path: Path) -> None:
+def test_file_name_has_the_extension_of_the_language(language: str, name: str, tmp_path: Path) -> None:
     assert suggested_name(language, tmp_path) == name
 
 

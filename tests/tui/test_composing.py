@@ -77,7 +77,7 @@ def test_the_budget_shows_how_full_the_context_is() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_settings_and_presets_of_a_chat() -> None:
+def test_settings_dialog_checks_values_and_applies_presets() -> None:
     client = ScriptedClient()
     client.chats.kept_presets["pirate"] = Preset(
         "pirate", ChatSettings("Talk like a pirate.", Sampling(temperature=1.5))
@@ -135,7 +135,7 @@ def test_full_context_dialog_previews_dropped_messages() -> None:
     run(client, flow, chat=name)
 
 
-def test_full_context_can_be_an_error() -> None:
+def test_full_context_is_an_error_if_the_chat_is_set_to_stop() -> None:
     client = ScriptedClient([TextDelta("x"), END])
     name = client.keep("Long", "first " * 2000, "reply")
     client.context.limit = 2200

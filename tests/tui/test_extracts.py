@@ -30,7 +30,7 @@ Or at https://b.example.
 """
 
 
-def test_extracts_of_a_text() -> None:
+def test_code_blocks_and_links_are_extracted_in_order() -> None:
     assert extracts(REPLY) == [
         Address("https://a.example/%20x?y=1"),
         Code('def f():\n    return "[/]"', "python"),

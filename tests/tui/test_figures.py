@@ -30,7 +30,7 @@ def test_counts_are_shortened(count: int, words: str) -> None:
     assert figures.short_count(count) == words
 
 
-def test_cost_of_a_reply() -> None:
+def test_cost_of_a_reply_is_formatted() -> None:
     assert figures.prompt_cost(USAGE) == "1,204 of 1,235 prompt tokens cached (1,188 device, 16 disk)"
     assert figures.reply_cost(USAGE) == "212 tokens · 45.0 tok/s · 0.41 s to first token (queue 2 ms, prefill 0.41 s)"
     stopped = figures.reply_cost(Usage(TokenSources(computed=12), 0, 0.002, 3.2, 0))

@@ -38,7 +38,7 @@ def run(text: str, look: Look, width: int = 40) -> None:
         ("- 漢字漢字漢字漢字漢字\n", ["• 漢字漢字漢字漢字", "  漢字"]),
     ],
 )
-def test_items_follow_their_bullets(text: str, lines: list[str]) -> None:
+def test_bullets_and_text_of_an_item_are_on_one_line(text: str, lines: list[str]) -> None:
     async def look(page: DocumentPage, _: Pilot[None]) -> None:
         assert lines_of(page) == lines
         assert page.query_one(Items).size.height == len(lines)

@@ -20,5 +20,5 @@ from tui.math_text import to_unicode
         (r"50\%", "50%"),
     ],
 )
-def test_formula_becomes_text(latex: str, text: str) -> None:
+def test_formula_is_shown_with_unicode_symbols(latex: str, text: str) -> None:
     assert to_unicode(latex) == text

@@ -62,7 +62,7 @@ def test_ctrl_d_deletes_in_a_text_and_quits_in_an_empty_prompt() -> None:
 
 
 @pytest.mark.parametrize("keys", [["alt+enter"], ["shift+enter"], ["ctrl+j"], ["backslash", "enter"]])
-def test_keys_that_break_the_line(keys: list[str]) -> None:
+def test_line_break_keys_insert_a_line_break(keys: list[str]) -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("a", *keys, "b")
         assert chat.composer.area.text == "a\nb"

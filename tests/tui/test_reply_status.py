@@ -30,7 +30,7 @@ class Clock:
         return self.now
 
 
-def test_each_stage_is_described() -> None:
+def test_every_stage_of_a_reply_is_described() -> None:
     clock = Clock()
     reply = ReplyProgress(ChatId("1"), MessageId("1"), clock)
     clock.now = 2.0

@@ -306,7 +306,7 @@ def test_rapidly_opened_pages_end_with_the_last_one() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_help_palette_and_address() -> None:
+def test_keys_open_help_copy_the_address_and_open_the_palette() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f1")
         await chat.until(lambda: isinstance(chat.app.screen, HelpScreen))

@@ -69,7 +69,7 @@ def test_color_warns_before_the_context_is_full(history: int, style: str) -> Non
     asyncio.run(show())
 
 
-def test_click_and_command_show_the_numbers() -> None:
+def test_click_and_context_command_show_the_context_budget() -> None:
     async def flow(chat: Chatting) -> None:
         line = chat.composer.status
         await chat.until(lambda: line.budget is not None and chat.conversation.model)

@@ -88,7 +88,7 @@ def test_failed_server_is_restarted_and_permission_revoked() -> None:
     run(client, flow)
 
 
-def test_starting_server_is_followed() -> None:
+def test_list_follows_the_state_of_a_starting_server() -> None:
     client = client_with([ToolServer("files", "starting")])
 
     async def flow(chat: Chatting) -> None:

@@ -186,7 +186,7 @@ def test_private_chats_leave_no_trace(clients: Clients, running: LiveServer, set
 
 
 @pytest.mark.usefixtures("running")
-def test_titles_and_deletion(clients: Clients) -> None:
+def test_chat_is_titled_renamed_deleted_and_restored(clients: Clients) -> None:
     async def work(client: TerminalClient) -> None:
         chat, question = await asked(client, SHORT, "Tell me of rivers in Norway please and of lakes and hills")
         assert (await client.chats.open(chat)).summary.title.startswith("Tell me of rivers")

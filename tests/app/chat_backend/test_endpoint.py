@@ -46,7 +46,7 @@ def run(settings: Settings, url: str, work: Callable[[TerminalClient], Awaitable
     return asyncio.run(main())
 
 
-def test_request_and_reply_of_an_endpoint(settings: Settings, endpoint: FakeEndpoint) -> None:
+def test_request_and_reply_have_the_format_of_the_endpoint(settings: Settings, endpoint: FakeEndpoint) -> None:
     async def work(client: TerminalClient) -> list[ReplyEvent]:
         sampling = Sampling(temperature=0.5, seed=3, thinking=False)
         chat = (await client.chats.create(ChatSettings("Be kind.", sampling))).summary.id

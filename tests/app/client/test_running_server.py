@@ -22,7 +22,7 @@ def made(port: int = 4645, model: str = "smollm2:135m", path: str = "/m.gguf") -
     return Instance(os.getpid(), port, f"http://127.0.0.1:{port}", model, path, "2026-01-01T00:00:00+00:00")
 
 
-def test_finds_the_server_of_a_model(settings: Settings, tmp_path: Path) -> None:
+def test_server_of_a_model_is_found(settings: Settings, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.touch()
     link = tmp_path / "link.gguf"
@@ -36,7 +36,7 @@ def test_finds_the_server_of_a_model(settings: Settings, tmp_path: Path) -> None
             assert find_instance(replace(settings, model=name)) is None
 
 
-def test_finds_the_server_of_a_hub_model_by_repository_name(settings: Settings, tmp_path: Path) -> None:
+def test_server_of_a_hub_model_is_found_by_repository_name(settings: Settings, tmp_path: Path) -> None:
     # a relative path that looks like a repository name
     elsewhere = made(2, "org/other", str(tmp_path / "org" / "other"))
     cached = made(1, "org/repo", str(settings.hub_cache / "models--org--repo" / "snapshots" / "0123"))
@@ -46,7 +46,7 @@ def test_finds_the_server_of_a_hub_model_by_repository_name(settings: Settings, 
             assert find_instance(replace(settings, model=name)) is None
 
 
-def test_name_without_quantization_finds_the_server_of_the_stored_model(settings: Settings, tmp_path: Path) -> None:
+def test_server_of_the_stored_model_is_found_without_a_quantization(settings: Settings, tmp_path: Path) -> None:
     settings = replace(settings, hub_cache=tmp_path / "hub", ollama_dir=tmp_path / "ollama")
     snapshot = settings.hub_cache / "models--org--repo" / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
@@ -67,7 +67,7 @@ def test_name_without_quantization_finds_the_server_of_the_stored_model(settings
         assert find_instance(replace(settings, model="ollama:other")) is None
 
 
-def test_prefers_the_server_on_the_port_of_the_settings(settings: Settings) -> None:
+def test_server_on_the_port_of_the_settings_is_preferred(settings: Settings) -> None:
     with recorded(made(1), settings), recorded(made(2), settings), recorded(made(3), settings):
         assert find_instance(replace(settings, port=2)) == made(2)
         assert find_instance(settings) is not None

@@ -100,5 +100,5 @@ def test_missing_source_is_not_found(tmp_path: Path) -> None:
     assert exit_status(answer.exception) == EXIT_NOT_FOUND
 
 
-def test_saving_and_loading_have_the_same_methods() -> None:
+def test_quantize_and_load_offer_the_same_methods() -> None:
     assert list(METHODS) == list(quantized_storage.METHODS) == list(quantizing.METHODS)

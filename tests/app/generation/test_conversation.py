@@ -87,11 +87,11 @@ def test_non_text_parts_are_refused(part: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(("text", "arguments"), [("", {}), ("{}", {}), ('{"a": 1}', {"a": 1})])
-def test_arguments_are_an_object(text: str, arguments: dict[str, Any]) -> None:
+def test_json_objects_are_parsed_as_arguments(text: str, arguments: dict[str, Any]) -> None:
     assert parse_arguments(text) == arguments
 
 
 @pytest.mark.parametrize("text", ["[1]", "1", "{", "null", '{"a":' * 100_000])
-def test_other_arguments_raise(text: str) -> None:
+def test_arguments_that_are_not_a_json_object_raise(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         parse_arguments(text)

@@ -176,7 +176,7 @@ def test_requested_whitespace_is_enforced(
     assert whitespace is not None or re.fullmatch(pattern, text)
 
 
-def test_parts_of_a_grammar_are_checked(compiler: GrammarCompiler) -> None:
+def test_grammars_embedded_in_lark_are_checked(compiler: GrammarCompiler) -> None:
     for part, problem in (
         (GrammarSource.schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
         (GrammarSource("gbnf", "root ::= a\na ::= root"), "requires itself"),

@@ -117,7 +117,7 @@ def test_invalid_header_is_refused(hub: FakeHub, settings: Settings, monkeypatch
         fit_model(GGUF, settings)
 
 
-def test_wrong_range_is_refused(hub: FakeHub, settings: Settings) -> None:
+def test_response_with_a_wrong_range_is_refused(hub: FakeHub, settings: Settings) -> None:
     hub.sent_range = "bytes 7-100/1000"
     with pytest.raises(IntegrityError, match="a different part"):
         fit_model(f"{GGUF}:F32", settings)

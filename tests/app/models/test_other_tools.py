@@ -119,7 +119,7 @@ def test_lm_studio_checkpoint_is_used(settings: Settings) -> None:
     assert pull("lmstudio:org/Tiny", settings).path == folder
 
 
-def test_default_folders_are_those_of_the_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_folders_are_those_of_ollama_and_lm_studio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
     (tmp_path / ".ollama" / "models").mkdir(parents=True)

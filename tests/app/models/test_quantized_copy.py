@@ -167,7 +167,7 @@ def test_source_without_a_checkpoint_is_refused(source: Path, tmp_path: Path) ->
     assert {path.name for path in tmp_path.iterdir()} == {"source"}
 
 
-def test_group_size_that_does_not_divide_is_refused(original: Path, tmp_path: Path) -> None:
+def test_group_size_that_does_not_divide_the_columns_is_refused(original: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedQuantization, match="Groups of 128"):
         save(original, tmp_path / "copy", Method("int4", 128))
     assert list(tmp_path.iterdir()) == []
@@ -202,7 +202,7 @@ class Interrupted(SilentProgress):
             raise KeyboardInterrupt
 
 
-def test_interrupted_copy_leaves_nothing(original: Path, tmp_path: Path) -> None:
+def test_interrupted_copy_leaves_no_files(original: Path, tmp_path: Path) -> None:
     progress = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         save_quantized(original, tmp_path / "copy", FP8, progress, 20_000)

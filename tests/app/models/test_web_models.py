@@ -63,7 +63,7 @@ def test_interrupted_download_resumes(host: FakeHub, settings: Settings) -> None
     assert host.ranges_asked_for()[-1] == f"bytes={HALF}-"
 
 
-def test_wrong_bytes_leave_nothing(host: FakeHub, settings: Settings) -> None:
+def test_wrong_bytes_leave_no_file(host: FakeHub, settings: Settings) -> None:
     host.content = CONTENT[:-1] + b"!"
     with pytest.raises(IntegrityError, match="sha256"):
         pull(name_at(host), settings)

@@ -204,7 +204,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     return error
 
 
-def test_unchanged_bodies_are_valid(http: httpx.Client) -> None:
+def test_bodies_of_the_tables_are_valid_before_a_field_is_changed(http: httpx.Client) -> None:
     for path, body in VALID.items():
         assert post(http, path, json.dumps(body)).status_code == 200
 

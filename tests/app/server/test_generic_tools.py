@@ -138,7 +138,7 @@ def test_turn_after_a_call_finds_the_call_cached(smollm2_server: LiveServer) -> 
     assert found >= (first.usage.total_tokens - 1) // 16 * 16  # all full blocks are cached; the last token never is
 
 
-def test_call_is_streamed(smollm2_server: LiveServer) -> None:
+def test_call_is_streamed_in_several_deltas(smollm2_server: LiveServer) -> None:
     with openai.OpenAI(base_url=f"{smollm2_server.url}/v1", api_key="none") as client:
         asked: dict[str, Any] = {"model": "smollm2:135m", "messages": [QUESTION], "tools": OPENAI_TOOLS, "stream": True}
         asked |= {"tool_choice": "required", "max_tokens": 60, "temperature": 0}
@@ -150,7 +150,7 @@ def test_call_is_streamed(smollm2_server: LiveServer) -> None:
     assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "tool_calls"
 
 
-def test_tool_choice_none_gives_no_call(smollm2_server: LiveServer) -> None:
+def test_tool_choice_none_gives_text_without_a_call(smollm2_server: LiveServer) -> None:
     path, body = openai_body(forced=False, after_call=True)
     text, called = openai_reply(ask(smollm2_server, path, {**body, "tool_choice": "none"}).json())
     assert (bool(text), called) == (True, [])

@@ -29,7 +29,7 @@ def _write_config(text: str) -> Path:
     return config_file()
 
 
-def test_settings_have_defaults(tmp_path: Path) -> None:
+def test_unset_settings_have_their_defaults(tmp_path: Path) -> None:
     settings = load_settings()
     assert settings.model == "smollm2:135m"
     assert settings.hub_endpoint == "https://huggingface.co"

@@ -219,7 +219,7 @@ def test_add_bos_defaults_to_the_pre_tokenizer() -> None:
         ({"pre": None}, "tokenizer.ggml.pre"),
     ],
 )
-def test_unknown_kinds_are_refused(changes: dict[str, object], named: str) -> None:
+def test_unknown_tokenizer_types_are_refused(changes: dict[str, object], named: str) -> None:
     with pytest.raises(UnsupportedTokenizer, match=named) as refusal:
         from_gguf(metadata(**changes))
     assert refusal.value.remedy

@@ -211,7 +211,7 @@ def test_add_bos_comes_from_config_or_post_processor() -> None:
         ({"normalizer": {"type": "Replace", "pattern": {"Regex": "("}, "content": ""}}, "reading tokenizer.json"),
     ],
 )
-def test_unknown_kinds_are_refused(changes: dict[str, object], named: str) -> None:
+def test_unknown_tokenizer_types_are_refused(changes: dict[str, object], named: str) -> None:
     with pytest.raises(UnsupportedTokenizer) as refusal:
         from_json(saved(byte_level(), **changes))
     assert named in refusal.value.message

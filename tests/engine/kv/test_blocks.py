@@ -25,7 +25,7 @@ def test_releasing_a_block_that_is_not_held_raises(block: int) -> None:
         pool.release([block])
 
 
-def test_check_finds_a_lost_block() -> None:
+def test_consistency_check_finds_a_lost_block() -> None:
     pool = BlockPool(3)
     pool.allocate(1)
     pool._references[1] = 0

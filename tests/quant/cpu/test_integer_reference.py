@@ -19,7 +19,7 @@ def nearest(value: Fraction) -> np.float32:
     return min(around, key=lambda f: (abs(Fraction(float(f)) - value), int(f.view(np.int32)) & 1))
 
 
-def test_fused_rounds_once() -> None:
+def test_fused_multiply_add_rounds_once() -> None:
     rng = np.random.default_rng(SEED)
     x, y, z = rng.standard_normal((3, 3000)).astype(np.float32)
     # sums in which almost all bits cancel

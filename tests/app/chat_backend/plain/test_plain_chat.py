@@ -60,7 +60,7 @@ def scripted(client: ScriptedClient, monkeypatch: pytest.MonkeyPatch, *lines: st
 
 
 @pytest.mark.usefixtures("running")
-def test_conversation_through_a_pipe(
+def test_piped_questions_are_answered(
     clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     async def short() -> None:

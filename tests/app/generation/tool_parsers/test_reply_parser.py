@@ -217,7 +217,7 @@ def test_reply_ends_after_first_call_without_parallel_calls() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_all_is_text_after_an_answer_mark(seed: int) -> None:
+def test_everything_after_an_answer_mark_is_text(seed: int) -> None:
     text = 'Write <response> or <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call> or <think>.'
     told = parsed(cut(f"<think>hm</think>\n<response>{text}", random.Random(seed)), GENERIC, TOOLS)
     assert told.contents() == (text, "hm", [])
@@ -248,7 +248,7 @@ def test_cut_off_markup_is_dropped(written: str, format: ReplyFormat, text: str)
     assert parsed(list(written), format, TOOLS).text == text
 
 
-def test_opening_is_not_repeated() -> None:
+def test_text_prefilled_in_the_prompt_is_not_repeated() -> None:
     assert parsed("hm</think>Yes", HERMES, TOOLS, opening="<think>\n").contents() == ("Yes", "hm", [])
     opening = '<tool_call>\n{"name": "f", "arguments": '
     told = parsed('{"a": "x"}}\n</tool_call>', HERMES, TOOLS, opening=opening)
@@ -271,7 +271,7 @@ def test_invalid_call_ids_are_replaced() -> None:
         assert len(told.calls[0].id) == 9
 
 
-def test_near_calls_take_linear_time() -> None:
+def test_text_similar_to_calls_is_parsed_in_linear_time() -> None:
     for text in ("<tool_call>" * 4_000, '<tool_call>{"a": ' * 1_000, "<" * 20_000, "<tool_call>{'" + "' " * 2_000):
         assert parsed(text, HERMES, TOOLS).calls == []
     for text in ("<function=f>\n<parameter=a>" + "</parameter>" * 10_000, "<function=f>" + " " * 20_000):

@@ -115,7 +115,7 @@ def test_range_requests_name_the_etag(hub: FakeHub, settings: Settings) -> None:
     assert file_requests(hub) == [(None, None), (f"bytes={HALF}-", '"old"')]
 
 
-def test_file_damaged_twice_leaves_nothing(hub: FakeHub, settings: Settings) -> None:
+def test_file_damaged_twice_leaves_no_part(hub: FakeHub, settings: Settings) -> None:
     hub.mishaps += [Mishap(flip_at=HALF), Mishap(flip_at=HALF + 1)]
     progress = Recorder()
     with pytest.raises(IntegrityError, match=f"{FILE}: the file has sha256"):

@@ -206,7 +206,7 @@ def test_openai_replies_have_the_older_statistics(hash_server: LiveServer, path:
     assert "messages" in post(hash_server.url, "/api/v0/chat/completions").json()["error"]["message"]
 
 
-def test_embeddings_equal_openais(vectors: EmbeddingServer, hash_server: LiveServer) -> None:
+def test_embeddings_equal_those_of_the_openai_endpoint(vectors: EmbeddingServer, hash_server: LiveServer) -> None:
     reported = post(vectors.url, "/api/v0/embeddings", model="digest", input="hello").json()
     assert reported["data"][0]["embedding"] == vector(ids("hello")).tolist()
     refused = post(hash_server.url, "/api/v0/embeddings", model="hash", input="hello")

@@ -44,7 +44,7 @@ def test_request_without_a_model_uses_the_served_model(server: EmbeddingServer) 
     assert rerank(server, model=None).json()["model"] == "digest"
 
 
-def test_documents_and_their_number_depend_on_the_request(server: EmbeddingServer) -> None:
+def test_top_n_and_return_documents_are_followed(server: EmbeddingServer) -> None:
     given = [{"text": text} if index % 2 else text for index, text in enumerate(DOCUMENTS)]
     answer = rerank(server, documents=given, top_n=2, return_documents=True).json()
     assert [one["index"] for one in answer["results"]] == [index for index, _ in expected()[:2]]
@@ -52,7 +52,7 @@ def test_documents_and_their_number_depend_on_the_request(server: EmbeddingServe
     assert len(rerank(server, top_n=100).json()["results"]) == len(DOCUMENTS)
 
 
-def test_texts_return_a_bare_list(server: EmbeddingServer) -> None:
+def test_request_with_texts_returns_a_bare_list(server: EmbeddingServer) -> None:
     answer = rerank(server, documents=None, texts=DOCUMENTS).json()
     assert [(one["index"], one["score"]) for one in answer] == expected()
     assert all(one.keys() == {"index", "score"} for one in answer)

@@ -113,7 +113,7 @@ def test_disconnect_of_a_stuck_client_closes_the_chunks() -> None:
     asyncio.run(reply())
 
 
-def test_silence_is_filled_with_comments() -> None:
+def test_waiting_client_receives_comments() -> None:
     async def late(error: Exception | None) -> AsyncGenerator[list[Chunk]]:
         async with asyncio.timeout(HANGING_SECONDS):
             while len(client.sent) < 4:

@@ -88,7 +88,7 @@ def raw_events(server: LiveServer, **asked: Any) -> Iterator[tuple[str, dict[str
         yield name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-def test_text_thinking_and_calls_are_blocks(server: ScriptedServer) -> None:
+def test_text_thinking_and_calls_become_content_blocks(server: ScriptedServer) -> None:
     generated = server.says(SCRIPT)
     reply = ask(server, tools=[WEATHER, CLOCK], **THINKS)
     call = ("tool_use", *CALLED)
@@ -203,7 +203,7 @@ def test_reply_continues_the_last_assistant_message(server: ScriptedServer) -> N
     assert (second.usage.cache_read_input_tokens or 0) >= (prompt + usage.output_tokens) // 16 * 16 - 16
 
 
-def test_thinking_depends_on_the_request(server: ScriptedServer) -> None:
+def test_thinking_is_on_only_if_the_request_enables_it(server: ScriptedServer) -> None:
     server.says("Hello")
     off, disabled, adaptive = (
         ask(server, **asked).usage.model_dump()

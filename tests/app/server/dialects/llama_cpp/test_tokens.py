@@ -29,7 +29,7 @@ def test_tokenize_and_detokenize_round_trip(hash_server: LiveServer) -> None:
     assert "not in the vocabulary" in post(hash_server, "/detokenize", tokens=[1 << 30])["error"]["message"]
 
 
-def test_template_is_applied(hash_server: LiveServer) -> None:
+def test_apply_template_returns_the_rendered_prompt(hash_server: LiveServer) -> None:
     prompt = post(hash_server, "/apply-template", messages=[{"role": "user", "content": "Hi <|im_end|>"}])["prompt"]
     assert prompt.endswith("<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n")
     ids = hash_server.call(hash_server.service.encode([Message("user", "Hi <|im_end|>")]))
@@ -40,7 +40,7 @@ USER = {"role": "user", "content": "Hi"}
 BEGUN = {"role": "assistant", "content": "Well"}
 
 
-def test_end_of_the_prompt_depends_on_the_request(hash_server: LiveServer) -> None:
+def test_request_chooses_the_end_of_the_prompt(hash_server: LiveServer) -> None:
     asks = "<|im_start|>assistant\n"
     reported: Callable[..., str] = lambda **asked: post(hash_server, "/apply-template", **asked)["prompt"]  # noqa: E731
     assert reported(messages=[USER]).endswith(asks)

@@ -128,13 +128,13 @@ def test_small_model_makes_a_forced_call(
     jsonschema.validate(called["arguments"], PARAMETERS)
 
 
-def test_silence_is_filled_with_an_empty_line(hash_server: LiveServer) -> None:
+def test_ping_is_an_empty_message_that_is_not_done(hash_server: LiveServer) -> None:
     writer = ChatWriter("hash", hash_server.service.tokenizer)
     part = ollama.ChatResponse.model_validate_json(writer.framing().ping("queued"))
     assert (part.done, part.message.content, part.message.role) == (False, "", "assistant")
 
 
-def test_request_without_messages_only_loads(hash_server: LiveServer) -> None:
+def test_request_without_messages_is_answered_as_a_load(hash_server: LiveServer) -> None:
     for keep_alive in ("5m", -1, 0):
         reply = chat(hash_server, messages=[], keep_alive=keep_alive)
         assert (reply.done, reply.done_reason, reply.message.content) == (True, "load", "")

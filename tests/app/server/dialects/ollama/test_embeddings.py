@@ -53,7 +53,9 @@ def test_empty_input_has_no_vector(server: EmbeddingServer) -> None:
             api.embed("digest", "a", dimensions=7)
 
 
-def test_each_kind_of_model_refuses_the_other_requests(server: EmbeddingServer, hash_server: LiveServer) -> None:
+def test_embedding_model_refuses_chats_and_chat_model_refuses_embeddings(
+    server: EmbeddingServer, hash_server: LiveServer
+) -> None:
     with client(server) as api, pytest.raises(ollama.ResponseError, match="generates no text"):
         api.chat("digest", [{"role": "user", "content": "Hi"}])
     with client(hash_server) as api, pytest.raises(ollama.ResponseError, match="returns no embeddings"):

@@ -121,7 +121,7 @@ def test_stop_string_is_not_in_the_reply(hash_server: LiveServer, others: list[s
     assert reply.choices[0].finish_reason == "stop"
 
 
-def test_32_concurrent_streams_give_the_same_replies_as_alone(hash_server: LiveServer) -> None:
+def test_32_concurrent_streams_equal_single_replies(hash_server: LiveServer) -> None:
     questions = [f"Question {number}: " + "why? " * (number % 7) for number in range(32)]
 
     async def ask(api: openai.AsyncOpenAI, question: str) -> str:

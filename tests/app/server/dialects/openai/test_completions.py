@@ -53,7 +53,7 @@ def test_control_tokens_in_a_prompt_are_encoded_as_such(hash_server: LiveServer)
 
 
 @pytest.mark.parametrize("kind", ["texts", "ids", "lists of ids"])
-def test_every_kind_of_prompt_gets_two_choices(hash_server: LiveServer, kind: str) -> None:
+def test_n_of_2_gives_two_choices_per_prompt(hash_server: LiveServer, kind: str) -> None:
     texts = ["One", "Two little words"] if kind != "ids" else ["Two little words"]
     ids = [encoded(hash_server, text) for text in texts]
     prompt: Any = {"texts": texts, "ids": ids[0], "lists of ids": ids}[kind]
@@ -87,7 +87,7 @@ def test_echo_of_token_ids_is_their_text(hash_server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["The capital of France is Paris, 🇫🇷 and", "The"])
-def test_echo_with_logprobs_reports_on_the_prompt_as_well(smollm2_server: LiveServer, prompt: str) -> None:
+def test_echo_with_logprobs_includes_those_of_the_prompt(smollm2_server: LiveServer, prompt: str) -> None:
     """Evaluation tools compute the scores of texts from these: every token except the first has a probability."""
     asked: dict[str, Any] = {"model": "smollm2:135m", "prompt": prompt, "temperature": 0, "max_tokens": 3}
     with client(smollm2_server, strict=False) as api:
@@ -111,7 +111,7 @@ def test_echo_with_logprobs_reports_on_the_prompt_as_well(smollm2_server: LiveSe
         assert "\ufffd" in token or text[offset:].startswith(token)
 
 
-def test_every_choice_reports_on_the_prompt(smollm2_server: LiveServer) -> None:
+def test_every_choice_includes_the_logprobs_of_the_prompt(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {"model": "smollm2:135m", "prompt": "The capital of France", "temperature": 0}
     with client(smollm2_server, strict=False) as api:
         reported = api.completions.create(**asked, echo=True, logprobs=1, max_tokens=3, n=3)
@@ -122,7 +122,7 @@ def test_every_choice_reports_on_the_prompt(smollm2_server: LiveServer) -> None:
     assert others == [first, first]
 
 
-def test_logprobs_are_columns_over_the_text(smollm2_server: LiveServer) -> None:
+def test_logprobs_are_parallel_lists_that_match_the_text(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {
         "model": "smollm2:135m",
         "prompt": "The flag of Japan: 🇯🇵. The flag of France: 🇫🇷. The flag of",

@@ -257,7 +257,7 @@ def test_replies_follow_llama_cpp_grammars(smollm2_server: LiveServer, path: str
         assert whole_text(reply).strip('"') == "zebra!"
 
 
-def test_end_of_the_prompt_depends_on_the_request(hash_server: LiveServer) -> None:
+def test_request_chooses_the_end_of_the_prompt(hash_server: LiveServer) -> None:
     messages = [{"role": "critic", "content": "Hm."}, {"role": "assistant", "content": "Paris is"}]
     several: list[tuple[dict[str, Any], str]] = [
         ({}, "<|im_end|>\n<|im_start|>assistant\n"),

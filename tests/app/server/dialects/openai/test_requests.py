@@ -83,7 +83,7 @@ def test_smallest_context_limit_applies() -> None:
     assert read(options={"num_ctx": 50, "mirostat": 2}).sampling_options().context == 50
 
 
-def test_llama_cpp_aliases_mean_the_same() -> None:
+def test_llama_cpp_aliases_set_the_same_parameters() -> None:
     assert sampling(repeat_penalty=1.9).repetition_penalty == 1.9
     assert sampling(repeat_penalty=1.9, repeat_last_n=0).repetition_penalty == 1.0
     assert sampling(n_predict=5).max_tokens == chat(n_predict=5).sampling_options().candidates[0].max_tokens == 5

@@ -157,18 +157,18 @@ def test_text_gives_a_completed_response(scripted_server: ScriptedServer, reques
     assert (response["status"], len(response["output"])) == ("completed", 1)
 
 
-def test_stream_has_events_and_ends_completed(scripted_server: ScriptedServer) -> None:
+def test_stream_ends_with_a_completed_event(scripted_server: ScriptedServer) -> None:
     *_, last = events(asked(scripted_server, "1, 2, 3, 4, 5", STREAMING, stream=True).text)
     assert (last["type"], last["response"]["status"]) == ("response.completed", "completed")
 
 
-def test_tool_is_called(scripted_server: ScriptedServer) -> None:
+def test_model_calls_the_tool(scripted_server: ScriptedServer) -> None:
     response = asked(scripted_server, CALL, TOOLS, stream=False).json()
     check_response(response)
     assert [item["type"] for item in response["output"]] == ["function_call"]
 
 
-def test_call_has_its_own_events(scripted_server: ScriptedServer) -> None:
+def test_streamed_call_has_function_call_events(scripted_server: ScriptedServer) -> None:
     reported = list(events(asked(scripted_server, CALL, TOOLS, stream=True).text))
     kinds = {event["type"] for event in reported}
     assert {"response.function_call_arguments.delta", "response.function_call_arguments.done"} <= kinds

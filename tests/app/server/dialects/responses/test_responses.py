@@ -381,7 +381,7 @@ def test_error_names_the_invalid_field(scripted: ScriptedAsker, asked: dict[str,
     assert str(caught.value.param).startswith(parameter)
 
 
-def test_concurrent_responses_are_the_same_as_alone(hash_server: LiveServer, ask: Asker) -> None:
+def test_concurrent_responses_equal_single_responses(hash_server: LiveServer, ask: Asker) -> None:
     questions = [f"Question {number}" for number in range(6)]
 
     async def ask_all() -> list[Response]:
