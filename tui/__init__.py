@@ -1,1 +1,3 @@
-"""The chat in the terminal, in Textual. Everything else it needs comes through the protocols of `client.py`."""
+"""The chat in the terminal, built with Textual. It uses the rest of the program only through the protocols in
+`client.py`.
+"""

@@ -1,4 +1,4 @@
-"""The number of tools that a chat offers to the model, in words."""
+"""Describes how many tools a chat offers to the model."""
 
 from collections.abc import Sequence
 

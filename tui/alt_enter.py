@@ -1,9 +1,9 @@
-"""Alt+Enter as a line break. Adds to a private table of Textual (see tui/widgets/textual_internals.py)."""
+"""Makes Alt+Enter insert a line break. Changes a private table of Textual (see tui/widgets/textual_internals.py)."""
 
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual.keys import Keys
 
-_ALT_ENTER = "\x1b\r"  # as terminals without the kitty protocol send it; Textual reports a plain Enter
+_ALT_ENTER = "\x1b\r"  # sequence of terminals without the kitty protocol; Textual reports it as a plain Enter
 
 
 def support_alt_enter() -> None:

@@ -1,4 +1,4 @@
-"""The chat application: its screens, its themes, and the actions that every screen offers."""
+"""The chat application: its screens and themes, and the actions that are available on every screen."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
@@ -33,7 +33,7 @@ _PAGES = ("pageup", "pagedown")
 
 
 class ChatApp(App[None]):
-    """The Textual application around the chat screen and the pages (help, models, engine)."""
+    """The Textual application with the chat screen and the pages (help, models, engine)."""
 
     CSS_PATH = "app.tcss"
     TITLE = "Inglenook"
@@ -61,10 +61,9 @@ class ChatApp(App[None]):
     ) -> None:
         """With `resumes`, the user chooses a chat first. `is_dark`: whether the terminal's background is dark.
 
-        `editor`: the command of the user's editor. Empty: a usual one.
-        `environment` names the terminal and the display, for copying. None: only the terminal's escape sequence.
-        Without `colors` (NO_COLOR is set), the terminal's own colors are not used; Textual turns all others into
-        shades of gray.
+        `editor`: the command of the user's editor; empty: a common editor. `environment` names the terminal and the
+        display, for the clipboard programs. None: copies only use the terminal's escape sequence. Without `colors`
+        (NO_COLOR is set), the terminal's own colors are not used; Textual turns all others into shades of gray.
         """
         super().__init__(ansi_color=None if colors else True)
         support_alt_enter()
@@ -93,7 +92,7 @@ class ChatApp(App[None]):
 
     @property
     def is_resumable(self) -> bool:
-        """Whether the open chat can be opened again by a later run."""
+        """Whether a later run can open the chat that is open now."""
         chat = self._chat_screen.conversation.chat
         return chat.id is not None and not chat.private
 
@@ -106,7 +105,8 @@ class ChatApp(App[None]):
     async def on_event(self, event: Event) -> None:
         """Send typed text to the prompt while the chat screen is shown. Ignore input after all screens are closed."""
         if self._is_text(event) and self.screen_stack and self.screen is self._chat_screen:
-            self._chat_screen.turn_to_prompt()  # here, because keys are still in order
+            # before the event is handled: a later change of focus would let keys arrive out of order
+            self._chat_screen.turn_to_prompt()
         if not isinstance(event, InputEvent) or (self.screen_stack and not self._would_fail_paging(event)):
             await super().on_event(event)
 
@@ -121,20 +121,22 @@ class ChatApp(App[None]):
         return (isinstance(event, Key) and event.is_printable) or isinstance(event, Paste)
 
     def _would_fail_paging(self, event: InputEvent) -> bool:
-        """Whether a page key would raise in one of Textual's lists, because the list has no space on the screen."""
+        """Whether a page key would raise in one of Textual's lists because the list is 0 lines high."""
         if not isinstance(event, Key) or event.key not in _PAGES:
             return False
         concerned = (self.focused, *self.screen.query(CommandList))
         return any(isinstance(one, OptionList) and not one.scrollable_content_region for one in concerned)
 
     def _handle_exception(self, error: Exception) -> None:
-        """Ignore queries for widgets that are already removed while the program exits."""
+        """Ignore failed queries for widgets that were removed because the program exits."""
         cause = error.error if isinstance(error, WorkerFailed) else error
         if self.is_running or not isinstance(cause, NoMatches):
             super()._handle_exception(error)
 
     def pop_screen(self) -> AwaitComplete:
-        """Never close the chat screen. Textual's command palette would do so when it is answered twice."""
+        """Close the top screen, but never the chat screen. Textual would close it when its command palette is answered
+        twice.
+        """
         return AwaitComplete() if self.screen is self._chat_screen else super().pop_screen()
 
     def _note_theme(self, theme: Theme) -> None:
@@ -160,7 +162,7 @@ class ChatApp(App[None]):
         return lambda: self._chat_screen.run_later(name)
 
     async def action_interrupt(self) -> None:
-        """Ctrl+C without a selection: close the dialog or page. On the chat screen, stop, clear, or quit."""
+        """Handle Ctrl+C without a selection: close the dialog or page. On the chat screen, stop, clear, or quit."""
         if self.screen is self._chat_screen:
             await self._chat_screen.interrupt()
         elif isinstance(self.screen, (OverChat, ModalScreen)):
@@ -182,8 +184,8 @@ class ChatApp(App[None]):
         self._show_page(EngineScreen(self._client.engine))
 
     def _show_page(self, page: Page[Answer], answered: Callable[[Answer | None], None] | None = None) -> None:
-        """Replace the current page with `page`. Waits until the current one is mounted, because it cannot be closed
-        before.
+        """Replace the current page with `page`. Waits until the current page is mounted, because it cannot be closed
+        earlier.
         """
         seen = self.screen
         if type(seen) is type(page):
@@ -196,7 +198,7 @@ class ChatApp(App[None]):
         self.push_screen(page, answered)
 
     def action_use_theme(self, name: str = "") -> None:
-        """Use a theme. Without a known name, list all."""
+        """Use the theme `name`. If there is no such theme, open the list of themes."""
         if name in self.available_themes:
             self.theme = name
         else:
@@ -210,14 +212,14 @@ class ChatApp(App[None]):
 
     @work(exclusive=True, group="load", description="load")
     async def find_and_load(self, name: str) -> None:
-        """Load a model. If it has to be downloaded and is large, ask the user first."""
+        """Load a model. If it must be downloaded, and the download is large, ask the user first."""
         with show_errors(self):
             model = await self._client.models.find(name)
             if can_load(model) or await may_fetch(self, self._client.models, model):
                 self._load(name)
 
     def _load(self, name: str | None) -> None:
-        """Load the model `name` for all further replies."""
+        """Load the model `name` for all later replies."""
         if name is not None:
             self._chat_screen.follow(self._client.models.load(name))
 
@@ -229,11 +231,11 @@ class ChatApp(App[None]):
 
     @property
     def clipboard(self) -> str:
-        """The text that was copied last in this program."""
+        """The text that was last copied in this program."""
         return self._copied
 
     def copy_to_clipboard(self, text: str) -> None:
-        """Copy a text, and notify the user of where it went. All copies of Textual's widgets arrive here."""
+        """Copy a text, and notify the user where it was copied to. Textual's widgets call this method as well."""
         self._copied = text
         self.fill_clipboard(text)
 

@@ -7,7 +7,7 @@ from tui.types import Message, MessageId
 
 
 class Branches:
-    """All messages of one chat, and the children of each."""
+    """All messages of one chat, and the children of each message."""
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         self._messages: dict[MessageId, Message] = {}
@@ -47,13 +47,13 @@ class Branches:
         return self.children(self._messages[message].parent)
 
     def newest_leaf(self, message: MessageId) -> MessageId:
-        """Return the last message of the branch that follows the newest child of each message."""
+        """Return the last message of the branch that continues from `message` with the newest child of each message."""
         while children := self._children.get(message):
             message = children[-1]
         return message
 
     def neighbor_leaf(self, message: MessageId, step: int) -> MessageId | None:
-        """Return the leaf of the sibling `step` positions after this one, or None if there is none."""
+        """Return the newest leaf of the sibling `step` positions after this message, or None if there is none."""
         siblings = self.siblings(message)
         index = siblings.index(message) + step
         return self.newest_leaf(siblings[index]) if 0 <= index < len(siblings) else None

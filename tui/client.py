@@ -1,12 +1,12 @@
-"""The port of the chat: protocols for everything that the screens ask of the rest of the program.
+"""The client of the screens: protocols for all functions that the screens need from the rest of the program.
 
 An implementation stores the chats, talks to an engine, and downloads models. Rules for all methods:
 
-- A method that fails raises ClientError, with what happened and what to do. It raises nothing else.
+- A method that fails raises ClientError, which says what happened and what to do. It raises nothing else.
 - A call that needs the model waits until the model is loaded, and raises NotLoaded if loading fails. Cancelling a
-  call, or closing an iterator, stops the work.
+  call, or closing an iterator, stops the operation.
 - Text from users and models is stored and sent unchanged. The types in `types.py` sanitize their strings when they are
-  created, so no text that crosses the port can control a terminal.
+  created, so no text that the client returns can control a terminal.
 
 Start the chat with `tui.app.ChatApp(client, theme="", chat=None, question="").run()`; the process then exits with the
 app's `return_code`.
@@ -41,7 +41,7 @@ from tui.types import (
 
 
 class ClientError(Exception):
-    """A call of the client failed. The message and the remedy are shown to the user, and details on request."""
+    """A call of the client failed. The screens show the message and the remedy, and the details on request."""
 
     def __init__(self, message: str, remedy: str = "", details: str = "") -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class ClientError(Exception):
 
     @property
     def report(self) -> str:
-        """The sentences, and the details on a further line."""
+        """The message and the remedy, followed by the details on a new line."""
         return f"{self.sentences}\n{self.details}".strip()
 
 
@@ -70,13 +70,13 @@ class Replies(Protocol):
     def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
         """Generate a new reply to the user's message `to`, as a sibling of its other replies, with the chat's settings.
 
-        The reply becomes the current leaf of the chat. Closing the iterator stops the engine, as `stop` does. If the
+        The reply becomes the current leaf of the chat. Closing the iterator stops the reply, as `stop` does. If the
         model failed to load before, loading is tried again. Raises ClientError before the first event if the engine
-        refuses.
+        rejects the request.
         """
 
     async def stop(self, message: MessageId) -> None:
-        """Stop this reply in any phase. Its stream then ends with STOPPED. Does nothing if the reply has ended."""
+        """Stop a reply, even before its first token: its stream ends with STOPPED. Does nothing if it has ended."""
 
     async def count_tokens(self, text: str) -> int:
         """Return how many tokens `text` takes in a prompt of the loaded model."""
@@ -89,24 +89,24 @@ class Tools(Protocol):
         """Return the path of mcp.json, which may not exist."""
 
     async def servers(self) -> Sequence[ToolServer]:
-        """Return the servers of mcp.json, read again, with their current state. Raises ClientError if it is invalid."""
+        """Read mcp.json again, and return its servers with their current state. Raises ClientError if it is invalid."""
 
     async def restart(self, server: str) -> None:
         """Start a server that has failed or is disabled. Returns when it is ready or has failed."""
 
     def answer(self, call: CallId, permission: Permission) -> None:
-        """Answer a call that asks. Does nothing if the call does not wait any more."""
+        """Answer the question whether a call may run. Does nothing if the call is no longer waiting."""
 
     async def revoke(self, tool: str) -> None:
-        """Ask again for a tool that is always allowed."""
+        """Withdraw the permission for a tool that is always allowed, so that its calls ask again."""
 
 
 class Chats(Protocol):
     """The stored chats. A change is on disk when the method returns."""
 
     async def summaries(self, *, archived: bool = False) -> Sequence[ChatSummary]:
-        """Return the pinned chats first, then the others, newest first. Chats without a message or a draft are left
-        out.
+        """Return the pinned chats, then the other chats, newest first. Chats without a message and without a draft are
+        omitted.
         """
 
     async def create(self, settings: ChatSettings, *, private: bool = False) -> Chat: ...
@@ -142,13 +142,16 @@ class Chats(Protocol):
         """Remove the chat from all lists. Its text and KV blocks are erased when the program ends."""
 
     async def undelete(self, chat: ChatId) -> None:
-        """Undo `delete`. Possible until the program ends."""
+        """Undo `delete`. Works only until the program ends."""
 
     async def search(self, text: str) -> Sequence[SearchHit]:
         """Find messages and titles that contain all words of `text`, best matches first, at most 50."""
 
     async def draft(self) -> str:
-        """Return the draft of this window's new chat from when it was last closed, never that of another window."""
+        """Return the draft that was in this window's new chat when the window was last closed.
+
+        Drafts of other windows are never returned.
+        """
 
     async def save_draft(self, chat: ChatId | None, text: str) -> None:
         """Save the draft of a chat, or of this window's new chat if `chat` is None.
@@ -157,7 +160,7 @@ class Chats(Protocol):
         """
 
     async def inputs(self) -> Sequence[str]:
-        """Return the texts sent last in all chats that are not private, newest first, at most 200."""
+        """Return the last texts that the user sent, except in private chats: newest first, at most 200."""
 
     async def presets(self) -> Sequence[Preset]: ...
 
@@ -170,7 +173,7 @@ class Chats(Protocol):
         """Write the chat to a file. Raises ClientError if the file exists."""
 
     def notices(self) -> AsyncGenerator[Notice, None]:
-        """Yield events of the store (damage that was found, whether chats are saved), and wait for more."""
+        """Yield events of the store, such as damage or whether chats are saved, as they happen."""
 
     async def import_chats(self, path: Path) -> Sequence[ChatSummary]:
         """Import the chats of a JSON file that `export` wrote, as new chats."""
@@ -183,13 +186,13 @@ class Context(Protocol):
         """Return the token budget of the branch that ends in `leaf`, plus a new message `typed`."""
 
     async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> TrimPlan:
-        """Plan which messages of the branch to leave out so that `typed` and a reply fit; all of them if necessary.
+        """Plan which messages of the branch to leave out so that `typed` and a reply fit; all messages if necessary.
 
-        Without `typed`, a question at the end of the branch stays, because it still has to be answered.
+        Without `typed`, a question at the end of the branch is kept, because it still has to be answered.
         """
 
     async def trim(self, chat: ChatId, plan: TrimPlan) -> Chat:
-        """Carry out a plan. A summary takes as long as a reply. Returns the changed chat."""
+        """Leave out the messages of a plan, and return the changed chat. Writing a summary takes as long as a reply."""
 
 
 class Engine(Protocol):
@@ -199,7 +202,7 @@ class Engine(Protocol):
         """Return the base URL for other programs, such as "http://127.0.0.1:4645/v1". Empty while the engine starts."""
 
     def loading(self, *, retry: bool = False) -> AsyncGenerator[Loading, None]:
-        """Yield the progress of loading the current model. The last state says that it is loaded.
+        """Yield the progress of loading the current model, until it is loaded.
 
         With `retry`, a load that failed is tried again.
         """
@@ -207,7 +210,7 @@ class Engine(Protocol):
     async def status(self) -> EngineStatus: ...
 
     async def abort(self, request: RequestId) -> None:
-        """Abort a request of any client. Does nothing if it has ended."""
+        """Abort a request of any client. Does nothing if the request has ended."""
 
 
 class Models(Protocol):
@@ -218,55 +221,55 @@ class Models(Protocol):
     async def catalog(self) -> Sequence[ModelInfo]: ...
 
     async def recommended(self) -> Recommendation | None:
-        """Return a better model than the default one, if no model is installed and the user has chosen none."""
+        """Return a model better than the default one. None if a model is installed, or if the user chose one."""
 
     async def search(self, text: str) -> SearchResults:
-        """Search the Hub for repositories by name; `variants` lists what one contains. Offline, search the catalog."""
+        """Search the Hub for repositories by name. Without a connection, search the catalog instead."""
 
     async def variants(self, name: str) -> Sequence[ModelInfo]:
-        """Return the quantizations in a repository, those that fit best first."""
+        """Return the quantizations that a repository contains. Those that fit best come first."""
 
     async def find(self, name: str) -> ModelInfo:
-        """Return what is known of a model without asking the Hub. Raises ClientError if the name cannot exist."""
+        """Return a model's local entry without using the network. Raises ClientError if no model can have this name."""
 
     async def free_disk(self) -> int | None:
         """Return the free bytes where models are stored, or None if unknown."""
 
     async def fit(self, name: str) -> Fit:
-        """Return whether a model fits this machine once the current model is unloaded, and with how long a context.
+        """Return whether a model fits this machine after the current model is unloaded, and with which context length.
 
-        Takes seconds. Downloads a few megabytes from the Hub if the model is not on this machine.
+        Takes seconds. Downloads a few megabytes from the Hub if the model is not installed.
         """
 
     def pull(self, name: str) -> AsyncGenerator[Download, None]:
-        """Download a model, and resume an earlier download of it. Closing the iterator pauses it. Ends when it is
-        installed.
+        """Download a model, or resume its partial download. The iterator ends when the model is installed. Closing it
+        earlier pauses the download.
 
         If the engine is already downloading this model to load it, follow that download; the iterator then ends when
-        the model is loaded. Pausing it keeps callers waiting for the model. Raises NotLoaded if the model cannot be
-        loaded, or if the download was paused elsewhere.
+        the model is loaded. If it is paused, callers that wait for the model keep waiting. Raises NotLoaded if the
+        model cannot be loaded, or if another caller pauses the download.
         """
 
     async def delete(self, name: str) -> None:
         """Delete a model from this machine, and any partial download of it."""
 
     def load(self, name: str) -> AsyncGenerator[Loading, None]:
-        """Use this model for replies from now on. The iterator ends when the model is loaded.
+        """Use this model for all later replies. The iterator ends when the model is loaded.
 
-        If loading fails, the previous model is loaded again, and ClientError says why once that is done. Closing the
-        iterator early also restores the previous model. A partial download is kept.
+        If loading fails, the previous model is loaded again, and then ClientError is raised with the reason. Closing
+        the iterator early also restores the previous model. A partial download is kept.
         """
 
 
 class Preferences(Protocol):
-    """Preferences of the user that apply to every start of the program."""
+    """Preferences of the user, stored for later runs."""
 
     async def save_theme(self, name: str) -> None:
-        """Start with this theme from now on."""
+        """Use this theme in later runs."""
 
 
 class Client(Protocol):
-    """The port: one object with all protocols."""
+    """All protocols in one object, which the screens receive."""
 
     @property
     def replies(self) -> Replies: ...

@@ -1,4 +1,4 @@
-"""The clipboard of the system: the programs that fill it, and whether they did.
+"""Copies text to the system clipboard with external programs, and reports whether it succeeded.
 
 Without such a program, the application sends the terminal's escape sequence OSC 52 instead.
 """
@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-SECONDS = 2.0  # time limit of a program: a display that does not answer must not delay the chat
+SECONDS = 2.0  # time limit of a clipboard program, because a display that does not answer must not delay the chat
 
 
 class Destination(enum.Enum):
-    """A destination of copies, as a notification for the user."""
+    """The destination of a copy, as a notification for the user."""
 
     CLIPBOARD = "Copied to the clipboard."
     TMUX = "Copied to tmux's buffer, and to the clipboard if the terminal allows it."
@@ -26,7 +26,7 @@ class Destination(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CopyProgram:
-    """A program that copies its standard input. It applies if `variable` is set, or on `platform`."""
+    """A program that copies its standard input. Used if the environment has `variable`, or on the system `platform`."""
 
     command: tuple[str, ...]
     variable: str = ""
@@ -46,13 +46,13 @@ _DESKTOP = (
     CopyProgram(("xclip", "-selection", "clipboard"), "DISPLAY"),
     CopyProgram(("xsel", "--clipboard", "--input"), "DISPLAY"),
 )
-_REMOTE = ("SSH_CONNECTION", "SSH_TTY")  # the clipboard of the desktop belongs to the other machine
+_REMOTE = ("SSH_CONNECTION", "SSH_TTY")  # in a remote session, the desktop's clipboard belongs to the other machine
 
 
 def pick_programs(
     environment: Mapping[str, str], platform: str, is_installed: Callable[[str], bool]
 ) -> Sequence[CopyProgram]:
-    """Return the programs to run: tmux if the chat runs in it, and one of the desktop unless the session is remote."""
+    """Return the programs to run: tmux if the chat runs in it, and one for the desktop unless the session is remote."""
     usable = [one for one in (_TMUX, *_DESKTOP) if one.applies(environment, platform) and is_installed(one.command[0])]
     is_remote = any(environment.get(name) for name in _REMOTE)
     desktop = [one for one in usable if one is not _TMUX and not is_remote]
@@ -60,7 +60,7 @@ def pick_programs(
 
 
 class Clipboard:
-    """Copies texts with the programs that `environment` calls for; it is also the environment of the programs."""
+    """Copies texts with external programs. `environment` selects the programs, and is passed on to them."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -68,12 +68,12 @@ class Clipboard:
         self.programs = pick_programs(environment, sys.platform, lambda name: bool(shutil.which(name, path=path)))
 
     async def copy(self, text: str) -> Destination | None:
-        """Copy a text, and return where it arrived. None: no program accepted it."""
+        """Copy a text, and return where it was copied to, or None if no program accepted it."""
         copied = [one.destination for one in self.programs if await self._run(one, text)]
         return copied[-1] if copied else None
 
     async def _run(self, program: CopyProgram, text: str) -> bool:
-        """Whether the program accepted the text in time. Its output is ignored: xclip keeps it open."""
+        """Return whether the program accepted the text in time. Its output is not read, because xclip keeps it open."""
         command = shutil.which(program.command[0], path=self._environment.get("PATH", "")) or program.command[0]
         nowhere = asyncio.subprocess.DEVNULL
         try:

@@ -1,4 +1,4 @@
-"""Names for files into which the code of replies is saved."""
+"""Suggests file names for saving code from replies."""
 
 from collections.abc import Mapping
 from itertools import chain, count
@@ -16,7 +16,7 @@ _ENDINGS: Mapping[str, str] = {
 
 
 def suggested_name(language: str, folder: Path) -> str:
-    """Return a name that is free in `folder`: snippet.py, or snippet-2.py if that exists. `language`: of the code."""
+    """Return a file name for code in `language` that `folder` does not contain yet: snippet.py, or snippet-2.py."""
     word = language.strip().partition(" ")[0].lower()
     ending = _ENDINGS.get(word, "txt")
     if word in ("dockerfile", "makefile"):

@@ -1,11 +1,11 @@
-"""The slash commands: one table for the prompt, the command palette, and the help page."""
+"""The table of slash commands, used by the prompt, the command palette, and the help page."""
 
 import enum
 from dataclasses import dataclass
 
 
 class Owner(enum.Enum):
-    """The part of the program that has the action of a command."""
+    """The object that implements a command's action."""
 
     APP = "app"
     SCREEN = "screen"  # the chat screen
@@ -21,9 +21,9 @@ class Command:
     owner: Owner
     action: str
     help: str
-    takes: str = ""  # the argument's name, in capitals
+    takes: str = ""  # name of the argument, in capitals
     key: str = ""  # key binding of the same action
-    spare_key: str = ""  # the same, in a prompt with text, where `key` moves the cursor
+    spare_key: str = ""  # key for the same action while the prompt has text, because `key` then moves the cursor
     aliases: tuple[str, ...] = ()  # other names
 
     @property
@@ -70,14 +70,14 @@ COMMANDS = (
 
 
 def find_command(name: str) -> Command | None:
-    """Return the command of this name or alias, or the only one whose name starts with it. Else None."""
+    """Return the command with this name or alias; otherwise the only command whose name starts with it, or None."""
     exact = [command for command in COMMANDS if name in (command.name, *command.aliases)]
     starting = [command for command in COMMANDS if name and command.name.startswith(name)]
     return exact[0] if exact else starting[0] if len(starting) == 1 else None
 
 
 def parse_command(text: str) -> tuple[str, str] | None:
-    """Split "/name rest" into name and rest. Return None for other texts and for paths."""
+    """Split "/name rest" into name and rest. Returns None for paths and for texts that are no command."""
     if not text.startswith("/") or "\n" in text:
         return None
     name, _, rest = text[1:].partition(" ")

@@ -1,4 +1,4 @@
-"""Completion of the prompt: what can be completed at the cursor, and from which source."""
+"""Completion in the prompt: finds the text to complete at the cursor, and suggestions for it."""
 
 import asyncio
 import operator
@@ -11,7 +11,7 @@ from tui import commands, figures, fuzzy
 from tui.client import Client, ClientError
 from tui.plain_text import single_line
 
-_MOST = 200  # rows of a menu
+_MOST = 200  # maximum number of rows in the menu
 _FILE = re.compile(r"(?:^|\s)@([^\s@]*)$")
 
 
@@ -19,12 +19,12 @@ _FILE = re.compile(r"(?:^|\s)@([^\s@]*)$")
 class Suggestion:
     """One row of the menu."""
 
-    name: str  # the text that it completes to
+    name: str  # the text that replaces the query
     label: str
     help: str = ""
     keys: str = ""
     aliases: tuple[str, ...] = ()
-    takes_more: bool = False  # a command with an argument
+    takes_more: bool = False  # whether it is a command with an argument
 
     @property
     def names(self) -> Iterable[str]:
@@ -33,7 +33,7 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A part of the prompt that can be completed: `query`, between `before` and `after`."""
+    """The part of the prompt to complete: `query`, between the texts `before` and `after`."""
 
     source: str  # "commands", "@files", or the kind of a command's argument
     query: str
@@ -42,13 +42,13 @@ class Request:
 
     @property
     def takes_first(self) -> bool:
-        """Whether Enter takes the first row. The user may mean an argument as it is typed."""
+        """Whether Enter chooses the first row. For arguments it does not: the user may want the text as typed."""
         return self.source in ("commands", "@files", "history")
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The prompt after a suggestion was chosen."""
+    """The new state of the prompt after the user chose a suggestion."""
 
     text: str
     cursor: int  # an index into the text
@@ -67,7 +67,7 @@ _ARGUMENTS: Mapping[str, str] = {
 
 
 def find_request(text: str, cursor: int) -> Request | None:
-    """Return what can be completed at the cursor, or None."""
+    """Return the part of the prompt to complete at the cursor, or None."""
     if (typed := commands.parse_command(text)) is not None:
         name, sep, argument = text[1:].partition(" ")
         if not sep:
@@ -102,7 +102,7 @@ def command_suggestions() -> list[Suggestion]:
 
 
 class Completions:
-    """Finds suggestions. `themes` and `title` return the themes and the title of the open chat."""
+    """Finds suggestions. `themes` returns the names of the themes, and `title` the title of the open chat."""
 
     def __init__(self, client: Client, themes: Callable[[], Iterable[str]], title: Callable[[], str]) -> None:
         self._client = client
@@ -119,7 +119,7 @@ class Completions:
         }
 
     async def suggest(self, request: Request) -> list[Suggestion]:
-        """Return the suggestions that match the query, best first. Empty if the source fails."""
+        """Return the suggestions that match the query, best first; none if the client fails."""
         try:
             found = await self._sources[request.source](request.query)
         except ClientError:
@@ -158,6 +158,6 @@ class Completions:
 
 
 def match(query: str, suggestions: Sequence[Suggestion]) -> list[Suggestion]:
-    """Return the suggestions that match, best first. Without a query, the first ones."""
+    """Return the suggestions that match, best first. Without a query, return the first ones in their order."""
     names = operator.attrgetter("names")
     return fuzzy.rank(query, suggestions, names, _MOST) if query else [*suggestions[:_MOST]]

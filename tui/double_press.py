@@ -1,4 +1,4 @@
-"""A key that acts when it is pressed twice within a short time."""
+"""Detects when a key is pressed twice within a short time."""
 
 import time
 
@@ -11,7 +11,7 @@ class DoublePress:
         self._last = -seconds
 
     def press(self) -> bool:
-        """Whether this is the second press. The third one is a first again."""
+        """Return whether this press is the second one. A third press counts as a first one again."""
         now, before = time.monotonic(), self._last
         is_second = now - before < self.seconds
         self._last = now - self.seconds if is_second else now

@@ -9,9 +9,9 @@ from tui.running_replies import Running
 
 
 class Downloads:
-    """At most one download per model.
+    """Runs model downloads, at most one for each model.
 
-    `on_finished` and `on_failed` are called when one ends, except when it is paused.
+    `on_finished` or `on_failed` is called when a download ends, but not when it is paused.
     """
 
     def __init__(
@@ -26,8 +26,8 @@ class Downloads:
         self._on_finished = on_finished
         self._on_failed = on_failed
         self._running: dict[str, Running] = {}
-        self.models: dict[str, ModelInfo] = {}  # running downloads by name
-        self.progress: dict[str, Download] = {}  # of the running downloads, by name
+        self.models: dict[str, ModelInfo] = {}  # model of each running download, by name
+        self.progress: dict[str, Download] = {}  # progress of each running download, by name
         self.ended = 0  # number of downloads that finished, failed, or were paused
 
     def start(self, model: ModelInfo) -> None:
@@ -49,7 +49,7 @@ class Downloads:
                 async for step in steps:
                     self.progress[name] = step
         except NotLoaded:
-            pass  # reported where the loading is followed
+            pass  # reported by the caller that follows the loading of the model
         except ClientError as error:
             self._on_failed(error)
         else:

@@ -1,4 +1,4 @@
-"""Drafts: the text of the prompt with its attachments, and text files to attach."""
+"""Drafts of messages: the text of the prompt and its attachments."""
 
 import asyncio
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from tui.client import Chats, ClientError
 from tui.open_chat import OpenChat
 from tui.types import Attachment, ChatId
 
-LARGEST = 2_000_000  # bytes; more than any current context can hold
+LARGEST = 2_000_000  # maximum size of an attachment in bytes; larger than any current context
 
 
 def read_attachment(path: Path) -> Attachment:
@@ -33,7 +33,10 @@ def read_attachment(path: Path) -> Attachment:
 
 
 def dropped_path(pasted: str) -> Path | None:
-    """Return the file whose path was pasted, as terminals do when a file is dropped on them; None for other text."""
+    """Return the file whose path was pasted, or None if the text is not a path to a file.
+
+    Terminals paste the path of a file that is dropped on them.
+    """
     candidate = pasted.strip().strip("'\"").replace("\\ ", " ").removeprefix("file://")
     if "\n" in candidate or not candidate.startswith(("/", "~")) or len(candidate) > 4096:
         return None
@@ -44,60 +47,60 @@ def dropped_path(pasted: str) -> Path | None:
         return None
 
 
-_FILES_ALONE = "\n"  # stored as the text of a draft that has only files, so that its chat stays in the list
+_FILES_ALONE = "\n"  # text of a draft that has only files: a draft without text would remove its chat from the list
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A message that is not sent yet."""
+    """A message that has not been sent."""
 
     text: str = ""
     attachments: tuple[Attachment, ...] = ()
 
     @classmethod
     def of(cls, prompts: Iterable["Prompt"]) -> "Prompt":
-        """Join several prompts into one."""
+        """Join several messages into one."""
         found = list(prompts)
         text = "\n\n".join(prompt.text for prompt in found if prompt.text)
         return cls(text, tuple(one for prompt in found for one in prompt.attachments))
 
     @property
     def all_text(self) -> str:
-        """All text that the model would read: the attachments, then the message."""
+        """All text that the model would read: the attachments, followed by the message."""
         return "\n".join([*(attachment.text for attachment in self.attachments), self.text])
 
 
 class Drafts:
-    """The drafts of all chats, and of the new chat of this window."""
+    """The drafts of all chats, and of this window's new chat."""
 
     def __init__(self, chats: Chats) -> None:
         self._chats = chats
         self._unsent: dict[ChatId | None, Prompt] = {}
-        self._lock = asyncio.Lock()  # so that the last of several writes wins
-        self._is_read = False  # whether the window's stored draft was read; it is not overwritten before
+        self._lock = asyncio.Lock()  # writes run one after another, so that the last one takes effect
+        self._is_read = False  # whether this window's stored draft was read; until then it must not be overwritten
 
     async def read_window_draft(self) -> Prompt:
-        """Return the draft of the new chat that this window had when it was last closed."""
+        """Return the draft that was in this window's new chat when the window was last closed."""
         text = await self._chats.draft()
         self._is_read = True
         return self.with_files(None, text)
 
     def with_files(self, chat: ChatId | None, text: str) -> Prompt:
-        """Return a draft with the stored text and the files that were attached in this run."""
+        """Return a draft that consists of the stored text and the files that were attached in this run."""
         return Prompt(text.strip(), self.unsent(chat).attachments)
 
     def unsent(self, chat: ChatId | None) -> Prompt:
-        """Return what remains as the draft once the message that is being sent is stored."""
+        """Return a chat's draft without the message that is being sent."""
         return self._unsent.get(chat, Prompt())
 
     async def save(self, chat: OpenChat, unsent: Prompt, sending: Prompt | None = None) -> None:
-        """Save a chat's draft. The message that is being `sending` stays part of it until the client has stored it."""
+        """Save a chat's draft. The message `sending` is part of it until the client has stored that message."""
         if chat.id is None and (chat.private or not self._is_read):
             return
         await self._save(chat.id, unsent, Prompt.of([sending or Prompt(), unsent]).text)
 
     async def save_as_chat(self, chat: OpenChat, draft: Prompt) -> None:
-        """Create a chat from a draft, so that it stays in the list after its new chat is left."""
+        """Create a chat from the draft of a new chat that the user leaves, so that it is listed."""
         summary = (await self._chats.create(chat.settings, private=chat.private)).summary
         await self._save(summary.id, draft, draft.text)
         await self.clear_new(chat)

@@ -1,6 +1,6 @@
-"""Data types about the engine and models that cross the port.
+"""Data types of the client protocols about the engine and models.
 
-Times are in seconds and sizes in bytes. The client creates all of them.
+Times are in seconds and sizes in bytes. The client creates all objects.
 """
 
 import enum
@@ -20,9 +20,9 @@ class Loading(Sanitized):
     """Progress of loading a model."""
 
     model: str
-    stage: str  # in words: "reading the weights"
-    fraction: float | None = None  # done share of this stage; None: unknown
-    loaded: bool = False  # this model answers from now on
+    stage: str  # description of the stage: "reading the weights"
+    fraction: float | None = None  # fraction of this stage that is done; None: unknown
+    loaded: bool = False  # whether the model is loaded and answers from now on
     warning: str = ""  # a message for the user about the loaded model
 
 
@@ -32,7 +32,7 @@ class Phase(enum.Enum):
     WAITING = "waiting"
     READING = "reading"  # prefill
     WRITING = "writing"
-    PREEMPTED = "preempted"  # its blocks went to other requests; it resumes later
+    PREEMPTED = "preempted"  # its KV blocks were given to other requests; it resumes later
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class EngineRequest(Sanitized):
     client: str  # the client's user agent, or ""
     priority: str  # interactive, normal, or background
     phase: Phase
-    prompt_done: int  # tokens
+    prompt_done: int  # number of prefilled prompt tokens
     prompt_total: int
     reply_tokens: int
-    seconds: float  # since it arrived
+    seconds: float  # seconds since the request arrived
     mine: bool = False  # whether this chat sent it
 
 
@@ -54,7 +54,7 @@ class EngineRequest(Sanitized):
 class Amount(Sanitized):
     """A used and a total amount of memory, in bytes."""
 
-    name: str  # a tier of the KV cache ("device", "RAM", "disk") or a memory ("process", "GPU 0")
+    name: str  # a tier of the KV cache ("device", "RAM", "disk") or a kind of memory ("process", "GPU 0")
     used: int
     total: int  # 0: unknown
 
@@ -64,11 +64,11 @@ class EngineStatus(Sanitized):
     """A snapshot of the engine. The engine screen requests one every second."""
 
     model: str
-    requests: tuple[EngineRequest, ...]  # running ones first
-    tiers: tuple[Amount, ...]  # of the KV cache
+    requests: tuple[EngineRequest, ...]  # running requests first
+    tiers: tuple[Amount, ...]  # usage of each KV cache tier
     memory: tuple[Amount, ...]
-    prompt_tokens: int  # prefilled since the start; the screen computes rates from the difference
-    reply_tokens: int  # generated since the start
+    prompt_tokens: int  # tokens prefilled since the engine started; the screen computes rates from differences
+    reply_tokens: int  # tokens generated since the engine started
     is_reported: bool = True  # False: the server reports only its model
 
 
@@ -83,15 +83,15 @@ class ModelInfo(Sanitized):
     quantization: str = ""
     size: int | None = None
     license: str = ""
-    fits: bool | None = None  # estimated from its size
+    fits: bool | None = None  # whether it fits the memory, estimated from its size
     is_estimate: bool = False  # whether `size` is an estimate
     installed: bool = False
     loaded: bool = False
-    elsewhere: bool = False  # on a remote endpoint: can be loaded, but not downloaded or deleted
-    arrived: int | None = None  # bytes of an unfinished download
-    fetching: bool = False  # the engine is downloading it; `pull` follows that download
-    is_recommended: bool = False  # the best model for this machine
-    is_repository: bool = False  # a repository; its `variants` can be pulled, but not the repository itself
+    elsewhere: bool = False  # whether it is on a remote endpoint: it can be loaded, but not downloaded or deleted
+    arrived: int | None = None  # downloaded bytes of an unfinished download
+    fetching: bool = False  # whether the engine is downloading it; `pull` follows that download
+    is_recommended: bool = False  # whether it is the best model for this machine
+    is_repository: bool = False  # whether it is a repository: only its `variants` can be pulled
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +99,23 @@ class SearchResults(Sanitized):
     """The results of a search."""
 
     models: tuple[ModelInfo, ...]
-    note: str = ""  # why these are not results from the Hub, such as being offline
+    note: str = ""  # why these results are not from the Hub, such as no connection
 
 
 @dataclass(frozen=True, slots=True)
 class Fit(Sanitized):
     """Whether a model fits this machine."""
 
-    verdict: str  # in words, with the context length: "fits: 32k context; needs 3.2 GB, 8.0 GB free"
+    verdict: str  # description with the context length: "fits: 32k context; needs 3.2 GB, 8.0 GB free"
     is_possible: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation(Sanitized):
-    """A model to suggest to a new user."""
+    """A model that is suggested to a new user."""
 
     model: str
-    verdict: str  # the verdict of its Fit
+    verdict: str  # the `verdict` of the model's Fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,4 +125,4 @@ class Download(Sanitized):
     done: int
     total: int | None
     bytes_per_second: float
-    stage: str = ""  # in words, if it is not transferring bytes: "verifying"
+    stage: str = ""  # description of the stage if no bytes are transferred: "verifying"

@@ -1,4 +1,4 @@
-"""Parts of a reply that can be copied or opened: code blocks and links."""
+"""Finds the code blocks and links of a reply, which can be copied or opened."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Code:
     """A block of code."""
 
     text: str
-    language: str  # as the model wrote it, or ""
+    language: str  # the language as the model wrote it, or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ Extract = Code | Address
 
 
 def extracts(text: str) -> list[Extract]:
-    """Return the code blocks and links of a Markdown text in order, each once."""
+    """Return the code blocks and links of a Markdown text in order, without duplicates."""
     return list(dict.fromkeys(_found(parser().parse(text))))
 
 
@@ -38,5 +38,5 @@ def _found(tokens: list[Token]) -> Iterator[Extract]:
             yield Code(token.content.rstrip("\n"), token.info.strip().partition(" ")[0])
         for child in token.children or ():
             if child.type == "link_open":
-                # the parser encodes addresses once, see `_keep_address`
+                # `_keep_address` in markdown.py has encoded the address once
                 yield Address(unquote(str(child.attrs["href"])))

@@ -1,4 +1,4 @@
-"""Format sizes, times, token counts, and the cost of a reply as text."""
+"""Formats sizes, times, token counts, and the cost of a reply as text."""
 
 import time
 from datetime import date
@@ -11,7 +11,7 @@ _SIZES = ("B", "kB", "MB", "GB", "TB")
 
 
 def size(count: int | None) -> str:
-    """Format bytes with three digits: 98.4 MB. Empty for None."""
+    """Format a number of bytes with three digits: 98.4 MB. Returns "" for None."""
     if count is None:
         return ""
     value = float(count)
@@ -23,14 +23,14 @@ def size(count: int | None) -> str:
 
 
 def short_count(count: int) -> str:
-    """Format a count briefly: 812, 3.7k, 128k."""
+    """Format a count in few characters: 812, 3.7k, 128k."""
     if abs(count) < 1000:
         return str(count)
     return f"{count / 1000:.1f}k" if abs(count) < 9950 else f"{count / 1000:.0f}k"
 
 
 def seconds(value: float) -> str:
-    """Format seconds briefly: 85 ms, 0.41 s, 12.3 s, 3:25."""
+    """Format a duration in few characters: 85 ms, 0.41 s, 12.3 s, 3:25."""
     if value < 0.1:
         return f"{value * 1000:.0f} ms"
     if value < 10:
@@ -41,7 +41,7 @@ def seconds(value: float) -> str:
 
 
 def time_left(value: float) -> str:
-    """Format an estimated time: 40 s left, 12 min left, 3 h left."""
+    """Format an estimate of the time left: 40 s left, 12 min left, 3 h left."""
     minutes = value / 60
     words = f"{value:.0f} s" if value < 100 else f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.0f} h"
     return f"{words} left"
@@ -51,13 +51,13 @@ _AGES = (
     (3600, 60, "min"),
     (86_400, 3600, "h"),
     (7 * 86_400, 86_400, "d"),
-)  # upper limit and unit in seconds, and its name
+)  # rows of (upper limit in seconds, unit in seconds, name of the unit)
 
 
 def age(moment: float, now: float) -> str:
-    """Format how long ago a moment was: just now, 5 min ago, 22 h ago, 6 d ago. From a week on, the date: 2026-01-31.
+    """Format an age: just now, 5 min ago, 22 h ago, 6 d ago. After a week, return the date: 2026-01-31.
 
-    Both are in seconds since the epoch.
+    Both times are in seconds since the epoch.
     """
     since = now - moment
     if since < 60:
@@ -69,7 +69,7 @@ def age(moment: float, now: float) -> str:
 
 
 def short_age(moment: float, now: float) -> str:
-    """Format an age in at most 3 characters: now, 5m, 22h, 6d. Empty from a week on."""
+    """Format an age in at most 3 characters: now, 5m, 22h, 6d. Returns "" after a week."""
     number, *rest = age(moment, now).split()
     if not rest:
         return ""
@@ -77,7 +77,7 @@ def short_age(moment: float, now: float) -> str:
 
 
 def day_group(moment: float, now: float) -> str:
-    """Return the group of a moment in a list by day: Today, Yesterday, Last 7 days, or Older."""
+    """Return the heading for a time in a list that is grouped by day: Today, Yesterday, Last 7 days, or Older."""
     days = (_day(now) - _day(moment)).days
     return "Today" if days < 1 else "Yesterday" if days < 2 else "Last 7 days" if days < 8 else "Older"
 
@@ -95,13 +95,13 @@ def rate(count: float, seconds: float) -> float:
 
 
 def bar(done: int, total: int, cells: int) -> str:
-    """Draw a share as a bar of `cells` cells."""
+    """Draw a fraction as a bar of `cells` cells."""
     full = min(cells, cells * done // total) if total else 0
     return "━" * full + "─" * (cells - full)
 
 
 def brief_cost(usage: Usage) -> str:
-    """Return the cost of a reply in a few words: "212 tokens · 45 tok/s · 0.41 s to first"."""
+    """Return a short form of a reply's cost: "212 tokens · 45 tok/s · 0.41 s to first"."""
     first = f"{seconds(usage.first_token_seconds)} to first"
     if usage.is_detailed and not (usage.reply_tokens or usage.reply_seconds):
         return "no tokens"
@@ -109,22 +109,21 @@ def brief_cost(usage: Usage) -> str:
 
 
 def brief_speed(usage: Usage) -> str:
-    """Return "212 tokens · 45 tok/s", without unknown values."""
+    """Return "212 tokens · 45 tok/s". Unknown values are omitted."""
     tokens = f"{usage.reply_tokens:,} {'token' if usage.reply_tokens == 1 else 'tokens'}" if usage.reply_tokens else ""
     speed = f"{usage.tokens_per_second:.0f} tok/s" if usage.tokens_per_second > 0 else ""
     return " · ".join(filter(None, (tokens, speed)))
 
 
 def cost(usage: Usage) -> str:
-    """Return reply cost and prompt cost, joined by " · "."""
+    """Return the cost of the reply and of its prompt, joined by " · "."""
     return " · ".join(filter(None, (reply_cost(usage), prompt_cost(usage))))
 
 
 def prompt_cost(usage: Usage) -> str:
-    """Return where the prompt's tokens came from: "1,204 of 1,235 prompt tokens cached (1,188 device, 16 disk)".
+    """Return the sources of the prompt's tokens: "1,204 of 1,235 prompt tokens cached (1,188 device, 16 disk)".
 
-    Without details from the server, return the number of prompt tokens and of those reported as cached. Empty if
-    unknown.
+    If the server reports no details, return only the numbers of prompt tokens and cached tokens; "" if unknown.
     """
     sources, reused = usage.sources, usage.sources.cached
     if not usage.is_detailed:
@@ -138,8 +137,8 @@ def prompt_cost(usage: Usage) -> str:
 def reply_cost(usage: Usage) -> str:
     """Return how long a reply took: "212 tokens · 45.2 tok/s · 0.41 s to first token (queue 2 ms, prefill 0.41 s)".
 
-    A reply that was stopped before its first token: "stopped before the first token (3.20 s)". Unknown values are left
-    out.
+    For a reply that was stopped before its first token: "stopped before the first token (3.20 s)". Unknown values are
+    omitted.
     """
     first = seconds(usage.first_token_seconds)
     if usage.is_detailed and not (usage.reply_tokens or usage.reply_seconds):
@@ -153,7 +152,7 @@ def reply_cost(usage: Usage) -> str:
 
 
 def loading(now: Loading) -> str:
-    """Describe the progress of loading on one line. Figures come first, because the end may be cut off."""
+    """Describe the progress of loading on one line. Figures come first, because the end of the line may be cut off."""
     share = "" if now.fraction is None else f"{now.fraction:.0%}, "
     name = model_name(now.model)
     stage = now.stage.replace(now.model, name)

@@ -1,4 +1,4 @@
-"""Find files to attach, with limits on time and number."""
+"""Finds files to attach, with limits on the time and on the number of files."""
 
 import os
 import subprocess
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-LIMIT = 5_000  # files
-_BYTES = 1_000_000  # of the names that git lists
+LIMIT = 5_000  # maximum number of files
+_BYTES = 1_000_000  # maximum size of git's output in bytes
 _SECONDS = 2.0
 
 
 def find_files(typed: str, folder: Path) -> list[str]:
-    """Return paths of visible files: entries of the folder in `typed` if it names one, else all files below `folder`.
+    """Return the paths of visible files. If `typed` names a folder, return its entries, else all files below `folder`.
 
-    Inside a git repository, ignored files are left out.
+    Inside a git repository, ignored files are omitted.
     """
     if typed.startswith(("/", "~", "./", "../")):
         return _entries(typed)
@@ -26,7 +26,7 @@ def find_files(typed: str, folder: Path) -> list[str]:
 
 
 def _entries(typed: str) -> list[str]:
-    """Return the entries of the folder up to the last slash. Folders end in a slash."""
+    """Return the entries of the folder in `typed`, which ends at the last slash. Folders end with a slash."""
     shown, _, start = typed.rpartition("/")
     try:
         with os.scandir(Path(f"{shown}/").expanduser()) as entries:

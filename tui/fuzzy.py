@@ -1,14 +1,14 @@
-"""Fuzzy search: rank names by how well they match what was typed."""
+"""Fuzzy search: ranks names by how well they match the query."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 Item = TypeVar("Item")
-_LOOSEST = 4  # letters of a name over which one typed letter may be spread
+_LOOSEST = 4  # each letter of the query may span at most 4 letters of the name
 
 
 def rank(query: str, items: Iterable[Item], names: Callable[[Item], Iterable[str]], limit: int) -> list[Item]:
-    """Return at most `limit` items that match, best first. Equal matches keep their order."""
+    """Return at most `limit` items that match, best first. Items with equal scores keep their order."""
     found = []
     for item in items:
         scores = [one for name in names(item) if (one := score(query.lower(), name.lower())) is not None]
@@ -18,7 +18,10 @@ def rank(query: str, items: Iterable[Item], names: Callable[[Item], Iterable[str
 
 
 def score(query: str, name: str) -> tuple[int, int] | None:
-    """Return a score, less for better matches: equal, prefix, start of a word, part, letters in order. Else None."""
+    """Return a score for a match, or None if there is none. Better matches have lower scores.
+
+    From best to worst: equal, prefix, start of a word, substring, letters in order.
+    """
     if name == query:
         return (0, 0)
     at = name.find(query)
@@ -29,7 +32,7 @@ def score(query: str, name: str) -> tuple[int, int] | None:
 
 
 def _span(query: str, name: str) -> int | None:
-    """Return the length of the part of `name` that has the letters of `query` in this order, or None."""
+    """Return the length of the substring of `name` in which the letters of `query` match in order, or None."""
     first = at = name.find(query[0])
     for letter in query[1:]:
         if at < 0:

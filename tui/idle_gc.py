@@ -1,7 +1,7 @@
-"""Run Python's full garbage collection while the chat is idle.
+"""Runs Python's full garbage collection while the chat is idle.
 
-A full collection takes tenths of a second, during which no key is processed. Python would run it after many
-allocations, which happens while a reply streams.
+A full collection takes tenths of a second, during which no key is processed. By default, Python runs it after many
+allocations, and thus while a reply streams.
 """
 
 import asyncio
@@ -10,31 +10,31 @@ from time import process_time
 
 _YOUNG = (700, 10)  # thresholds of the two young generations, whose collections take milliseconds
 _NEVER = 1 << 30
-_PAUSE = 2.0  # seconds
-_QUIET = 0.05  # share of a core that the process may use in a pause that counts as idle
-_WORK = 1.0  # seconds of CPU time after which a collection is worthwhile
+_PAUSE = 2.0  # seconds between two polls
+_QUIET = 0.05  # the process is idle if it used less than this fraction of a core since the last poll
+_WORK = 1.0  # CPU seconds that must be used before the next collection
 
 
 class IdleCollector:
     """Decides when to collect, from the CPU time that the process has used."""
 
     def __init__(self, spent: float) -> None:
-        """`spent`: CPU seconds of the process, as in `poll`."""
+        """`spent`: CPU seconds that the process has used, as in `poll`."""
         self._before = spent
         self._tidy_at = spent - _WORK
         self._is_first = True
 
     def poll(self, spent: float) -> bool:
-        """Collect garbage if the process was idle since the last poll and has done enough work.
+        """Collect garbage if the process was idle since the last poll and has used enough CPU time before.
 
-        Returns whether it did.
+        Returns whether it collected.
         """
         is_quiet = spent - self._before <= _QUIET * _PAUSE
         self._before = spent
         if not is_quiet or spent - self._tidy_at < _WORK:
             return False
         gc.collect()
-        if self._is_first:  # objects that exist by then stay, so later collections skip them
+        if self._is_first:  # most objects that exist by then stay alive: later collections skip them
             gc.freeze()
             self._is_first = False
         self._tidy_at = spent
@@ -42,7 +42,7 @@ class IdleCollector:
 
 
 async def collect_when_idle() -> None:
-    """Collect garbage in idle moments until this task is cancelled."""
+    """Collect garbage whenever the process is idle, until this task is cancelled."""
     before = gc.get_threshold()
     gc.set_threshold(*_YOUNG, _NEVER)
     tidying = IdleCollector(process_time())

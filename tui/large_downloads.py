@@ -1,9 +1,9 @@
-"""Which downloads need the user's confirmation, and the text of the question."""
+"""Decides which downloads need the user's confirmation, and writes the question."""
 
 from tui import figures
 from tui.engine_types import ModelInfo
 
-LARGE = 1_000_000_000  # bytes
+LARGE = 1_000_000_000  # downloads of at least this many bytes need confirmation
 
 FIT_BY_SIZE = {None: "Fit unknown", True: "Probably fits", False: "Probably too large"}
 
@@ -14,9 +14,10 @@ def can_load(model: ModelInfo) -> bool:
 
 
 def needs_confirmation(model: ModelInfo, free: int | None) -> bool:
-    """Whether a download is large or of unknown size, or the model does not fit the memory or the `free` disk.
+    """Return whether the user must confirm a download.
 
-    A download that the engine has already started needs no confirmation.
+    The user must confirm if the download is large or of unknown size, or if the model does not fit the memory or the
+    `free` disk space. A download that the engine has already started needs no confirmation.
     """
     left = _left(model)
     if can_load(model) or model.fetching:
@@ -25,7 +26,7 @@ def needs_confirmation(model: ModelInfo, free: int | None) -> bool:
 
 
 def describe_download(model: ModelInfo, free: int | None, verdict: str = "") -> str:
-    """Return lines about a download: its size, the `free` disk in bytes, and whether the model fits the memory."""
+    """Describe a download in lines: its size, the `free` disk space in bytes, and whether the model fits the memory."""
     size = figures.size(model.size) or "unknown"
     arrived = f", {figures.size(model.arrived)} downloaded" if model.arrived else ""
     disk = figures.size(free) or "unknown"
@@ -40,7 +41,7 @@ def describe_download(model: ModelInfo, free: int | None, verdict: str = "") -> 
 
 
 def _left(model: ModelInfo) -> int | None:
-    """Return the bytes still to download, or None if unknown."""
+    """Return the number of bytes still to download, or None if unknown."""
     return None if model.size is None else model.size - (model.arrived or 0)
 
 

@@ -1,4 +1,7 @@
-"""Parse the Markdown of replies without HTML and with visible link targets, and split long texts into pieces."""
+"""Parses the Markdown of replies, and splits long texts into pieces.
+
+HTML is shown as text, and the targets of links are visible.
+"""
 
 import re
 from collections.abc import Iterator
@@ -14,23 +17,23 @@ from tui.math_text import to_unicode
 from tui.plain_text import sanitize
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
-# a line of dashes or stars is a ruler, not an item
+# the text must start with a word or markup: "- - -" is a horizontal rule, not an item
 _ITEM = re.compile(r"(?:(\d{1,9})([.)])|([-*+])) +(?:\w|\*\*|[`\[\"'(])")
-_WITH_A_LINE_ABOVE = re.compile(r"#{1,6} |```")  # headings and code blocks draw an empty line above themselves
+_WITH_A_LINE_ABOVE = re.compile(r"#{1,6} |```")  # headings and code blocks are drawn with an empty line above
 _TASK = re.compile(r"\[([ xX])\] ")
 _BOXES = {" ": "☐ ", "x": "☑ ", "X": "☑ "}
-# \( \), \[ \], $$ $$, and $ $ around one line with neither spaces at its ends nor a digit after it, as for prices
+# math between \( \), \[ \], $$ $$, or $ $. In $ $, no space at the ends and no digit after it: "$5 and $6" are prices
 _MATH = re.compile(r"\\\((.+?)\\\)|\\\[(.+?)\\\]|\$\$(.+?)\$\$|\$(?! )((?:\\.|[^$\n\\])+?)(?<! )\$(?!\d)", re.DOTALL)
 _BELOW_HEADER = re.compile(r"[|:\- \t]*-[|:\- \t]*")
-PIECE = 1500  # characters; a longer text is split at the next opportunity
-_LONGEST_PIECE = 20 * PIECE  # a longer piece is split before any line that is not code
-_SHORTEST_LINE = 30  # characters; a shorter line counts as this many, because it is as high
-LONGEST_LINE = 3000  # characters; only a model stuck in a loop writes such a line
+PIECE = 1500  # characters after which a text is split at the next opportunity
+_LONGEST_PIECE = 20 * PIECE  # characters after which a piece is split before any line outside of code
+_SHORTEST_LINE = 30  # a shorter line counts as this many characters, because it takes a whole line on the screen
+LONGEST_LINE = 3000  # characters after which a line is split; only a model stuck in a loop writes such a line
 
 
 @cache
 def parser() -> MarkdownIt:
-    """Return a parser of GitHub's Markdown that treats HTML as text, and shows math as Unicode."""
+    """Return a parser of GitHub's Markdown that shows HTML as text, and math as Unicode."""
     reader = MarkdownIt("gfm-like", {"html": False})
     reader.inline.add_terminator_char("$")
     reader.inline.ruler.before("escape", "math", _math)
@@ -40,8 +43,10 @@ def parser() -> MarkdownIt:
 
 
 def _show(state: StateCore) -> None:
-    """Write the address after each link whose text differs from it, and after each image. Keep single line
-    breaks. Sanitize decoded entities.
+    """Prepare parsed tokens for display.
+
+    Adds the address after each link whose text differs from it, and after each image. Keeps single line breaks.
+    Sanitizes decoded entities.
     """
     for token in state.tokens:
         for child in token.children or ():
@@ -61,7 +66,7 @@ def _show_boxes(state: StateCore) -> None:
 
 
 def _math(state: StateInline, silent: bool) -> bool:
-    """Parse a formula and add it as text."""
+    """Parse a formula, and add it as Unicode text. A rule of the parser: returns whether it matched."""
     found = _MATH.match(state.src, state.pos, state.posMax) if state.src[state.pos] in "\\$" else None
     if found is None:
         return False
@@ -87,7 +92,7 @@ def _with_addresses(tokens: list[Token]) -> Iterator[Token]:
 
 
 def _keep_address(token: Token, attribute: str) -> str:
-    """Return the address, and escape it in the token because Textual's widget decodes it once."""
+    """Return the address of a token. In the token, escape it, because Textual's widget decodes it once."""
     address = sanitize(str(token.attrs.get(attribute, "")))
     token.attrs[attribute] = address.replace("%", "%25")
     return address
@@ -102,32 +107,32 @@ class TextPart:
     """A part of a growing text."""
 
     text: str
-    begins: bool = False  # starts a new piece
-    adjoins: bool = False  # the new piece follows without an empty line
-    head: str = ""  # text that the new piece repeats: the header of a table that continues
+    begins: bool = False  # whether it starts a new piece
+    adjoins: bool = False  # whether the new piece follows without an empty line
+    head: str = ""  # text to repeat at the start of the new piece: the header of a table that continues
 
 
 class Pieces:
-    """Splits a growing text into pieces that render separately as they do together, except for link references.
+    """Splits a growing text into pieces that render alone as they do together, except for link references.
 
-    A piece starts at a line that starts a new block: after an empty line or code, not indented, and outside of fences.
-    Lists are split between items and tables between rows, because Textual parses a growing block again as a whole. A
-    line over LONGEST_LINE is split as well and continues as a paragraph. A piece over _LONGEST_PIECE is split before
-    any line that is not code.
+    A new piece starts at an unindented line after an empty line or after code, outside of fences. Lists are also split
+    between items and tables between rows, because Textual parses a growing block again as a whole. A line over
+    LONGEST_LINE is split as well, and continues as a paragraph. A piece over _LONGEST_PIECE is split before any line
+    that is not code.
     """
 
     def __init__(self) -> None:
         self._fence = ""  # the marks that close the open fence
-        self._length = 0  # of the current piece
+        self._length = 0  # length of the current piece in characters; short lines count as _SHORTEST_LINE
         self._between_blocks = True
-        self._line = ""  # the line that has not ended yet
+        self._line = ""  # the current line, which has not ended
         self._before = ""  # the previous line
-        self._header = ""  # of the open table, with the delimiter row
+        self._header = ""  # header of the open table, with the delimiter row
         self._table = 0  # position of the open table in the piece
         self._item = _NO_ITEM  # last item of the open list
 
     def feed(self, text: str) -> Iterator[TextPart]:
-        """Yield `text` in parts; joined they are `text` again."""
+        """Yield `text` in parts. Joined, the parts are equal to `text`."""
         start = 0
         for line_start, line in _lines(text, goes_on=len(self._line) >= LONGEST_LINE):
             cut = self._cut(line)
@@ -147,7 +152,7 @@ class Pieces:
             yield TextPart(text[start:])
 
     def _cut(self, line: str) -> TextPart | None:
-        """Return the part that starts a new piece with this line, or None if none starts here."""
+        """Return the part that starts a new piece at this line, or None if the line continues the current piece."""
         if self._is_too_long(line):
             return TextPart(line, begins=True, adjoins=True)
         if self._line or self._fence or self._length < PIECE:
@@ -163,7 +168,7 @@ class Pieces:
         return TextPart(line, begins=True, adjoins=True) if is_apart else None
 
     def _is_too_long(self, rest: str) -> bool:
-        """Whether the unfinished line must be split before `rest`: between two words, if it has any."""
+        """Whether the unfinished line must be split before `rest`. It is split between two words if possible."""
         length = len(self._line)
         between = self._line.endswith(" ") or rest.startswith(" ")
         return not self._fence and (length >= LONGEST_LINE + PIECE or (between and length >= LONGEST_LINE))
@@ -205,7 +210,7 @@ class _Item:
     number: int | None = None
 
     def is_before(self, other: "_Item") -> bool:
-        """Whether `other` continues this list and still looks so as a separate list."""
+        """Whether `other` continues this list, and would look the same in a separate list."""
         return bool(self.mark) and self.mark == other.mark and (self.number is None or other.number == self.number + 1)
 
 
@@ -220,9 +225,9 @@ def _item(line: str) -> _Item:
 
 
 def _lines(text: str, *, goes_on: bool) -> Iterator[tuple[int, str]]:
-    """Yield the lines, and parts of long lines, with their positions. Parts end after a space if possible.
+    """Yield lines with their positions. Long lines are split into parts, which end after a space if possible.
 
-    With `goes_on`, the first word belongs to a long line that started before.
+    With `goes_on`, the first word belongs to a long line of the previous text.
     """
     start = 0
     if goes_on and (end := text.partition("\n")[0].find(" ") + 1):

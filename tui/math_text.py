@@ -1,4 +1,4 @@
-"""LaTeX math as Unicode text: symbols, scripts, fractions, and roots. Unknown commands are kept."""
+"""Converts LaTeX math to Unicode text: symbols, scripts, fractions, and roots. Unknown commands are kept."""
 
 import re
 from collections.abc import Mapping
@@ -29,14 +29,14 @@ _ROOT = re.compile(r"\\sqrt\s*" + _GROUP)
 _SCRIPT = re.compile(r"([\^_])(?:\{([^{}]*)\}|(\\[A-Za-z]+|[^\s{}\\]))")
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _SPACING = re.compile(r"\\(?:left|right|displaystyle|[,;:!])(?![A-Za-z])|\\quad|\\qquad")
-_DEEPEST = 8  # nested groups
+_DEEPEST = 8  # maximum depth of nested groups
 
 
 def to_unicode(latex: str) -> str:
-    """Return the formula as text. `latex` has no delimiters."""
+    """Return a formula as Unicode text. `latex` has no delimiters."""
     text = _SPACING.sub(lambda found: " " if found[0][1] in ",;:q" else "", latex)
     text = _SET.sub(lambda found: _SETS[found[1] or found[2]], text)
-    for _ in range(_DEEPEST):  # from the innermost group
+    for _ in range(_DEEPEST):  # each pass replaces the innermost groups
         before = text
         text = _TEXT.sub(r"\1", text)
         text = _FRACTION.sub(lambda found: f"{_operand(found[1])}/{_operand(found[2])}", text)
@@ -54,13 +54,13 @@ def _command(found: re.Match[str]) -> str:
 
 
 def _operand(text: str) -> str:
-    """Return an operand of a fraction or a root, in parentheses unless it is one word."""
+    """Return the operand of a fraction or a root, in parentheses unless it is one word."""
     text = _COMMAND.sub(_command, text.strip())
     return text if re.fullmatch(r"[\w.²³√]+", text) else f"({text})"
 
 
 def _script(found: re.Match[str]) -> str:
-    """Return a superscript or subscript, with its sign if a character has no small form."""
+    """Return a superscript or subscript. If a character has no raised or lowered form, keep the sign ^ or _."""
     text = _COMMAND.sub(_command, found[2] if found[2] is not None else found[3])
     small = _RAISED if found[1] == "^" else _LOWERED
     if all(letter in small for letter in text):

@@ -1,4 +1,4 @@
-"""State of the open chat. A new chat has no id until its first message is sent."""
+"""The state of the open chat. A new chat has no id until its first message is sent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,14 +9,14 @@ from tui.types import Chat, ChatId, ChatSettings, ChatSummary, Message, MessageI
 
 @dataclass(slots=True)
 class OpenChat:
-    """The state only. Callers tell the client first, then change it."""
+    """The state of the open chat. Callers update the client first, then this state."""
 
-    summary: ChatSummary | None = None  # None: the chat does not exist yet
+    summary: ChatSummary | None = None  # None: the client has not created the chat yet
     settings: ChatSettings = field(default_factory=ChatSettings)
     private: bool = False
     branches: Branches = field(default_factory=Branches)
     leaf: MessageId | None = None
-    # messages that are not sent to the model; the last of a summarized run has its summary
+    # messages that are not sent to the model, with the summary that ends at each one, or ""
     left_out: Mapping[MessageId, str] = field(default_factory=dict)
 
     @classmethod
@@ -26,7 +26,7 @@ class OpenChat:
         return opened
 
     def leave_out(self, chat: Chat) -> None:
-        """Take over which messages the chat leaves out now."""
+        """Copy from `chat` which messages are left out."""
         summaries = {summary.message: summary.text for summary in chat.summaries}
         self.left_out = {message: summaries.get(message, "") for message in chat.left_out}
 
@@ -52,7 +52,7 @@ class OpenChat:
         self.leaf = message.id
 
     def set_failure(self, question: MessageId, why: str) -> Message:
-        """Store why no reply to a question started; "" clears it."""
+        """Store the reason why the reply to a question did not start; "" clears it."""
         self.branches.put(replace(self.branches[question], error=why))
         return self.branches[question]
 

@@ -1,6 +1,6 @@
-"""Sanitize text of models, files, and other sources: show characters that control a terminal or are invisible.
+"""Sanitizes untrusted text: makes characters visible that control a terminal or have no visible form.
 
-The functions work character by character, so a text may arrive in parts that are cut anywhere.
+The functions work on single characters, so a text may arrive in parts that are cut anywhere.
 """
 
 import re
@@ -12,38 +12,40 @@ _DELETE = 0x7F
 
 # All characters without a visible form: controls except tab and newline (C0, DEL, C1), soft hyphen, directional marks,
 # embeddings and isolates, zero-width characters, fillers that look like spaces, interlinear marks, surrogates,
-# noncharacters, tags, and the variation selectors that texts do not need.
+# noncharacters, tags, and the variation selectors that ordinary text does not need.
 _HIDDEN = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
     "\u2060-\u206f\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\ud800-\udfff"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-# Joiners (ZWNJ, ZWJ) are spelling in Persian and Indic scripts and build emoji: one is allowed after such a character.
+# Joiners (ZWNJ, ZWJ) belong to the spelling of Persian and Indic scripts, and build emoji. One is allowed after a
+# character outside of Latin and punctuation.
 _JOINED = r"(?<=[^\x00-\u02ff\u2000-\u206f])[\u200c\u200d]"
 _UNSAFE = re.compile(f"\r\n|[\u2028\u2029]|({_JOINED})|[{_HIDDEN}]")
-_SUSPECT = re.compile(f"[\u2028\u2029{_HIDDEN}]")  # three times as fast on text without such characters
+# a search with it first is three times as fast for text without such characters
+_SUSPECT = re.compile(f"[\u2028\u2029{_HIDDEN}]")
 
 
 def sanitize(text: str) -> str:
-    """Return `text` with line ends as newlines and hidden characters made visible: ESC as ␛, U+202E as ‹U+202E›.
+    """Return `text` with newlines as line ends and with hidden characters made visible: ESC as ␛, U+202E as ‹U+202E›.
 
-    The result contains no control characters except tab and newline. Sanitizing it again changes nothing.
+    The result contains no control characters except tab and newline. Sanitizing it again does not change it.
     """
     return _UNSAFE.sub(_visible, text) if _SUSPECT.search(text) else text
 
 
 def sanitize_paste(text: str) -> str:
-    """Sanitize pasted text, in which terminals send a carriage return for each line end."""
+    """Sanitize pasted text. Terminals send line ends in it as carriage returns."""
     return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def single_line(text: str) -> str:
-    """Sanitize a title or name, and replace line ends and tabs with spaces."""
+    """Sanitize a title or name, and replace its line ends and tabs with spaces."""
     return " ".join(sanitize(text).split())
 
 
 def shortened(text: str, most: int) -> str:
-    """Return at most `most` characters of the text, with the middle left out."""
+    """Return at most `most` characters of the text: its start and its end, with "…" between them."""
     if len(text) <= most:
         return text
     end = (most - 1) // 2
@@ -51,13 +53,13 @@ def shortened(text: str, most: int) -> str:
 
 
 def start(text: str, most: int) -> str:
-    """Return the text on one line, cut to `most` characters with "…" at its end."""
+    """Return the start of the text on one line, cut to `most` characters with "…" at the end."""
     line = single_line(text[: 2 * most])
     return line if len(line) <= most and len(text) <= 2 * most else f"{line[: most - 1]}…"
 
 
 def head(text: str, most: int) -> str:
-    """Return the first `most` characters, and how many more there are."""
+    """Return the first `most` characters, followed by the number of omitted characters."""
     return text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} more characters"
 
 
@@ -78,12 +80,12 @@ def _visible(match: re.Match[str]) -> str:
 
 
 def model_name(model: str) -> str:
-    """Return the name to show for a model: of an absolute path, its last part."""
+    """Return the name to display for a model: the last component if it is an absolute path."""
     return PurePath(model).name if PurePath(model).is_absolute() else model
 
 
 def is_web_address(address: str) -> bool:
-    """Whether a browser may open this address, once the user agrees."""
+    """Whether the text is an address that may be opened in a browser after the user has agreed."""
     try:
         parts = urlsplit(address)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The state of a reply that is being generated, built from its stream of events."""
+"""The state of a reply while it is generated, updated from its stream of events."""
 
 import enum
 import time
@@ -39,38 +39,38 @@ class Stage(enum.Enum):
 
 @dataclass(slots=True)
 class ReplyProgress:
-    """One reply, from the moment it was requested."""
+    """One reply, from its request to its end."""
 
     chat: ChatId
     to: MessageId
     clock: Callable[[], float] = time.monotonic
     message: Message | None = None  # None until the reply has started
-    stopping: bool = False  # the user has stopped it
+    stopping: bool = False  # whether the user has stopped it
     _asked: float = field(init=False)
     stage: Stage = Stage.WAITING
     stage_since: float = 0.0
-    prompt: PromptProgress | None = None  # the last report of this turn
-    tokens: int = 0  # generated in this turn
-    calls: dict[CallId, ToolCalled] = field(default_factory=dict)  # calls without a result
+    prompt: PromptProgress | None = None  # the last progress report of this turn
+    tokens: int = 0  # number of tokens generated in this turn
+    calls: dict[CallId, ToolCalled] = field(default_factory=dict)  # calls that have no result yet
     _first_prompt: PromptProgress | None = None
     _first_token: float = 0.0
     _steps: list[ToolStep] = field(default_factory=list)
     _text: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
     _thinking_since: float = 0.0
-    _reasoning_seconds: float = 0.0  # set once the reasoning has ended
+    _reasoning_seconds: float = 0.0  # set when the reasoning has ended
 
     def __post_init__(self) -> None:
         self._asked = self.stage_since = self.clock()
 
     @property
     def seconds(self) -> float:
-        """How long ago the reply was requested."""
+        """Seconds since the reply was requested."""
         return self.clock() - self._asked
 
     @property
     def activity(self) -> str:
-        """The stage in words; empty after the end."""
+        """Description of the current stage; empty after the end."""
         return figures.prompt_progress(self.prompt) if self.stage is Stage.READING and self.prompt else self.stage.value
 
     @property
@@ -84,12 +84,12 @@ class ReplyProgress:
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed since the first token of this turn; 0 for less than two tokens."""
+        """Tokens per second since the first token of this turn; 0 for fewer than two tokens."""
         return figures.rate(self.tokens - 1, self.clock() - self._first_token) if self.tokens > 1 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated duration of the rest of prefill; None if unknown."""
+        """Estimated seconds until prefill ends; None if unknown."""
         first, last = self._first_prompt, self.prompt
         if first is None or last is None or last.done <= first.done:
             return None
@@ -97,7 +97,7 @@ class ReplyProgress:
 
     @property
     def reasoning_seconds(self) -> float:
-        """How long the model has been reasoning, or did."""
+        """Seconds that the model has been reasoning so far, or took to reason."""
         if self._reasoning_seconds or not self._reasoning:
             return self._reasoning_seconds
         return self.clock() - self._thinking_since
@@ -130,7 +130,7 @@ class ReplyProgress:
                 self.finish(finish, usage, error)
 
     def note_answer(self, call: CallId) -> None:
-        """Note that the user has answered a call."""
+        """Record that the user has answered the question about a call."""
         if (called := self.calls.get(call)) is not None:
             self.calls[call] = replace(called, asks=False)
             self.stage_since = self.clock()
@@ -146,7 +146,7 @@ class ReplyProgress:
         self.tokens += tokens
 
     def _end_call(self, event: ToolReturned) -> None:
-        """Add a step. It takes the text and the reasoning that the model wrote before the call."""
+        """Add a tool call as a step, with the text and the reasoning that the model wrote before it."""
         call = self.calls.pop(event.call, None)
         if call is None:
             return
@@ -158,7 +158,7 @@ class ReplyProgress:
             self._enter(Stage.WAITING)
 
     def finish(self, finish: Finish, usage: Usage | None = None, error: str = "") -> None:
-        """End the reply."""
+        """Set the final state of the reply."""
         self.stage = Stage.ENDED
         self.calls.clear()
         self.message = self.snapshot(finish, usage)
@@ -166,7 +166,7 @@ class ReplyProgress:
             self.message = replace(self.message, error=error)
 
     def snapshot(self, finish: Finish | None = None, usage: Usage | None = None) -> Message | None:
-        """Return the message with all text received until now; None if the reply has not started."""
+        """Return the message with all text received so far; None if the reply has not started."""
         return self.message and replace(
             self.message,
             text="".join(self._text),

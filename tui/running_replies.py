@@ -1,4 +1,4 @@
-"""The replies that are being generated in any chat, each with the task that reads its stream."""
+"""The replies that are being generated in all chats, each with the task that reads its stream."""
 
 from collections import defaultdict
 from collections.abc import Callable, Container, Coroutine, Mapping
@@ -11,17 +11,17 @@ from tui.coalescing import coalesced
 from tui.reply_progress import ReplyProgress
 from tui.types import ChatId, Finish, MessageId, ReplyEvent
 
-INTERVAL = 1 / 15  # seconds between updates of a reply
+INTERVAL = 1 / 15  # seconds between two updates of a reply
 
 
 class Running(Protocol):
-    """Work that can be cancelled."""
+    """A task that can be cancelled."""
 
     def cancel(self) -> object: ...
 
 
 class RunningReplies:
-    """At most one reply per chat. `on_event` is called with each event, or with the error that ended the reply."""
+    """At most one reply for each chat. `on_event` receives each event, or the error that ended the reply."""
 
     def __init__(
         self,
@@ -52,20 +52,20 @@ class RunningReplies:
         self._running[chat] = reply, self._run(partial(self._stream, reply))
 
     def fail(self, reply: ReplyProgress, error: ClientError) -> None:
-        """End a reply with an error. If it has not started, remember the error until the reply is requested again."""
+        """End a reply with an error. If the reply has not started, keep the error until it is requested again."""
         reply.finish(Finish.FAILED, error=error.report)
         if reply.message is None:
             self._unanswered[reply.chat][reply.to] = error.report
 
     def unanswered(self, chat: ChatId) -> Mapping[MessageId, str]:
-        """Return the messages to which no reply started when it was last requested, each with the reason."""
+        """Return the messages whose last requested reply did not start, each with the reason."""
         return self._unanswered[chat]
 
     def is_running(self, reply: ReplyProgress) -> bool:
         return self.in_chat(reply.chat) is reply
 
     def remove(self, reply: ReplyProgress) -> None:
-        """Drop a reply and cancel the rest of its stream."""
+        """Remove a reply, and cancel the task that reads its stream."""
         _, stream = self._running.pop(reply.chat)
         stream.cancel()
 

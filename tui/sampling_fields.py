@@ -1,4 +1,4 @@
-"""Convert between sampling parameters and the text fields that edit them."""
+"""Converts between sampling parameters and the text fields for editing them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from tui.types import Sampling
 
 
 class InvalidField(ValueError):
-    """A field has an invalid value. The message says what it accepts, and `name` is that of the field."""
+    """The value of the field `name` is invalid. The message says which values the field accepts."""
 
     def __init__(self, message: str, name: str = "") -> None:
         super().__init__(message)
@@ -16,7 +16,7 @@ class InvalidField(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One numeric field of Sampling. An empty text means the model's default."""
+    """A text field for one number of Sampling. Empty text means the model's default."""
 
     name: str
     label: str
@@ -25,7 +25,7 @@ class Field:
     is_integer: bool = False
 
     def parse(self, text: str) -> float | int | None:
-        """Return the typed number, or None for an empty text. Raises InvalidField."""
+        """Return the typed number, or None for empty text. Raises InvalidField."""
         if not text.strip():
             return None
         try:
@@ -50,7 +50,7 @@ FIELDS = (
 
 
 def texts(sampling: Sampling) -> dict[str, str]:
-    """Return the text of each field."""
+    """Return the texts of all fields by name."""
     values = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -63,7 +63,7 @@ def texts(sampling: Sampling) -> dict[str, str]:
 
 
 def change(sampling: Sampling, name: str, text: str) -> Sampling:
-    """Return the parameters with one changed. An empty text means the model's default. Raises InvalidField."""
+    """Return the parameters with one changed. Empty text means the model's default. Raises InvalidField."""
     typed = texts(sampling)
     if name not in typed:
         raise InvalidField(f"Parameters: {', '.join(typed)}. Example: /set temperature 0.2")
@@ -71,7 +71,7 @@ def change(sampling: Sampling, name: str, text: str) -> Sampling:
 
 
 def parse(typed: Mapping[str, str], *, thinking: bool | None) -> Sampling:
-    """Return the sampling parameters typed into the fields. Raises InvalidField."""
+    """Return the sampling parameters from the texts of the fields. Raises InvalidField."""
     found = {field.name: field.parse(typed.get(field.name, "")) for field in FIELDS}
     integers = {
         field.name: None if (value := found[field.name]) is None else int(value) for field in FIELDS if field.is_integer

@@ -1,4 +1,4 @@
-"""Show errors of the client as notifications, so that the program continues."""
+"""Shows errors of the client as notifications, so that the program continues."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from tui.client import ClientError
 def show_errors(node: DOMNode) -> Iterator[None]:
     """Show a ClientError raised in the body as a notification.
 
-    Ignore failed queries if the node's screen was closed.
+    Failed queries are ignored if the node's screen was closed.
     """
     try:
         yield

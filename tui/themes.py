@@ -1,4 +1,4 @@
-"""The themes: dark, light, and high contrast, and the terminal's own colors for terminals with at most 16."""
+"""The themes: dark, light, and high contrast, and the terminal's own colors for terminals with at most 16 colors."""
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
@@ -56,7 +56,7 @@ OWN = (NIGHT, DAY, CONTRAST)
 TERMINAL, TERMINAL_LIGHT = "ansi-dark", "ansi-light"
 FEW_COLORS = ("standard", "windows")
 
-# Backgrounds from the palette of 256 colors: the nearest ones to those above are yellow.
+# Backgrounds from the palette of 256 colors, because the nearest colors to the backgrounds above are yellow.
 _PALETTE_BACKGROUNDS = {
     NIGHT.name: ("#121212", "#1c1c1c", "#262626"),
     DAY.name: ("#ffffff", "#eeeeee", "#e4e4e4"),
@@ -64,7 +64,7 @@ _PALETTE_BACKGROUNDS = {
 
 
 def own_themes(color_system: str | None) -> list[Theme]:
-    """Return our themes as a terminal with this color system can show them."""
+    """Return the themes of this program, adapted to the terminal's color system."""
     return [_in_palette(theme) for theme in OWN] if color_system == "256" else [*OWN]
 
 
@@ -76,9 +76,9 @@ def _in_palette(theme: Theme) -> Theme:
 
 
 def pick_theme(wanted: str, color_system: str | None, there: Container[str], *, is_dark: bool = True) -> str:
-    """Return the wanted theme, or the default that the terminal can show.
+    """Return the theme `wanted` if the terminal can show it, else the default theme.
 
-    A terminal with at most 16 colors cannot show our themes. `is_dark`: whether its background is dark.
+    A terminal with at most 16 colors cannot show the themes of this program. `is_dark`: whether its background is dark.
     """
     if color_system in FEW_COLORS and (wanted not in there or wanted in {theme.name for theme in OWN}):
         is_light = wanted == DAY.name or (wanted not in there and not is_dark)
@@ -88,11 +88,11 @@ def pick_theme(wanted: str, color_system: str | None, there: Container[str], *, 
     return NIGHT.name if is_dark else DAY.name
 
 
-_MUTED = {"text-muted": 0.6, "text-disabled": 0.38}  # share of the foreground in the color
+_MUTED = {"text-muted": 0.6, "text-disabled": 0.38}  # fraction of the foreground color, mixed with the background
 
 
 def muted_colors(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return solid colors for muted and disabled text. Empty for themes with the terminal's own colors.
+    """Return solid colors for muted and disabled text; none for themes that use the terminal's own colors.
 
     Textual defines both as "auto" with an alpha value. `Content` drops the alpha of automatic colors, which would make
     such text the brightest on the screen.

@@ -1,4 +1,4 @@
-"""Trim a full context: decide whether it is necessary, choose what to leave out, and do it."""
+"""Trims a full context: decides whether it is necessary, chooses the messages to leave out, and applies the plan."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,8 +12,8 @@ Choose = Callable[[ChatId, MessageId | None, str, ContextBudget], Awaitable[Trim
 class ContextTrimmer:
     """Trims the context of one chat at a time.
 
-    `choose` asks the user. `trimmed` is called with a chat that was trimmed, and `on_activity` with what is being done,
-    in words.
+    `choose` asks the user for a plan. `trimmed` receives a chat after it was trimmed. `on_activity` receives a
+    description of the current activity, or "".
     """
 
     def __init__(
@@ -30,8 +30,7 @@ class ContextTrimmer:
         self._making: asyncio.Future[Chat] | None = None
 
     async def ensure_room(self, chat: ChatId | None, leaf: MessageId | None, typed: str, how: FullContext) -> bool:
-        """Trim the chat as `how` allows, until `typed` and a reply fit after `leaf`. Returns False if the user
-        declines.
+        """Trim the chat as `how` allows, until `typed` and a reply fit after `leaf`. Returns False if the user cancels.
 
         Raises ClientError if they cannot fit.
         """
@@ -59,7 +58,7 @@ class ContextTrimmer:
         return wanted if wanted.suffices(budget) else most
 
     async def trim(self, chat: ChatId, plan: TrimPlan) -> bool:
-        """Carry out a plan. Returns False if it was stopped."""
+        """Apply a plan. Returns False if the user stopped it."""
         self._on_activity("summarizing" if plan.how is FullContext.SUMMARIZE else "")
         making = self._making = asyncio.ensure_future(self._context.trim(chat, plan))
         try:
@@ -78,7 +77,7 @@ class ContextTrimmer:
         return self._making is not None
 
     def stop(self) -> bool:
-        """Stop trimming and change nothing. Returns whether a trim was in progress."""
+        """Stop trimming without a change to the chat. Returns whether a trim was in progress."""
         return self._making is not None and self._making.cancel()
 
 

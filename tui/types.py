@@ -1,6 +1,6 @@
-"""Data types about chats that cross the port.
+"""Data types of the client protocols about chats.
 
-Durations are in seconds, points in time in seconds since the epoch, and sizes in bytes. The client creates all of them,
+Durations are in seconds, points in time in seconds since the epoch, and sizes in bytes. The client creates all objects,
 unless noted.
 """
 
@@ -17,7 +17,7 @@ CallId = NewType("CallId", str)
 
 @dataclass(frozen=True, slots=True)
 class Sanitized:
-    """Base of all types that cross the port: sanitizes its strings when it is created."""
+    """Base class of all data types of the client protocols. Sanitizes its strings when it is created."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -33,45 +33,46 @@ class Finish(enum.Enum):
     """Why a reply ended."""
 
     COMPLETE = "complete"
-    LENGTH = "length"  # max_tokens was reached
+    LENGTH = "length"  # it reached max_tokens
     STOPPED = "stopped"  # the user stopped it
     FAILED = "failed"  # the engine raised an error
     CUT_OFF = "cut_off"  # the program ended during the reply; noticed when the chat is opened again
 
 
 class TokenSources(Protocol):
-    """The sources of a prompt's tokens, as the engine reports them."""
+    """Numbers of a prompt's tokens by source, as the engine reports them."""
 
     @property
-    def device(self) -> int: ...  # found in device memory
+    def device(self) -> int: ...  # tokens found in device memory
 
     @property
-    def host(self) -> int: ...  # found in RAM
+    def host(self) -> int: ...  # tokens found in RAM
 
     @property
-    def disk(self) -> int: ...  # found in files
+    def disk(self) -> int: ...  # tokens found in files
 
     @property
     def computed(self) -> int: ...
 
     @property
-    def cached(self) -> int: ...  # total of the three tiers
+    def cached(self) -> int: ...  # sum of the three tiers
 
 
 @dataclass(frozen=True, slots=True)
 class Usage(Sanitized):
-    """The cost of one reply, from the engine's report.
+    """The cost of one reply, as the engine reports it.
 
-    Without a detailed report, what is known or was measured here.
+    If the engine reports no details, only token counts are exact, and the times are measured by the client.
     """
 
-    sources: TokenSources  # of the prompt
+    sources: TokenSources  # sources of the prompt's tokens
     reply_tokens: int
     queue_seconds: float  # from the request to the start of prefill
-    prompt_seconds: float  # from there to the first token
-    reply_seconds: float  # from there to the last token
-    miss: str = ""  # why cached tokens of the prompt were not reused, in one sentence; empty if none were missed
-    is_detailed: bool = True  # False: only token counts are reported, and the time to the first token is measured here
+    prompt_seconds: float  # from the start of prefill to the first token
+    reply_seconds: float  # from the first token to the last token
+    miss: str = ""  # why part of the prompt was not served from the cache, in one sentence; empty if there is no miss
+    # False: the engine reports only token counts, and the client measures the time to the first token
+    is_detailed: bool = True
 
     @property
     def prompt_tokens(self) -> int:
@@ -88,7 +89,7 @@ class Usage(Sanitized):
 
 @dataclass(frozen=True, slots=True)
 class ReplyStarted(Sanitized):
-    """The first event: the reply is a stored message of the chat from now on."""
+    """The first event of a reply. From now on, the reply is a stored message of the chat."""
 
     message: MessageId
     model: str  # the model that generates it
@@ -96,9 +97,9 @@ class ReplyStarted(Sanitized):
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress(Sanitized):
-    """How much of the prompt is prefilled, in tokens. May arrive often, or never."""
+    """Progress of prefill in prompt tokens. May arrive often, or never."""
 
-    done: int  # including cached tokens
+    done: int  # prefilled tokens, including cached ones
     total: int
     cached: int = 0
 
@@ -108,7 +109,7 @@ class ReasoningDelta(Sanitized):
     """More reasoning text."""
 
     text: str
-    tokens: int = 1  # estimate: the number of parts that the server sent
+    tokens: int = 1  # estimated number of tokens: the number of parts that the server sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,31 +117,31 @@ class TextDelta(Sanitized):
     """More text of the answer."""
 
     text: str
-    tokens: int = 1  # estimate: the number of parts that the server sent
+    tokens: int = 1  # estimated number of tokens: the number of parts that the server sent
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyEnd(Sanitized):
-    """The last event. A reply that fails halfway ends with FAILED and the error, and keeps its text."""
+    """The last event. A reply that fails halfway ends with FAILED and the error; its text is kept."""
 
     finish: Finish
-    usage: Usage | None = None  # None if the engine did not report it
+    usage: Usage | None = None  # None: the engine did not report it
     error: str = ""  # for FAILED: what happened and what to do
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCalled(Sanitized):
-    """The model called a tool. `asks`: the call waits for `Tools.answer`."""
+    """The model called a tool. If `asks`, the call waits for `Tools.answer`."""
 
     call: CallId
-    name: str  # qualified by the server
+    name: str  # qualified with the server's name
     arguments: str  # JSON
     asks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ToolReturned(Sanitized):
-    """A call has ended, and the model gets the result."""
+    """A tool call has ended, and the model receives the result."""
 
     call: CallId
     result: str
@@ -164,13 +165,13 @@ class Role(enum.Enum):
 class Attachment(Sanitized):
     """A text file that belongs to a message. The client writes it into the prompt before the message's text."""
 
-    name: str  # the file's name without its folder; set by the screens
+    name: str  # name of the file without its folder; set by the screens
     text: str  # the whole file; set by the screens
 
 
 @dataclass(frozen=True, slots=True)
 class ToolStep(Sanitized):
-    """A tool call in a reply, and what the model wrote before it."""
+    """A tool call in a reply, with the text and reasoning that the model wrote before it."""
 
     name: str
     arguments: str  # JSON
@@ -185,14 +186,14 @@ class Message(Sanitized):
     """One message of the tree. The screens replace a reply's message as its events arrive."""
 
     id: MessageId
-    parent: MessageId | None  # None: the first of its chat; several such messages are branches
+    parent: MessageId | None  # None: first message of the chat; several such messages are branches
     role: Role
     text: str
     created: float
-    attachments: tuple[Attachment, ...] = ()  # only of a user's message
-    reasoning: str = ""  # this and the following fields: only of a reply
+    attachments: tuple[Attachment, ...] = ()  # set only in a user's message
+    reasoning: str = ""  # this field and the fields below are set only in a reply
     reasoning_seconds: float = 0.0
-    steps: tuple[ToolStep, ...] = ()  # calls before the text
+    steps: tuple[ToolStep, ...] = ()  # tool calls that precede the text
     model: str = ""
     finish: Finish | None = None  # None: it is still being generated
     usage: Usage | None = None
@@ -200,21 +201,21 @@ class Message(Sanitized):
 
     @property
     def full_text(self) -> str:
-        """The text with what a reply says before its tool calls."""
+        """The text, preceded by the texts that a reply contains before its tool calls."""
         return "\n\n".join(filter(None, (*(step.text.strip() for step in self.steps), self.text)))
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling(Sanitized):
-    """Sampling parameters. None: the model's default."""
+    """Sampling parameters. None means the model's default."""
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
-    max_tokens: int | None = None  # also the reserve in the context budget
+    max_tokens: int | None = None  # this many tokens are also reserved in the context budget
     seed: int | None = None
-    thinking: bool | None = None  # whether the model reasons before it answers, if it can do both
+    thinking: bool | None = None  # whether the model reasons before it answers, if it supports both
 
 
 class FullContext(enum.Enum):
@@ -233,7 +234,7 @@ class ChatSettings(Sanitized):
     system: str = ""
     sampling: Sampling = Sampling()
     full_context: FullContext = FullContext.ASK
-    disabled_tools: frozenset[str] = frozenset()  # qualified names
+    disabled_tools: frozenset[str] = frozenset()  # qualified names of tools
 
 
 DEFAULT_PRESET = "default"
@@ -253,10 +254,10 @@ class ChatSummary(Sanitized):
     """A chat in a list."""
 
     id: ChatId
-    # set by the user, or written after the first reply; before that, the first words of the chat or its draft
+    # set by the user, or written by the model after the first reply; before that, the first words of the chat or draft
     title: str
     updated: float
-    message_count: int  # 0: it is a draft
+    message_count: int  # 0: the chat has only a draft
     pinned: bool = False
     archived: bool = False
     private: bool = False  # never written to disk, and lost when the program ends
@@ -264,9 +265,9 @@ class ChatSummary(Sanitized):
 
 @dataclass(frozen=True, slots=True)
 class Summary(Sanitized):
-    """The text that the model gets in place of messages that are left out."""
+    """A text that is sent to the model in place of messages that are left out."""
 
-    message: MessageId  # the last of them
+    message: MessageId  # last of the summarized messages
     text: str
 
 
@@ -278,14 +279,14 @@ class Chat(Sanitized):
     settings: ChatSettings
     messages: tuple[Message, ...]  # each after its parent; siblings in order of creation
     leaf: MessageId | None  # the last message of the shown branch; None in an empty chat
-    draft: str = ""  # typed text that was not sent
+    draft: str = ""  # text that the user typed but did not send
     left_out: frozenset[MessageId] = frozenset()  # messages that are shown, but not sent to the model
-    summaries: tuple[Summary, ...] = ()  # in each branch, the last one is sent in place of the messages left out
+    summaries: tuple[Summary, ...] = ()  # in each branch, the last summary is sent in place of the messages left out
 
 
 @dataclass(frozen=True, slots=True)
 class SearchHit(Sanitized):
-    """A match of a search, with the text around it."""
+    """A search result: the match and the text around it."""
 
     chat: ChatSummary
     message: MessageId
@@ -296,7 +297,7 @@ class SearchHit(Sanitized):
 
 @dataclass(frozen=True, slots=True)
 class Notice(Sanitized):
-    """An event of the store of chats that the user must know."""
+    """An event of the store that the user should know about."""
 
     message: str
     remedy: str = ""
@@ -322,14 +323,14 @@ class Permission(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolInfo(Sanitized):
-    name: str  # qualified by the server
+    name: str  # qualified with the server's name
     description: str
     is_always_allowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ToolServer(Sanitized):
-    """A tool server of mcp.json."""
+    """A tool server from mcp.json."""
 
     name: str
     state: str  # disabled, starting, ready, or failed
@@ -342,36 +343,36 @@ class ToolServer(Sanitized):
 
 @dataclass(frozen=True, slots=True)
 class ContextBudget(Sanitized):
-    """How full a context is, in tokens, including what the chat template adds."""
+    """How full a context is, in tokens. Tokens that the chat template adds are included."""
 
     limit: int | None  # None: unknown
     system: int
-    history: int  # the branch's messages that are sent, and what is typed
-    reserve: int  # reserved for the reply
+    history: int  # tokens of the branch's messages that are sent, and of the typed text
+    reserve: int  # tokens reserved for the reply
 
     @property
     def used(self) -> int:
-        """Tokens of the whole prompt."""
+        """Number of tokens of the whole prompt."""
         return self.system + self.history
 
     @property
     def free(self) -> int | None:
-        """Free tokens. Negative: over the limit. None: the limit is unknown."""
+        """Number of free tokens; negative if over the limit, None if the limit is unknown."""
         return None if self.limit is None else self.limit - self.used - self.reserve
 
     @property
     def lacking(self) -> int:
-        """Tokens over the limit; 0 if the limit is unknown."""
+        """Number of tokens over the limit; 0 if the limit is unknown."""
         return max(0, -(self.free or 0))
 
 
 @dataclass(frozen=True, slots=True)
 class TrimPlan(Sanitized):
-    """Which messages to leave out. Nothing has changed yet."""
+    """The messages to leave out. Creating a plan changes nothing."""
 
     how: FullContext  # SUMMARIZE or DROP_OLDEST
     messages: tuple[MessageId, ...]  # oldest first
-    tokens: int  # tokens freed, less the length of a summary
+    tokens: int  # number of tokens freed, minus the length of a summary
 
     def suffices(self, budget: ContextBudget) -> bool:
         """Whether this plan frees enough tokens for the budget."""

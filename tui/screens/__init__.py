@@ -1,1 +1,1 @@
-"""The screens, one per module, each with its style sheet."""
+"""The screens, one in each module, with its style sheet."""

@@ -1,4 +1,4 @@
-"""The branches of a chat as a tree. Returns the message that the user chose."""
+"""The screen that shows the branches of a chat as a tree. Returns the message that the user chose."""
 
 from rich.text import Text
 from textual import on
@@ -14,7 +14,7 @@ from tui.types import MessageId, Role
 
 
 class BranchesScreen(Dialog[MessageId]):
-    """Shows consecutive messages at one level. The tree indents only where a chat branches."""
+    """Shows the tree of messages. Only branches are indented; consecutive messages are at the same level."""
 
     CSS_PATH = "branches.tcss"
 

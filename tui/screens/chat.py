@@ -41,11 +41,11 @@ if TYPE_CHECKING:  # the Markdown widgets are imported after the prompt is shown
 
     from tui.widgets.code_block import CodeBlock
 
-_NOTICE_SECONDS = 60.0  # for a notice of damage, which is several sentences long
+_NOTICE_SECONDS = 60.0  # seconds to show a notice about damage, which is several sentences long
 _WARNED_SECONDS = 12.0
 _IN_FOOTER = ("new", "search")
-_QUIT_SECONDS = 2.0  # within which a second Ctrl+C quits
-_STARTING_SECONDS = 0.5  # between looks at tool servers that start
+_QUIT_SECONDS = 2.0  # a second Ctrl+C within this time quits
+_STARTING_SECONDS = 0.5  # seconds between two polls of tool servers that are starting
 _NONE = "No model. F2 to choose one."
 
 
@@ -107,7 +107,7 @@ class ChatScreen(SteadyScreen):
 
     @work(group="start", description="prepare", thread=True)
     def prepare(self) -> None:
-        """Import what the first reply needs while the user is still typing."""
+        """Import the modules that the first reply needs, while the user is still typing."""
         importlib.import_module("tui.widgets.reply_text")
 
     @work(group="start", description="start")
@@ -126,7 +126,7 @@ class ChatScreen(SteadyScreen):
             await self._offer_last_chat()
 
     async def _use_default_settings(self) -> None:
-        """Start with the preset that the user made the default."""
+        """Apply the preset that the user made the default."""
         chat = self.conversation.chat
         with show_errors(self):
             presets = await self._client.chats.presets()
@@ -148,7 +148,7 @@ class ChatScreen(SteadyScreen):
 
     @work(group="start", description="notices")
     async def show_notices(self) -> None:
-        """Show events of the store of chats, and in the top bar whether chats are saved."""
+        """Show notices of the store, and show in the top bar whether chats are saved."""
         async for notice in self._client.chats.notices():
             self.query_one(TopBar).is_saved = notice.is_saved
             self.app.notify(
@@ -180,7 +180,7 @@ class ChatScreen(SteadyScreen):
         self.conversation.composer.measure()
 
     async def interrupt(self) -> None:
-        """Ctrl+C: stop the reply, else clear the prompt, else quit at the second press."""
+        """Handle Ctrl+C: stop the reply; otherwise clear the prompt; otherwise quit at the second press."""
         conversation, composer = self.conversation, self.conversation.composer
         if conversation.is_interruptible:
             await conversation.action_stop()
@@ -191,7 +191,7 @@ class ChatScreen(SteadyScreen):
         else:
             composer.area.hint("Press Ctrl+C again to quit", self._quit.seconds)
 
-    # --- messages between parts of the screen
+    # --- messages from widgets
 
     @on(Conversation.Shown)
     def show_title(self, event: Conversation.Shown) -> None:
@@ -253,7 +253,7 @@ class ChatScreen(SteadyScreen):
             composer.write(Prompt.of([Prompt(f"/{event.name} {event.argument}".strip()), composer.prompt]))
 
     def run_later(self, name: str) -> None:
-        """Run a command once this screen is the visible one."""
+        """Run a command when this screen is visible."""
         self.call_after_refresh(self.action_run_command, name)
 
     async def action_run_command(self, name: str) -> None:
@@ -277,7 +277,7 @@ class ChatScreen(SteadyScreen):
         await self.conversation.open_new(private=True)
 
     def action_toggle_chats(self) -> None:
-        """Hide the list in a wide terminal, or show it in a narrow one."""
+        """Hide the list of chats if it is visible, or show it."""
         self.toggle_class("toggled")
         chats = self.query_one(ChatList)
         if chats.display:
@@ -293,7 +293,7 @@ class ChatScreen(SteadyScreen):
 
     @on(ChatList.Left)
     def turn_to_prompt(self) -> None:
-        """Focus the prompt, and close a list that covers it. Takes effect before the next key."""
+        """Focus the prompt, and close the list of chats if it covers the prompt. Takes effect before the next key."""
         if self.has_class("-narrow"):
             self.remove_class("toggled")
         self.set_focus(self.conversation.composer.area, scroll_visible=False)
@@ -341,7 +341,7 @@ class ChatScreen(SteadyScreen):
 
     @on(StatusLine.DetailsAsked)
     def action_show_context(self) -> None:
-        """Show what fills the context."""
+        """Show which parts fill the context."""
         if (budget := self.conversation.composer.status.budget) is not None:
             self.app.notify(figures.budget_details(budget), title="Context", markup=False)
 
@@ -370,7 +370,7 @@ class ChatScreen(SteadyScreen):
 
     @work(exclusive=True, group="tools", description="tools")
     async def find_tools(self) -> None:
-        """Start the tool servers, so that the first message need not wait for them, and note their tools."""
+        """Start the tool servers, so that the first message does not wait for them, and store their tools."""
         with show_errors(self):
             self._tool_servers = await self._client.tools.servers()
             while any(server.state == "starting" for server in self._tool_servers):
@@ -379,12 +379,12 @@ class ChatScreen(SteadyScreen):
 
     @property
     def active_tools(self) -> str:
-        """The number of tools that the open chat offers, in words; empty if there are no servers."""
+        """Text with the number of tools that the open chat offers; empty if there are no servers."""
         return count_active(self._tool_servers, self.conversation.chat.settings.disabled_tools)
 
     @work(description="system")
     async def action_system(self, text: str = "") -> None:
-        """Set the system prompt. Without a text, open the settings."""
+        """Set the system prompt. Without a text, open the settings instead."""
         chat = self.conversation.chat
         if text:
             await self.conversation.configure(chat, replace(chat.settings, system=text))
@@ -393,7 +393,7 @@ class ChatScreen(SteadyScreen):
 
     @work(description="set")
     async def action_set(self, text: str = "") -> None:
-        """Set one sampling parameter, as in "temperature 0.2"."""
+        """Set one sampling parameter. The argument is a name and a value: "temperature 0.2"."""
         chat = self.conversation.chat
         name, _, value = text.partition(" ")
         try:
@@ -440,7 +440,7 @@ class ChatScreen(SteadyScreen):
 
     @work(description="address")
     async def open_address(self, address: str) -> None:
-        """Open a web address after the user has confirmed it. Other addresses are never opened."""
+        """Ask the user, then open a web address. Other addresses are never opened."""
         if not is_web_address(address):
             self.app.notify(f"Not a web address; not opened: {address}", markup=False)
         elif await confirm(self, "Open this address in your browser?", address, "Open"):
@@ -454,7 +454,7 @@ class ChatScreen(SteadyScreen):
 
     @work(description="save")
     async def save(self, text: str, language: str) -> None:
-        """Write code to a new file. It is never executed."""
+        """Save code to a new file. The code is never executed."""
         from tui.code_files import suggested_name
 
         wanted = await ask(self, "Save as:", suggested_name(language, Path.cwd()))

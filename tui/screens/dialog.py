@@ -1,4 +1,4 @@
-"""Screens above the chat: dialogs, pages, and questions that workers ask."""
+"""Base classes of the screens above the chat (dialogs and pages), and questions that workers ask."""
 
 from typing import ClassVar, TypeVar
 
@@ -24,9 +24,9 @@ class OverChat(Screen[Answer]):
     """A screen above the chat that returns an answer."""
 
     def dismiss(self, result: Answer | None = None) -> AwaitComplete:
-        """Close the screen, once it is composed, and only once.
+        """Close the screen once. If it is not composed yet, wait until then.
 
-        Closing it earlier would query widgets that do not exist yet. A second answer would close the screen below.
+        Closing it earlier would query widgets that do not exist yet. A second call would close the screen below.
         """
         if not self.is_mounted:
             self.call_later(self._dismiss_now, result)
@@ -38,7 +38,7 @@ class OverChat(Screen[Answer]):
 
 
 class Page(OverChat[Answer]):
-    """A screen that only shows something. Opening another page replaces it."""
+    """A screen that returns no answer. Opening another page replaces it."""
 
 
 class Dialog(OverChat[Answer | None], ModalScreen[Answer | None]):
@@ -48,19 +48,20 @@ class Dialog(OverChat[Answer | None], ModalScreen[Answer | None]):
 
 
 async def confirm(node: DOMNode, question: str, about: str, yes: str) -> bool:
-    """Ask a question and return whether the user agrees. Only for workers."""
+    """Ask a question and return whether the user agrees. Call it only from workers."""
     return await node.app.push_screen_wait(Confirm(question, about, yes)) or False
 
 
 async def ask(node: DOMNode, question: str, text: str = "", hint: str = "") -> str:
-    """Ask for a line of text and return it; empty if canceled. Only for workers."""
+    """Ask for a line of text and return it; empty if canceled. Call it only from workers."""
     return await node.app.push_screen_wait(Ask(question, text, hint)) or ""
 
 
 async def may_fetch(node: DOMNode, models: Models, model: ModelInfo, verdict: str = "") -> bool:
-    """Whether a model may be downloaded. Asks the user if it is large or does not fit. Only for workers.
+    """Return whether a model may be downloaded. Asks the user if it is large or does not fit. Call it only from
+    workers.
 
-    `verdict`: whether it fits, in words, if known. Raises ClientError.
+    `verdict`: describes whether the model fits, if known. Raises ClientError.
     """
     free = await models.free_disk()
     if not needs_confirmation(model, free):
@@ -69,7 +70,7 @@ async def may_fetch(node: DOMNode, models: Models, model: ModelInfo, verdict: st
 
 
 class Confirm(Dialog[bool]):
-    """A question, the text it is about, and two buttons. The harmless one has the focus."""
+    """A question with a text and two buttons. The button that does no harm has the focus."""
 
     AUTO_FOCUS = "#no"
 
@@ -91,7 +92,7 @@ class Confirm(Dialog[bool]):
 
 
 class Ask(Dialog[str]):
-    """A question that a line of text answers."""
+    """A question that the user answers with a line of text."""
 
     def __init__(self, question: str, text: str = "", hint: str = "") -> None:
         super().__init__()

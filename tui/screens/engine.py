@@ -24,11 +24,11 @@ from tui.screens.dialog import Page, confirm
 from tui.show_errors import show_errors
 from tui.widgets.listing import Listing
 
-_WORDS = 20  # cells: " 600 MB of 1.0 GB" and longer
+_WORDS = 20  # width in cells reserved for the text after a bar, such as " 600 MB of 1.0 GB"
 
 
 class Amounts(Widget):
-    """A title, and a bar for each amount."""
+    """A title, followed by a bar for each amount."""
 
     amounts: reactive[Sequence[Amount]] = reactive((), layout=True)
 
@@ -53,7 +53,7 @@ class Amounts(Widget):
 
 
 _INTERVAL = 1.0  # seconds between polls
-_SEEN = 120  # polls that the throughput graphs cover
+_SEEN = 120  # number of polls that the throughput graphs cover
 _UNREPORTED = "This endpoint reports no statistics."
 _COLUMNS = ("Client", "Priority", "State", "Prompt", "Output", "Age")
 
@@ -62,7 +62,7 @@ _RATES = {"read": "prompt", "written": "output"}
 
 
 class Rates:
-    """Tokens per second, from counts that only increase."""
+    """Computes tokens per second from counts that only increase."""
 
     def __init__(self) -> None:
         self._last: tuple[float, int] | None = None
@@ -122,7 +122,7 @@ class EngineScreen(Page[None]):
                 self._show_none(problem.sentences)
 
     def _show_none(self, why: str) -> None:
-        """Show why there is no status."""
+        """Show the reason why there is no status."""
         if not self.query(Listing):  # the screen was closed
             return
         self.add_class("-none")
@@ -155,7 +155,7 @@ class EngineScreen(Page[None]):
 
     @work(description="abort")
     async def action_abort(self) -> None:
-        """Abort the chosen request. Ask first if it belongs to another client."""
+        """Abort the selected request. Ask first if it belongs to another client."""
         chosen = self.query_one(Listing).chosen
         if chosen is None:
             return

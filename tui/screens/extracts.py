@@ -1,4 +1,4 @@
-"""The code blocks and links of one message, for use without a mouse. Returns the choice and what to do with it."""
+"""Lists the code blocks and links of one message, for use without a mouse. Returns the choice and its action."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from tui.extracts import Address, Code, Extract
 from tui.plain_text import single_line, start
 from tui.screens.dialog import Dialog
 
-_LONGEST_LINE = 100  # characters
+_LONGEST_LINE = 100  # maximum number of characters shown of a line
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractChoice:
-    """The user's choice."""
+    """The extract that the user chose, and what to do with it."""
 
     extract: Extract
     to_file: bool = False
 
 
 class ExtractsScreen(Dialog[ExtractChoice]):
-    """Lists code and links. Enter copies code and opens a link."""
+    """Lists code blocks and links. Enter copies code or opens a link."""
 
     CSS_PATH = "extracts.tcss"
     AUTO_FOCUS = "OptionList"

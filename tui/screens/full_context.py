@@ -1,4 +1,4 @@
-"""Choose how to trim a full context, with a preview of the messages that would be left out."""
+"""The screen that asks how to trim a full context. It previews which messages would be left out."""
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -23,7 +23,7 @@ _STOP = "Cancel"
 
 
 class FullContextScreen(Dialog[TrimPlan]):
-    """Returns the chosen plan, or nothing. Messages that are left out stay visible in the chat."""
+    """Returns the chosen plan, or None. Messages that are left out stay visible in the chat."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class FullContextScreen(Dialog[TrimPlan]):
         typed: str = "",
         budget: ContextBudget | None = None,
     ) -> None:
-        """`typed` is the new message that must fit. `budget` is given if it does not fit yet."""
+        """`typed` is the new message that must fit. `budget` is set if the message does not fit yet."""
         super().__init__()
         self._port, self._chat, self._leaf = context, chat, leaf
         self._branches = branches

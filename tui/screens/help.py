@@ -43,7 +43,7 @@ KEYS = (
 
 
 class HelpScreen(Page[None]):
-    """A page that Escape, F1, or q closes."""
+    """The help page. Escape, F1, or q closes it."""
 
     CSS_PATH = "help.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss(None)", "Close")]

@@ -1,4 +1,4 @@
-"""The models screen: one list of installed models and the catalog, and the Hub. Returns the model to load."""
+"""The models screen: lists installed models and the catalog, and searches the Hub. Returns the model to load."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -23,9 +23,9 @@ from tui.widgets.listing import Listing
 from tui.widgets.text_fields import LineField
 
 _REFRESH = 0.5  # seconds between updates of the downloads
-_REST = 0.3  # seconds that a model is highlighted before its fit is checked
-_BESIDE = 52  # cells of all other columns, also while a model is downloaded
-_LEAST = 20  # cells of the name, at least
+_REST = 0.3  # seconds for which a model must be highlighted before its fit is checked
+_BESIDE = 52  # width in cells of all columns except the name, also during a download
+_LEAST = 20  # minimum width in cells of the name
 _FILTER = "Type to filter   (Tab: search the Hub)"
 _HUB = "Search the Hub, then Enter   (Tab: back to the list)"
 _NO_MATCH = "Offline: no match in the built-in catalog."
@@ -33,7 +33,7 @@ _COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("St
 
 
 class ModelsScreen(Page[str]):
-    """A filter and one table. The filter keeps the focus; Tab switches to a search of the Hub and back."""
+    """A filter above a table. The filter keeps the focus; Tab switches between the list and a search of the Hub."""
 
     CSS_PATH = "models.tcss"
     AUTO_FOCUS = "#filter"
@@ -49,12 +49,12 @@ class ModelsScreen(Page[str]):
         super().__init__()
         self._models = models
         self._downloads = downloads
-        self._all: Sequence[ModelInfo] = ()  # before the filter
+        self._all: Sequence[ModelInfo] = ()  # all models of the list, before filtering
         self._listed: dict[str, ModelInfo] = {}
-        self._ended = downloads.ended  # the count when the list was read
-        self._fits: dict[str, str] = {}  # verdicts by model, in words
+        self._ended = downloads.ended  # number of ended downloads when the list was read
+        self._fits: dict[str, str] = {}  # text that describes whether a model fits, by model name
         self._is_hub = False  # whether results of the Hub are listed
-        self._searched_text = ""  # the text of the last search of the Hub
+        self._searched_text = ""  # the text that was last searched on the Hub
         self._repository = ""  # the repository whose variants are listed, or ""
 
     def compose(self) -> ComposeResult:
@@ -101,7 +101,7 @@ class ModelsScreen(Page[str]):
             self.choose()
 
     def action_move(self, key: str) -> None:
-        """Move in the table while the filter keeps the focus."""
+        """Move the table's cursor while the filter keeps the focus."""
         listing = self.query_one(Listing)
         moves = {
             "up": listing.action_cursor_up,
@@ -134,7 +134,7 @@ class ModelsScreen(Page[str]):
         return SearchResults(tuple(sorted(models.values(), key=_order)))
 
     def _own_downloads(self) -> Iterator[ModelInfo]:
-        """Downloads that this screen started. Those of the engine are in its own lists."""
+        """Running downloads that this program started. Downloads of the engine are marked in the list itself."""
         return (model for model in self._downloads.models.values() if not model.fetching)
 
     async def _searched(self, text: str) -> SearchResults:
@@ -146,7 +146,7 @@ class ModelsScreen(Page[str]):
 
     def _note(self, text: str) -> None:
         """Show a note above the list, or hide it if the text is empty."""
-        for label in self.query("#note").results(Label):  # none after the screen is closed
+        for label in self.query("#note").results(Label):  # there is no label after the screen is closed
             label.update(single_line(text))
             label.display = bool(text)
 
@@ -172,7 +172,7 @@ class ModelsScreen(Page[str]):
         self._draw()
 
     def _draw(self) -> None:
-        for listing in self.query(Listing):  # none after the screen is closed
+        for listing in self.query(Listing):  # there is no table after the screen is closed
             listing.show({name: self._cells(model) for name, model in self._listed.items()})
 
     def _cells(self, model: ModelInfo) -> tuple[Text, ...]:
@@ -219,7 +219,7 @@ class ModelsScreen(Page[str]):
 
     @work(exclusive=True, group="fit", description="fit")
     async def find_fit(self, model: ModelInfo) -> None:
-        """Check whether the highlighted model fits, after a pause. Highlighting another one cancels this."""
+        """After a pause, check whether the highlighted model fits. Highlighting another model cancels the check."""
         await asyncio.sleep(_REST)
         try:
             fit = await self._models.fit(model.name)
@@ -239,7 +239,7 @@ class ModelsScreen(Page[str]):
 
     @on(DataTable.RowSelected)
     def choose(self) -> None:
-        """Open a repository, use a model, download it, or pause its download."""
+        """Act on the selected row: open a repository, use a model, download it, or pause its download."""
         model = self._chosen()
         if model is None:
             return
@@ -257,7 +257,7 @@ class ModelsScreen(Page[str]):
         self.choose()
 
     def action_back(self) -> None:
-        """Leave a repository, the Hub, or the screen."""
+        """Go back from a repository, from the Hub, or from the screen."""
         if self._repository:
             self._repository = ""
             self.reload()
@@ -292,7 +292,7 @@ def _is_recommended(model: ModelInfo | None) -> bool:
 
 
 def _order(model: ModelInfo) -> tuple[bool, bool, int]:
-    """Sort the loaded model first, then models that can be used at once, then by size."""
+    """Sort key: the loaded model first, then models that need no download, then by size."""
     return not model.loaded, not can_load(model), model.size or 0
 
 

@@ -1,4 +1,4 @@
-"""Search in all chats, or choose one of the last ones. Returns what the user chose."""
+"""The screen that searches all chats or lists the latest ones. Returns what the user chose."""
 
 import asyncio
 import time
@@ -27,14 +27,14 @@ _PAUSE = 0.15  # seconds after the last key before the search starts
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A chat, and the message to show in it; None for its end."""
+    """A chat, and the message to show in it. None: show the end of the chat."""
 
     chat: ChatId
     message: MessageId | None = None
 
 
 class SearchScreen(Dialog[Found]):
-    """Searches while the user types. Lists the last chats until then."""
+    """Searches while the user types. Without a query, it lists the latest chats."""
 
     CSS_PATH = "search.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -96,7 +96,7 @@ class SearchScreen(Dialog[Found]):
         self.dismiss(self._found[event.option_index])
 
     def action_move(self, step: int) -> None:
-        """Move in the list while the input keeps the focus."""
+        """Move the list's cursor while the input keeps the focus."""
         options = self.query_one(OptionList)
         (options.action_cursor_down if step > 0 else options.action_cursor_up)()
 
@@ -126,5 +126,5 @@ def _line(hit: SearchHit) -> Content:
 
 
 def _on_the_line(text: str) -> str:
-    """Put text on one line, and keep a space at either end: the match may be part of a word."""
+    """Replace line ends with spaces, and keep a space at either end, because the match may be part of a word."""
     return f"{' ' * text[:1].isspace()}{single_line(text)}{' ' * text[-1:].isspace()}"

@@ -31,13 +31,13 @@ _KEYS = "^s apply · ^d make default · F5 save preset · F8 delete it · esc ca
 
 
 class SettingsScreen(Dialog[ChatSettings]):
-    """Returns the settings, or nothing if they do not change."""
+    """The dialog of a chat's settings. Returns the settings, or None if they do not change."""
 
     CSS_PATH = "settings.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "save", "Apply"),
         Binding("ctrl+d", "make_default", "Make default", priority=True),
-        Binding("f5", "save_preset", "Save preset"),  # function keys, because text fields use most others
+        Binding("f5", "save_preset", "Save preset"),  # function keys, because text fields use most other keys
         Binding("f8", "delete_preset", "Delete preset"),
     ]
 
@@ -75,7 +75,7 @@ class SettingsScreen(Dialog[ChatSettings]):
 
     @work(exclusive=True)
     async def load_presets(self, selected: str | None = None) -> None:
-        """`selected`: the preset to select. None: the one whose settings the chat has."""
+        """Load the presets, and select `selected`. None: select the preset that equals the chat's settings."""
         with show_errors(self):
             self._presets = await self._chats.presets()
             names = [(single_line(preset.name), preset.name) for preset in self._presets]
@@ -94,7 +94,7 @@ class SettingsScreen(Dialog[ChatSettings]):
         self.query_one("#full", Select).value = settings.full_context.value
 
     def _typed(self) -> ChatSettings | None:
-        """Return the settings as typed. If one is invalid, tell the user and return None."""
+        """Return the settings as typed. If a value is invalid, show the error and return None."""
         fields = {field.name: self.query_one(f"#{field.name}", Input).value for field in sampling_fields.FIELDS}
         thinking = _THINKS[str(self.query_one("#thinking", Select).value)]
         try:
@@ -109,7 +109,7 @@ class SettingsScreen(Dialog[ChatSettings]):
         )
 
     def _show_problem(self, error: sampling_fields.InvalidField) -> None:
-        """Show an error below the fields, and focus the field."""
+        """Show an error below the fields, and focus the field with the error."""
         problem = self.query_one("#problem", Label)
         problem.update(f"✗ {error}")
         problem.display = True
@@ -138,7 +138,7 @@ class SettingsScreen(Dialog[ChatSettings]):
 
     @work
     async def action_make_default(self) -> None:
-        """Save these settings as the preset with which new chats start."""
+        """Save these settings as the default preset, which new chats start with."""
         if (settings := self._typed()) is not None:
             await self._save(DEFAULT_PRESET, settings)
             self.app.notify("New chats start with these settings.", markup=False)

@@ -4,7 +4,7 @@ from textual.screen import Screen
 
 
 class SteadyScreen(Screen[None]):
-    """Draws nothing while `is_unsettled`: the contents would flash, because they move right after the layout."""
+    """Skips drawing while `is_unsettled`: content that moves right after the layout would flicker."""
 
     @property
     def is_unsettled(self) -> bool:

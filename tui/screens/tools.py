@@ -1,4 +1,4 @@
-"""The tool servers of mcp.json, and which of their tools this chat offers to the model."""
+"""The screen that lists the tool servers of mcp.json, and which of their tools this chat offers to the model."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar
@@ -25,15 +25,15 @@ EXAMPLE = """{
     "files": {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-filesystem", "/path/of/a/folder"]}
   }
 }"""
-_INTERVAL = 0.5  # seconds between looks at servers that start
+_INTERVAL = 0.5  # seconds between two polls of servers that are starting
 _STYLES = {"ready": "$text-success", "failed": "$text-error", "starting": "$text-warning", "disabled": "dim"}
-_SEPARATOR = "__"  # between a server's name and its tool's
+_SEPARATOR = "__"  # between the names of server and tool in a qualified name
 
 Configure = Callable[[frozenset[str]], Awaitable[None]]
 
 
 class ToolsScreen(Dialog[None]):
-    """Lists servers and their tools. Changes take effect at once."""
+    """Lists servers with their tools. Changes take effect at once."""
 
     CSS_PATH = "tools.tcss"
     AUTO_FOCUS = "OptionList"
@@ -47,7 +47,7 @@ class ToolsScreen(Dialog[None]):
     ]
 
     def __init__(self, tools: Tools, disabled: frozenset[str], configure: Configure) -> None:
-        """`configure` stores the tools that are switched off."""
+        """`configure` stores the set of disabled tools."""
         super().__init__()
         self._tools = tools
         self._disabled = disabled
@@ -67,7 +67,7 @@ class ToolsScreen(Dialog[None]):
         self.set_interval(_INTERVAL, self._follow_starts)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer the keys that apply to the chosen row."""
+        """Enable only the keys that apply to the selected row."""
         server, tool = self._chosen()
         applies = {
             "switch": tool is not None,
@@ -112,14 +112,14 @@ class ToolsScreen(Dialog[None]):
         )
 
     def _rows(self) -> list[tuple[ToolServer, ToolInfo | None]]:
-        """Return the rows of the list: each server, and below it its tools."""
+        """Return the rows of the list: each server, followed by its tools."""
         return [(server, tool) for server in self._servers or () for tool in (None, *server.tools)]
 
     def _chosen(self) -> tuple[ToolServer | None, ToolInfo | None]:
-        """Return the server and the tool of the chosen row."""
+        """Return the server and the tool of the selected row."""
         try:
             at = self.query_one(OptionList).highlighted
-        except NoMatches:  # before the screen is composed
+        except NoMatches:  # the screen is not composed yet
             return None, None
         rows = self._rows()
         return rows[at] if at is not None and at < len(rows) else (None, None)
@@ -153,7 +153,7 @@ class ToolsScreen(Dialog[None]):
             await self._disable(self._disabled ^ {tool.name})
 
     async def action_switch_all(self) -> None:
-        """Switch all tools off, or on if all are off."""
+        """Disable all tools, or enable all if all are disabled."""
         names = self._names()
         await self._disable(self._disabled - names if names <= self._disabled else self._disabled | names)
 
@@ -168,7 +168,7 @@ class ToolsScreen(Dialog[None]):
         server, _ = self._chosen()
         if server is not None:
             with show_errors(self):
-                self.call_after_refresh(self.load)  # shows that it starts
+                self.call_after_refresh(self.load)  # show the state "starting"
                 await self._tools.restart(server.name)
                 self.load()
 

@@ -1,1 +1,1 @@
-"""The widgets, one per module. They post messages about what happened, and call only the client that they are given."""
+"""The widgets, one in each module. They report events with messages, and call only the client that they receive."""

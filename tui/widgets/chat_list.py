@@ -1,4 +1,4 @@
-"""The list of chats, and the actions on a chat as a whole: rename, pin, archive, export, and delete."""
+"""The list of chats, and the actions on a whole chat: rename, pin, archive, export, and delete."""
 
 import time
 from collections.abc import Callable, Container, Iterator
@@ -22,14 +22,15 @@ from tui.screens.dialog import ask, confirm
 from tui.show_errors import show_errors
 from tui.types import ChatId, ChatSummary, ExportFormat
 
-_POLL = 1.5  # seconds between looks for changes by other windows
-_AGE_POLL = 40  # looks after which the ages are drawn again
+_POLL = 1.5  # seconds between two polls for changes by other windows
+_AGE_POLL = 40  # number of polls after which the ages are drawn again
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧"
 _UNDO = "/undo restores it until you quit."
 
 
 class ChatList(Vertical):
-    """Pinned chats first. Actions apply to the highlighted chat while the list has the focus, else to the open chat.
+    """Lists the chats, pinned ones first. Actions apply to the highlighted chat if the list has the focus, else to the
+    open chat.
 
     Letters are not bound, because the chat screen sends them to the prompt.
     """
@@ -45,7 +46,7 @@ class ChatList(Vertical):
     ]
 
     class Left(Message):
-        """The user returns to the prompt."""
+        """The user left the list to return to the prompt."""
 
     class OpenAsked(Message):
         """The user chose a chat to open."""
@@ -70,12 +71,12 @@ class ChatList(Vertical):
             self.title = title
 
     def __init__(self, chats: Chats, running: Callable[[], Container[ChatId]]) -> None:
-        """`running` returns the chats in which a reply is being generated."""
+        """`running` returns the ids of the chats in which a reply is being generated."""
         super().__init__(id="chats")
         self._chats = chats
         self._running_chats = running
-        self._looks = 0  # number of polls
-        self._spun = False  # whether a running reply is drawn
+        self._looks = 0  # number of polls so far
+        self._spun = False  # whether a running reply was drawn at the last poll
         self._summaries: dict[ChatId, ChatSummary] = {}
         self._open: ChatId | None = None
         self._archived = False
@@ -93,24 +94,24 @@ class ChatList(Vertical):
         self._show()
 
     def mark_open(self, chat: ChatId | None) -> None:
-        """Mark the chat that is open beside the list."""
+        """Mark the chat that is shown next to the list."""
         self._open = chat
         self.reload()
 
     @work(exclusive=True, group="chat-list")
     async def reload(self) -> None:
-        """Read the list again."""
+        """Read the chats again, and update the list."""
         with show_errors(self):
             self._summaries = await self._read()
             self._show()
 
     @work(exclusive=True, group="chat-list")
     async def poll(self) -> None:
-        """Show changes by other windows, running replies, and later ages."""
+        """Update changes by other windows, marks of running replies, and ages."""
         if not self.display:
             return
         self._looks += 1
-        with suppress(ClientError):  # the next action of the user reports it
+        with suppress(ClientError):  # the next action of the user reports the error
             found = await self._read()
             is_changed = list(found.values()) != list(self._summaries.values())
             self._summaries = found
@@ -125,21 +126,21 @@ class ChatList(Vertical):
         return chat in self._running_chats()
 
     def _show(self) -> None:
-        for options in self.query(OptionList):  # none before it is composed
+        for options in self.query(OptionList):  # there is no list before it is composed
             highlighted, row = self._highlighted(), self._row(options)
             options.clear_options()
             options.add_options(self._options(max(12, options.size.width - 2)))
             keep = highlighted if highlighted in self._summaries else self._open
             if keep in self._summaries:
                 options.highlighted = options.get_option_index(keep or "")
-            elif highlighted is not None and self._summaries:  # the chat is gone: keep the row
+            elif highlighted is not None and self._summaries:  # the highlighted chat was removed: keep the row
                 chat = list(self._summaries)[min(row, len(self._summaries) - 1)]
                 options.highlighted = options.get_option_index(chat)
             self._spun = any(map(self._is_running, self._summaries))
             self.query_one("#chats-title", Label).update("Archive" if self._archived else "Chats")
 
     def _row(self, options: OptionList) -> int:
-        """Return the row of the highlighted chat, without the names of groups."""
+        """Return the row of the highlighted chat. Rows of group headings are not counted."""
         return sum(option.id is not None for option in options.options[: options.highlighted or 0])
 
     def _options(self, width: int) -> Iterator[Option]:
@@ -152,7 +153,7 @@ class ChatList(Vertical):
             yield Option(self._line(summary, width, now), id=summary.id)
 
     def _line(self, summary: ChatSummary, width: int, now: float) -> Content:
-        """Return a line of `width` cells: mark, title, and age at the right."""
+        """Return a line of `width` cells: mark, title, and age on the right."""
         signs = {"private ": summary.private, "draft ": not summary.message_count}
         words = "".join(word for word, holds in signs.items() if holds)
         style = "bold" if summary.id == self._open else ""
@@ -171,13 +172,13 @@ class ChatList(Vertical):
         return None if index is None else ChatId(options.get_option_at_index(index).id or "")
 
     def _target_chat(self) -> ChatId | None:
-        """Return the chat that an action applies to."""
+        """Return the chat to which an action applies."""
         return self._highlighted() if self.has_focus_within else self._open
 
     async def _target_summary(self) -> ChatSummary | None:
-        """Return the summary of that chat, from either list.
+        """Return the summary of the chat to which an action applies, archived or not.
 
-        If it does not exist yet, tell the user and return None.
+        If the chat does not exist yet, notify the user and return None.
         """
         chat = self._target_chat()
         if chat not in self._summaries:
@@ -240,7 +241,7 @@ class ChatList(Vertical):
 
     @work
     async def action_confirm_deletion(self) -> None:
-        """Ask before a key deletes a chat. /delete does not ask, because it cannot be typed by accident."""
+        """Ask before a key deletes a chat. /delete does not ask, because a command is not typed by accident."""
         with show_errors(self):
             if (summary := await self._target_summary()) is not None:
                 about = f"{single_line(summary.title) or 'New chat'}\n\n{_UNDO}"

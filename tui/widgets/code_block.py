@@ -17,12 +17,12 @@ from tui.widgets.growing import draw_growth, release_reserve
 from tui.widgets.text_fields import SplitLine, word
 from tui.widgets.textual_internals import Fence
 
-LONGEST_HIGHLIGHTED = 20_000  # characters; longer code is not highlighted
-_PART, _LONGEST_PART = 1500, 4000  # characters
+LONGEST_HIGHLIGHTED = 20_000  # maximum number of characters of code that is highlighted
+_PART, _LONGEST_PART = 1500, 4000  # characters after which a part ends at the next opportunity, or in any case
 
 
 class CodeBlock(Fence):
-    """A fence with links to copy, save, and wrap its code."""
+    """A code block with links to copy, save, and wrap its code."""
 
     class CopyAsked(Message):
         def __init__(self, code: str) -> None:
@@ -41,7 +41,7 @@ class CodeBlock(Fence):
 
     @classmethod
     def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
-        """Return the code without colors: each part is highlighted separately."""
+        """Return the code without colors, because `compose` highlights each part separately."""
         return Content(code)
 
     def compose(self) -> ComposeResult:
@@ -50,11 +50,11 @@ class CodeBlock(Fence):
         yield from map(CodePart, self._shown)
 
     def show_code(self, content: Content) -> None:
-        if self._shown:  # else `compose` shows the current code
+        if self._shown:  # otherwise `compose` will show the current code
             self._show_changes()
 
     def _show_changes(self) -> None:
-        """Update the parts that changed. Others keep their layout."""
+        """Update only the parts that changed, so that the other parts keep their layout."""
         labels = list(self.query_children(CodePart))
         before, self._shown = self._shown, self._parts()
         for label, was, part in zip(labels, before, self._shown, strict=False):
@@ -104,10 +104,10 @@ class CodeBlock(Fence):
 
 
 def parts(code: str) -> Iterator[str]:
-    """Split code into parts that are highlighted separately, so that a finished part is not read again as the code
-    grows.
+    """Split code into parts that are highlighted separately, so that growing code does not highlight finished parts
+    again.
 
-    A part ends before an unindented line that follows an empty one, or when it exceeds the maximum size.
+    A part ends before an unindented line that follows an empty line, or when it exceeds the maximum size.
     """
     part: list[str] = []
     size, is_after_empty = 0, False
@@ -152,7 +152,7 @@ def _colored(code: str, language: str, ansi: bool, dark: bool) -> Content:
 
 @cache
 def _with_diff_colors(base: type[HighlightTheme]) -> type[HighlightTheme]:
-    """Return a theme that also colors the lines of a diff."""
+    """Return a theme that also has colors for the lines of a diff."""
     diff = {Kind.Generic.Inserted: "$text-success", Kind.Generic.Deleted: "$text-error"}
     return type("DiffTheme", (base,), {"STYLES": {**base.STYLES, **diff}})
 
@@ -163,5 +163,5 @@ def _plain(part: str) -> Content:
 
 
 def _without_long_lines(part: str) -> str:
-    """Shorten long lines for display. Copy and save use the whole code."""
+    """Shorten long lines for display. Copying and saving use the full code."""
     return "\n".join(head(line, LONGEST_LINE) for line in part.split("\n"))

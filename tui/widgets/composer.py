@@ -1,6 +1,6 @@
 """The lower part of the chat: the prompt, its attachments, queued messages, and the context budget.
 
-A moment after the last key, the draft is saved and the context is measured.
+Shortly after the last key, the draft is saved and the context budget is updated.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from tui.widgets.prompt_menu import KEYS, PromptMenu
 from tui.widgets.status_line import StatusLine
 from tui.widgets.text_fields import WordButtons, word
 
-_PAUSE = 0.4  # seconds after the last key
+_PAUSE = 0.4  # seconds after the last key until the draft is saved and the context is measured
 
 
 @dataclass(slots=True)
 class Attached:
-    """An attachment, and its number of tokens once known."""
+    """An attachment, with its number of tokens once it is known."""
 
     attachment: Attachment
     tokens: int | None = None
@@ -43,20 +43,20 @@ class Attached:
 
 
 class Composer(Vertical):
-    """The prompt and everything that will be sent with it."""
+    """The prompt, its attachments, and the queued messages."""
 
     class EnteredEmpty(Message):
-        """The user pressed Enter in an empty prompt without attachments."""
+        """The user pressed Enter in a prompt without text and attachments."""
 
     class Submitted(Message):
-        """The user pressed Enter on a message. The prompt is already empty."""
+        """The user pressed Enter to send a message. The prompt is already empty."""
 
         def __init__(self, prompt: Prompt) -> None:
             super().__init__()
             self.prompt = prompt
 
     class CommandTyped(Message):
-        """The user pressed Enter on a command. Attachments stay for the next message."""
+        """The user pressed Enter on a command. Attachments are kept for the next message."""
 
         def __init__(self, name: str, argument: str) -> None:
             super().__init__()
@@ -72,11 +72,11 @@ class Composer(Vertical):
         self.area = PromptArea(self.menu)
         self.status = StatusLine()
         self.drafts = Drafts(client.chats)
-        self.sending: Prompt | None = None  # the message being sent, until the client has stored it
+        self.sending: Prompt | None = None  # the message that is being sent, until the client has stored it
         self._attached: list[Attached] = []
         self._queue: list[Prompt] = []
-        self._aside: Prompt | None = None  # the prompt to restore after editing a message
-        self.is_leaving = False  # the open chat is being left; typed text belongs to the next one
+        self._aside: Prompt | None = None  # the prompt to restore after the user has edited a message
+        self.is_leaving = False  # whether the open chat is being left: text typed now belongs to the next chat
 
     def compose(self) -> ComposeResult:
         yield Label("", id="queue", markup=False)
@@ -118,7 +118,7 @@ class Composer(Vertical):
 
     @work(description="price")
     async def price(self, attached: Attached) -> None:
-        """Count the tokens of an attachment. If no model is loaded, that was already reported."""
+        """Count the tokens of an attachment. A missing model is not reported again."""
         with show_errors(self), suppress(NotLoaded):
             attached.tokens = await self._client.replies.count_tokens(attached.attachment.text)
             self._show_attached()
@@ -126,20 +126,20 @@ class Composer(Vertical):
     # --- drafts and the context
 
     async def start(self) -> None:
-        """Load earlier inputs and the last draft. Keep what the user has typed already."""
+        """Load earlier inputs and the last draft. Text that the user has already typed is kept."""
         with show_errors(self):
             self.area.remember(await self._client.chats.inputs())
             draft = await self.drafts.read_window_draft()
             if self._chat.id is None and not self.area.text:
                 self.write(draft)
-            elif draft != Prompt():  # the user has typed or opened something already
+            elif draft != Prompt():  # the user has already typed text or opened a chat
                 await self.drafts.save_as_chat(OpenChat(), draft)
                 await self.save_draft()
 
     @property
     def draft(self) -> Prompt:
-        """All text that is not sent yet: the queue and the prompt, without `sending` and without a message being
-        edited.
+        """Return all text that is not sent: the queue and the prompt, without `sending` and without a message that is
+        being edited.
         """
         typed = Prompt(self.area.draft.strip(), self._files)
         return Prompt.of([*self._queue, typed if self._aside is None else self._aside])
@@ -151,7 +151,7 @@ class Composer(Vertical):
                 await self.drafts.save(self._chat, self.draft, self.sending)
 
     async def flush_keys(self) -> None:
-        """Wait until the prompt has processed all earlier keys."""
+        """Wait until the prompt has processed all keys received before."""
         flushed = asyncio.Event()
         if self.area.is_running and self.area.call_later(flushed.set):
             await flushed.wait()
@@ -162,7 +162,7 @@ class Composer(Vertical):
         await self.save_draft()
 
     async def leave(self) -> Prompt:
-        """Remove and save the draft of the chat that is left. Further text belongs to the next chat."""
+        """Remove the draft of the chat that the user leaves, and save it. Text typed later belongs to the next chat."""
         await self.flush_keys()
         self.end_editing()
         self.take_back_queue()
@@ -174,12 +174,12 @@ class Composer(Vertical):
         return left
 
     def show_draft(self, draft: Prompt) -> None:
-        """Show the draft of the chat that was opened, followed by what the user typed meanwhile."""
+        """Show the draft of the chat that was opened, followed by the text typed meanwhile."""
         self.is_leaving = False
         self.write(Prompt(draft.text + self.area.text, (*draft.attachments, *self._files)))
 
     def switch_chat(self, chat: OpenChat) -> None:
-        """Assign further input to this chat."""
+        """From now on, typed text belongs to this chat."""
         if chat is not self._chat:
             self._chat = chat
             self.sending = None
@@ -203,7 +203,7 @@ class Composer(Vertical):
     # --- queued messages
 
     def queue(self, prompt: Prompt) -> None:
-        """Send this message after the current reply."""
+        """Add a message to the queue. It is sent after the current reply."""
         self._queue.append(prompt)
         self._show_queue()
         self.save_soon()
@@ -215,7 +215,7 @@ class Composer(Vertical):
         return prompt
 
     async def sent(self, chat: OpenChat) -> None:
-        """Save the draft without the message that the client has stored. Its chat may have been left."""
+        """Save the draft without the message that the client has stored. The user may have left its chat."""
         if chat is self._chat:
             self.sending = None
             await self.save_draft()
@@ -224,7 +224,7 @@ class Composer(Vertical):
                 await self.drafts.save(chat, self.drafts.unsent(chat.id))
 
     async def restore_unsent(self, chat: OpenChat, prompt: Prompt) -> None:
-        """Put a message that could not be sent before the queued messages and the current text."""
+        """Move a message that could not be sent back into the prompt, before queued messages and current text."""
         if chat is self._chat:
             self.sending = None
             self._queue.insert(0, prompt)
@@ -255,7 +255,7 @@ class Composer(Vertical):
     # --- editing a message
 
     def edit(self, prompt: Prompt) -> None:
-        """Edit a sent message. The current prompt is set aside."""
+        """Put a sent message into the prompt for editing. The current prompt is kept aside."""
         if self._aside is None:
             self._aside = self.prompt
         self.add_class("editing")
@@ -263,7 +263,7 @@ class Composer(Vertical):
         self.area.focus()
 
     def end_editing(self) -> None:
-        """Restore the prompt that was set aside."""
+        """Restore the prompt that was kept aside."""
         if self._aside is not None:
             draft, self._aside = self._aside, None
             self.remove_class("editing")

@@ -1,7 +1,7 @@
 """The open chat: messages, prompt, replies, edits, and branches.
 
-Workers of replies only post events; the handlers here own all state. Every change is stored by the client before it is
-shown.
+Workers that read replies only post events; the handlers in this module change the state. The client stores every change
+before it is shown.
 """
 
 import asyncio
@@ -53,10 +53,10 @@ from tui.widgets.tool_call import ANSWERS, PermissionAsk
 from tui.widgets.transcript import Transcript
 from tui.widgets.welcome import Welcome
 
-_PATIENCE = 1.0  # seconds for a stopped reply to end by itself
-_TWICE = 1.0  # seconds between two presses of Escape
-LONG_REPLY = 20.0  # seconds; the terminal rings at the end of a longer reply if another window has the focus
-_BRIEF = 3.0  # seconds; short, because the user types on
+_PATIENCE = 1.0  # seconds that a stopped reply has to end by itself
+_TWICE = 1.0  # maximum seconds between two presses of Escape
+LONG_REPLY = 20.0  # seconds; after a longer reply, the terminal bell rings if another window has the focus
+_BRIEF = 3.0  # seconds to show a hint; short, because the user continues to type
 
 
 class Conversation(Vertical):
@@ -74,17 +74,17 @@ class Conversation(Vertical):
             self.chat = chat
 
     class Activity(Posted):
-        """The current activity of the open chat's reply; empty if there is none."""
+        """The activity of the open chat's reply has changed; empty if there is no reply."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
     class ModelWanted(Posted):
-        """A reply was requested, but no model is loaded."""
+        """The user requested a reply, but no model is loaded."""
 
     class ReplyCame(Posted, bubble=False):
-        """The next event of a reply, or the error that ended it. Posted by its worker."""
+        """An event of a reply, or the error that ended it. Posted by the worker that reads the reply."""
 
         def __init__(self, reply: ReplyProgress, event: ReplyEvent | ClientError) -> None:
             super().__init__()
@@ -99,14 +99,14 @@ class Conversation(Vertical):
         self.composer = Composer(client)
         self.model = ""  # the loaded model; empty until one is loaded
         self.chat = OpenChat()
-        self._activity = ""  # the last text that was posted
+        self._activity = ""  # the text of the last Activity message
         self._replies = RunningReplies(
             client.replies, self._stream, lambda *came: self.post_message(self.ReplyCame(*came))
         )
         self._trimmer = ContextTrimmer(client.context, self._choose_trim, self._show_trimmed, self._post_activity)
         self._asking_again = False
         self._editing: Message | None = None
-        self._switching = asyncio.Lock()  # chats are opened one at a time
+        self._switching = asyncio.Lock()  # held while a chat is opened: only one at a time
         self._escapes = DoublePress(_TWICE)
 
     def _stream(self, stream: Callable[[], Coroutine[None, None, None]]) -> Worker[None]:
@@ -127,7 +127,7 @@ class Conversation(Vertical):
 
     @property
     def is_interruptible(self) -> bool:
-        """Whether `action_stop` would stop a reply or a summary of the open chat, or end editing."""
+        """Whether there is a reply or a summary that `action_stop` can stop, or a message being edited."""
         return self.current_reply is not None or self._trimmer.is_trimming or self._editing is not None
 
     @property
@@ -138,7 +138,7 @@ class Conversation(Vertical):
     # --- the open chat
 
     async def open(self, chat: ChatId, at: MessageId | None = None) -> None:
-        """Open a chat at the end of its shown branch, or at the message `at`."""
+        """Open a chat, and show the end of its branch or the message `at`."""
         async with self._leaving() as left:
             found = await self._client.chats.open(chat)
             opened = OpenChat.of(found)
@@ -156,7 +156,7 @@ class Conversation(Vertical):
             self.composer.show_draft(self.composer.drafts.with_files(chat, found.draft))
 
     async def open_new(self, *, private: bool = False) -> None:
-        """Open a new chat with the settings of the previous one, unless that is private."""
+        """Open a new chat. It takes the settings of the previous chat, unless that one is private."""
         async with self._leaving() as left:
             settings = self.chat.settings if private or not self.chat.private else ChatSettings()
             if await self._save_left_draft(left):
@@ -165,21 +165,21 @@ class Conversation(Vertical):
             self.composer.show_draft(Prompt())
 
     async def _save_left_draft(self, left: Prompt) -> bool:
-        """Keep the draft of a new chat that is left as a chat in the list. Returns whether there was one."""
+        """When the user leaves a new chat, save its draft as a chat in the list. Returns whether it had one."""
         if self.chat.id is None and left != Prompt():
             await self.composer.drafts.save_as_chat(self.chat, left)
             return True
         return False
 
     async def leave_deleted(self, chat: ChatId) -> None:
-        """End the reply of a deleted chat, and open a new chat if it was open."""
+        """Stop the reply of a deleted chat. If the chat is open, open a new one."""
         if (reply := self._replies.in_chat(chat)) is not None:
             self._replies.remove(reply)
         if chat == self.chat.id:
             await self.open_new()
 
     async def configure(self, chat: OpenChat, settings: ChatSettings) -> None:
-        """Change the settings of a chat, which may have been left since the dialog was opened."""
+        """Change the settings of a chat. The user may have left it since the dialog was opened."""
         with show_errors(self):
             if chat.id is not None:
                 await self._client.chats.configure(chat.id, settings)
@@ -188,7 +188,7 @@ class Conversation(Vertical):
 
     @asynccontextmanager
     async def _leaving(self) -> AsyncGenerator[Prompt, None]:
-        """Leave the open chat for the one that the body opens; yields the draft that is left.
+        """Leave the open chat, and yield its draft. The body opens another chat.
 
         If the body fails, show the error and stay in the chat. A message sent meanwhile goes to the chat that is open
         afterwards.
@@ -244,7 +244,7 @@ class Conversation(Vertical):
 
     @work(group="send", description="send")
     async def deliver(self, prompt: Prompt) -> None:
-        """Store the message, show it, and request a reply. If it cannot be sent, put it back into the prompt."""
+        """Store a message, show it, and request a reply. If the message cannot be sent, put it back into the prompt."""
         chat, edited = self.chat, self._editing
         self._editing = None
         message: Message | None = None
@@ -264,7 +264,7 @@ class Conversation(Vertical):
         if chat is self.chat:
             await self.transcript.truncate_after(message.parent)
             chat.put(message)
-        if chat is self.chat:  # another chat may be open now
+        if chat is self.chat:  # the user may have opened another chat
             await self.transcript.append(message)
         if message.role is Role.USER and chat.id is not None:
             self.ask(chat.id, message.id)
@@ -273,7 +273,8 @@ class Conversation(Vertical):
         """Store the message and return it, or None if the user decided not to send it."""
         chats = self._client.chats
         if chat.id is None:
-            await self._ensure_room(chat, None, prompt.all_text)  # before the chat is created
+            # before the chat is created: a message that cannot fit creates no chat
+            await self._ensure_room(chat, None, prompt.all_text)
             chat.summary = (await chats.create(chat.settings, private=chat.private)).summary
             await self.composer.drafts.clear_new(chat)
             self._post_shown()
@@ -288,7 +289,7 @@ class Conversation(Vertical):
         return await chats.add(name, parent, prompt.text, prompt.attachments)
 
     def ask(self, chat: ChatId, to: MessageId) -> None:
-        """Request a reply to this message, which is the end of its branch."""
+        """Request a reply to a message, which must be the end of its branch."""
         self._replies.start(chat, to)
         self._show_failure(chat, to)
         if not self.model:
@@ -304,7 +305,7 @@ class Conversation(Vertical):
         if isinstance(event, ClientError):
             self._replies.fail(reply, event)
             self._show_failure(reply.chat, reply.to)
-            is_reported = reply.message is None and reply.chat == self.chat.id  # below the question
+            is_reported = reply.message is None and reply.chat == self.chat.id  # the error is shown below the question
             if not is_reported and (self.model or not isinstance(event, NotLoaded)):
                 show_error(self, event)
             await self._finish_reply(reply)
@@ -320,13 +321,13 @@ class Conversation(Vertical):
             await self._finish_reply(reply)
 
     def _show_failure(self, chat: ChatId, to: MessageId) -> None:
-        """Show or clear why there is no reply to a message."""
+        """Show the reason why a message has no reply, or remove it."""
         if chat == self.chat.id and to in self.chat.branches:
             self.transcript.update_message(self.chat.set_failure(to, self._replies.unanswered(chat).get(to, "")))
 
     @on(TextArea.Changed)
     def yield_to_typing(self, event: TextArea.Changed) -> None:
-        """Draw typed text before the reply."""
+        """Draw typed text before the reply, because the user waits for it."""
         event.stop()
         message = self.current_reply.message if self.current_reply else None
         if message is not None and (view := self.transcript.view(message.id)) is not None:
@@ -358,7 +359,7 @@ class Conversation(Vertical):
         self._post_activity(reply.activity)
 
     async def _show_calls(self, reply: ReplyProgress) -> None:
-        """Show the calls of a running reply whose chat was opened."""
+        """Show the tool calls of a running reply after its chat was opened."""
         view = self.transcript.view(reply.message.id) if reply.message else None
         if view is not None:
             for called in list(reply.calls.values()):
@@ -376,7 +377,7 @@ class Conversation(Vertical):
         self._answer(answered.call, answered.permission)
 
     def action_answer_call(self, permission: str) -> None:
-        """Answer the call of the open chat that waits for permission."""
+        """Answer the question about the tool call that waits in the open chat."""
         if (reply := self.current_reply) is not None and (called := reply.asking) is not None:
             self._answer(called.call, Permission(permission))
 
@@ -394,7 +395,7 @@ class Conversation(Vertical):
         return action != "answer_call" or (reply is not None and reply.asking is not None)
 
     async def _finish_reply(self, reply: ReplyProgress) -> None:
-        """End a reply. Send the next queued message, unless the reply failed or was stopped."""
+        """Process the end of a reply. Send the next queued message, unless the reply failed or was stopped."""
         self._replies.remove(reply)
         if reply.seconds > LONG_REPLY and not self.app.app_focus:
             self.app.bell()
@@ -414,7 +415,7 @@ class Conversation(Vertical):
         self.composer.measure()
 
     async def _name_chat(self, chat: ChatId) -> None:
-        """Give the chat a title after a reply. Errors are ignored: the next reply tries again."""
+        """Give the chat a title after a reply. Errors are ignored, because the next reply tries again."""
         with suppress(ClientError):
             title = await self._client.chats.title(chat)
             if chat == self.chat.id:
@@ -424,7 +425,7 @@ class Conversation(Vertical):
     # --- stopping
 
     async def action_stop(self) -> None:
-        """Stop the reply or the summary. Without one, end editing."""
+        """Stop the reply or the summary. If there is none, end editing."""
         reply = self.current_reply
         if reply is None and self._trimmer.stop():
             return
@@ -438,7 +439,9 @@ class Conversation(Vertical):
             self.stop_gently(reply, reply.message.id)
 
     def _leave_or_edit(self) -> None:
-        """Escape without a reply: end editing or return to the prompt. Twice in an empty one: edit the last message."""
+        """Handle Escape without a reply: end editing or return to the prompt. Twice in an empty prompt: edit the last
+        message.
+        """
         area = self.composer.area
         is_idle = area.has_focus and self._editing is None and self.composer.prompt == Prompt()
         self._end_editing()
@@ -450,7 +453,7 @@ class Conversation(Vertical):
 
     @work(group="stop")
     async def stop_gently(self, reply: ReplyProgress, message: MessageId) -> None:
-        """Let the engine end the reply, so that it reports the usage. Cut it off if it takes too long."""
+        """Let the engine end the reply, so that it still reports the usage. Cancel the reply if that takes too long."""
         with show_errors(self):
             await self._client.replies.stop(message)
         await asyncio.sleep(_PATIENCE)
@@ -465,7 +468,7 @@ class Conversation(Vertical):
 
     @on(MessageView.EditAsked)
     def edit(self, event: MessageView.EditAsked) -> None:
-        """Edit a message. The old one stays as a branch."""
+        """Edit a message. The original is kept as a branch."""
         if self._is_busy() or not self._is_shown(event.message):
             return
         self._begin_editing(event.message, Prompt(event.message.text, event.message.attachments))
@@ -475,13 +478,13 @@ class Conversation(Vertical):
         self.composer.edit(prompt)
 
     def _is_busy(self) -> bool:
-        """Whether a reply prevents the action. If so, tell the user."""
+        """Return whether a running reply prevents the action. If so, notify the user."""
         if self._is_sending:
             self.app.notify("Still replying. Press Esc to stop.", markup=False)
         return self._is_sending
 
     def _is_shown(self, message: Message) -> bool:
-        """Whether the message is on the shown branch. Another chat may be open since the action was requested."""
+        """Whether the message is on the shown branch. Since the request, another chat may have been opened."""
         return any(one.id == message.id for one in self.chat.path())
 
     def _end_editing(self) -> None:
@@ -490,7 +493,7 @@ class Conversation(Vertical):
 
     @property
     def _focused(self) -> Message | None:
-        """The focused message, to which commands apply."""
+        """The message that has the focus, to which commands apply."""
         return self.screen.focused.message if isinstance(self.screen.focused, MessageView) else None
 
     def action_edit_last(self) -> None:
@@ -508,7 +511,7 @@ class Conversation(Vertical):
 
     @work(group="send", description="send")
     async def ask_again(self, to: MessageId) -> None:
-        """Request another reply to a message, as `deliver` does for a new one."""
+        """Request another reply to a message. Errors are handled as in `deliver`."""
         chat, has_room = self.chat, False
         with show_errors(self):
             has_room = await self._ensure_room(chat, to, "")
@@ -567,7 +570,7 @@ class Conversation(Vertical):
     async def _choose_trim(
         self, chat: ChatId, leaf: MessageId | None, typed: str = "", budget: ContextBudget | None = None
     ) -> TrimPlan | None:
-        """Ask the user what to leave out."""
+        """Ask the user which messages to leave out, and return the plan."""
         dialog = FullContextScreen(self._client.context, chat, leaf, self.chat.branches, typed, budget)
         return await self.app.push_screen_wait(dialog)
 
@@ -578,7 +581,7 @@ class Conversation(Vertical):
 
     @work(group="trim", exclusive=True)
     async def action_trim_context(self) -> None:
-        """Trim the context on request."""
+        """Open the dialog that trims the context (command /room)."""
         chat = self.chat.id
         if chat is not None and self.chat.leaf is not None:
             with show_errors(self):

@@ -1,6 +1,7 @@
-"""One piece of a reply's Markdown, with a special widget for code, lists, and tables.
+"""One piece of a reply's Markdown, with special widgets for code, lists, and tables.
 
-Its last block may grow. It does not know its neighbors, except whether the next piece follows without an empty line.
+Its last block may grow. A piece is independent of its neighbors, except that it draws no empty line below itself if the
+next piece adjoins.
 """
 
 from textual.events import Mount
@@ -48,8 +49,8 @@ class Document(Markdown):
         self.adjoined = adjoined
 
     async def on_mount(self, event: Mount) -> None:
-        """Append even the first text: Textual would not parse text that the base class shows at first again as it
-        grows.
+        """Append the first text like any later text, because Textual would not parse text of the base class again when
+        it grows.
         """
         event.prevent_default()
         await self.append(self._first)
@@ -63,17 +64,17 @@ class Document(Markdown):
         return render_uniform(super().render_lines, crop)
 
     def close(self, *, adjoined: bool) -> None:
-        """Mark the document as complete. Remove the empty line below it if the next piece adjoins."""
+        """Mark the document as complete. If the next piece adjoins, remove the empty line below."""
         self.adjoined = adjoined
         release_reserve(self)
         for block in self.children[-1:] if adjoined else ():
             block.styles.margin = block.styles.margin._replace(bottom=0)
 
     async def grow(self, text: str) -> None:
-        """Append text to the last block or after it."""
+        """Append text, which continues the last block or starts new blocks."""
         last = self.children[-1] if self.children else None
         await self.append(text)
-        for block in self.children[-1:]:  # none if the program is exiting
+        for block in self.children[-1:]:  # there are no children if the program is exiting
             if last is not block:
                 if last is not None:
                     release_reserve(last)

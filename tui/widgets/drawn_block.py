@@ -19,7 +19,7 @@ class DrawnBlock(Widget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._drawn: dict[int, list[Content]] = {}  # lines by width
+        self._drawn: dict[int, list[Content]] = {}  # drawn lines by width in cells
 
     @abstractmethod
     def lines(self, width: int) -> list[Content]:
@@ -37,7 +37,7 @@ class DrawnBlock(Widget):
         return Content("\n").join(self._lines(self.content_size.width))
 
     def action_link(self, href: str) -> None:
-        """Post a click on a link, as Textual's own blocks do."""
+        """Post a message for a click on a link, as Textual's own blocks do."""
         self.post_message(Markdown.LinkClicked(self.query_ancestor(Markdown), href))
 
     def _lines(self, width: int) -> list[Content]:

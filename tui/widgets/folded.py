@@ -1,4 +1,4 @@
-"""Text folded to one line: a summary, or the reasoning of a reply."""
+"""Text that is folded to one line: a summary, or the reasoning of a reply."""
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -10,12 +10,12 @@ from tui import figures
 from tui.plain_text import head
 from tui.widgets.text_fields import WordButtons, clickable
 
-_LONGEST = 50_000  # characters
-_LATEST = 4000  # characters at the end that are shown while the reasoning grows
+_LONGEST = 50_000  # maximum number of characters shown
+_LATEST = 4000  # characters at the end of the reasoning that are shown while it grows
 
 
 class Folded(Vertical):
-    """Plain text under a line that folds and unfolds it. Laid out only while it is unfolded."""
+    """Plain text below a line that folds and unfolds it. It is laid out only while it is unfolded."""
 
     folded = reactive(True)
 
@@ -38,7 +38,7 @@ class Folded(Vertical):
         self._show()
 
     def _show(self) -> None:
-        if not (self.is_attached and self.children):  # its message may be removed before it is composed
+        if not (self.is_attached and self.children):  # the message may be removed before it is composed
             return
         line = Content.assemble("▸ " if self.folded else "▾ ", self._line)
         self.query_one(WordButtons).update(clickable(line, "fold"))
@@ -59,24 +59,25 @@ class Reasoning(Folded):
         self._tell(seconds, finished=finished)
 
     def add(self, text: str, seconds: float) -> None:
-        """Append text. `seconds`: duration until now."""
+        """Append text. `seconds`: duration of the reasoning so far."""
         self._text += text
         self._tell(seconds, finished=self._finished)
         self._show()
 
     def finish(self, seconds: float) -> None:
-        """Mark the reasoning as complete."""
+        """Mark the reasoning as complete, and show its final duration."""
         self._tell(seconds, finished=True)
         self._show()
 
     def end(self) -> None:
-        """Mark the reasoning as complete, with the duration known before."""
+        """Mark the reasoning as complete. Its duration is the one known so far."""
         if not self._finished:
             self.finish(self._seconds)
 
     def _tell(self, seconds: float, *, finished: bool) -> None:
         self._finished, self._seconds = finished, seconds
-        how_long = f" for {figures.seconds(seconds)}" if seconds else ""  # unknown for reasoning before a tool call
+        # the duration is unknown for reasoning before a tool call
+        how_long = f" for {figures.seconds(seconds)}" if seconds else ""
         self._line = Content(f"Thought{how_long}" if finished else "Thinking")
 
     def _shown_text(self) -> str:

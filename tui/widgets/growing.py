@@ -1,6 +1,6 @@
-"""Text that grows without a layout for each change: reserved lines below it, columns, and placeholders.
+"""Text that grows without a layout for each change: reserved lines below the text, columns, and placeholders.
 
-A layout costs the same as drawing all visible text, and a fast reply would need several per second.
+The cost of a layout is that of drawing all visible text, and a fast reply would need several layouts per second.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,9 +17,9 @@ RESERVED_LINES = 5
 
 
 def draw_growth(widget: Widget) -> None:
-    """Draw a widget that shows more than before.
+    """Draw a widget whose content has grown.
 
-    If it no longer fits, lay it out again with reserved lines below it.
+    If the content no longer fits, lay the widget out again with reserved lines below the content.
     """
     widget.clear_cached_dimensions()
     size, screen = widget.content_size, widget.app.size
@@ -33,13 +33,13 @@ def draw_growth(widget: Widget) -> None:
 
 
 def reserve_lines(block: Widget) -> None:
-    """Reserve lines below the last part of a new block, because it will grow."""
+    """Reserve lines below the last part of a new block, because that part will grow."""
     for shown in list(block.query("DrawnBlock, .code-part"))[-1:]:
         shown.styles.min_height = shown.gutter.height + RESERVED_LINES
 
 
 def release_reserve(widget: Widget) -> None:
-    """Remove the reserved lines of a widget and its children, because they no longer grow."""
+    """Remove the reserved lines of a widget and its children, which no longer grow."""
     for one in (widget, *widget.query()):
         if one.styles.inline.min_height is not None:
             one.clear_cached_dimensions()
@@ -47,15 +47,15 @@ def release_reserve(widget: Widget) -> None:
 
 
 def size_by_layout() -> Reactive[Size]:
-    """Return a `virtual_size` property whose change triggers neither a layout nor a repaint."""
+    """Return a `virtual_size` property that triggers neither a layout nor a repaint when it changes."""
     return Reactive(Size(0, 0), layout=False, repaint=False)
 
 
 class Column(Vertical):
-    """A column whose height is that of its contents.
+    """A column that is as high as its contents.
 
     The contents are laid out with height 0. While the column grows, the layout of unchanged children stays valid.
-    Children must not use a share of the column's height, and only side borders are allowed.
+    Children must not use a fraction of the column's height, and only side borders are allowed.
     """
 
     virtual_size = size_by_layout()
@@ -68,13 +68,13 @@ class Column(Vertical):
 
 
 def keep_position(scroll: VerticalScroll, lines: int) -> None:
-    """Scroll by the lines that the visible text moved in the last layout. An active anchor has already done so."""
+    """Scroll by the lines that the last layout moved the visible text, unless an active anchor already did."""
     if lines and not (scroll.is_anchored and scroll.scroll_y >= scroll.max_scroll_y):
         scroll.scroll_to(y=scroll.scroll_y + lines, animate=False, force=True, immediate=True)
 
 
 def render_uniform(render: Callable[[Region], list[Strip]], crop: Region) -> list[Strip]:
-    """Return the lines of a widget whose lines are all as empty as the first one, drawing only that one."""
+    """Return the lines of a widget with only empty lines. Draws the first line and repeats it."""
     return render(Region(crop.x, crop.y, crop.width, min(1, crop.height))) * crop.height
 
 
@@ -83,21 +83,23 @@ _UNKNOWN = Size(0, 0)
 
 @dataclass(slots=True, eq=False)
 class DocumentText:
-    """The text of one document, mounted or not."""
+    """The text of one document, which may be mounted or not."""
 
     text: str
-    adjoined: bool = False  # the next document follows without an empty line
-    last_size: Size = _UNKNOWN  # of the document when it was last laid out
+    adjoined: bool = False  # whether the next document follows without an empty line
+    last_size: Size = _UNKNOWN  # size of the document when it was last laid out
 
     def height(self, width: int) -> int:
-        """Return the height in lines. For another width, or before the first layout, it is an estimate."""
+        """Return the height in lines. For a new width, or before the first layout, the height is an estimate."""
         if width != self.last_size.width:
             self.last_size = Size(width, sum(1 + len(line) // max(1, width) for line in self.text.splitlines()))
         return self.last_size.height
 
 
 class Placeholder(Widget):
-    """Empty space as high as some unmounted documents. Its layout costs the same for any number of them."""
+    """Empty space as high as the unmounted documents that it replaces. The cost of its layout is independent of their
+    number.
+    """
 
     DEFAULT_CSS = "Placeholder { height: auto; }"
 
@@ -110,7 +112,7 @@ class Placeholder(Widget):
         return self._pieces
 
     def set_pieces(self, pieces: list[DocumentText]) -> None:
-        """Set the documents that this widget shows. Their total height is its height."""
+        """Set the documents that this widget replaces. It is as high as all of them together."""
         self._pieces = pieces
         self.refresh(layout=True)
 
@@ -118,7 +120,7 @@ class Placeholder(Widget):
         return sum(piece.height(width) for piece in self._pieces)
 
     def pieces_within(self, first: int, end: int) -> Iterator[tuple[int, DocumentText]]:
-        """Yield the documents that overlap the lines from `first` to before `end`, each with its first line."""
+        """Yield the documents that overlap the lines from `first` to `end` (exclusive), each with its first line."""
         top, laid_out = 0, self._pieces if self.size.width else []
         for piece in laid_out:
             bottom = top + piece.height(self.size.width)

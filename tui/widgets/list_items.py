@@ -1,4 +1,4 @@
-"""The items of a list in a reply, drawn by one widget."""
+"""The items of a list in a reply. One widget draws all of them."""
 
 from __future__ import annotations
 

@@ -20,18 +20,19 @@ from tui.widgets.outcome import Outcome, has_outcome
 from tui.widgets.text_fields import SplitLine, clickable, word
 from tui.widgets.tool_call import PermissionAsk, ToolCallLine
 
-_LONGEST_TYPED = 20_000  # characters of a user's message that are shown; copy and edit use all of it
+_LONGEST_TYPED = 20_000  # characters of a user's message that are shown; copying and editing use the whole text
 
 
 class MessageHeader(SplitLine):
-    """The line above a message: author and branch, and at the right its cost and actions."""
+    """The line above a message: author and branch on the left, cost and actions on the right."""
 
 
 class MessageView(Column, can_focus=True):
-    """One message. A reply's view is updated while the reply grows.
+    """Shows one message. The view of a reply is updated while the reply grows.
 
-    Letters are not bound, because the chat screen sends them to the prompt. Two keys are also commands of that screen.
-    They have priority here, so that they apply to the focused message and the footer shows them.
+    Letters are not bound, because the chat screen sends them to the prompt. Two keys are also bound to commands of that
+    screen. The bindings of this view have priority, so that they apply to the focused message and the footer shows
+    them.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -48,7 +49,7 @@ class MessageView(Column, can_focus=True):
     ]
 
     class Asked(Posted):
-        """Base of the requests about a message."""
+        """Base class of the messages that request an action on a chat message."""
 
         def __init__(self, message: Message) -> None:
             super().__init__()
@@ -79,7 +80,7 @@ class MessageView(Column, can_focus=True):
     def __init__(
         self, message: Message, siblings: tuple[MessageId, ...], *, left_out: bool = False, summary: str = ""
     ) -> None:
-        """`summary`: the text that the model gets in place of this message and those above it."""
+        """`summary`: the text that is sent to the model in place of this message and the messages above."""
         super().__init__(classes=f"{message.role.value}{' left-out' if left_out else ''}")
         self.message = message
         self._siblings = siblings
@@ -116,7 +117,7 @@ class MessageView(Column, can_focus=True):
             yield ReplyText(message.text)
 
     def _header(self) -> list[Content]:
-        """Return the left part of the header, and versions of the right part, the longest first."""
+        """Return the left part of the header, and versions of the right part from long to short."""
         message = self.message
         mine = message.role is Role.USER
         parts: list[str | Content | tuple[str, str]] = [
@@ -134,7 +135,7 @@ class MessageView(Column, can_focus=True):
         return [Content.assemble(*parts), *costs, words]
 
     def _costs(self) -> list[str]:
-        """Return the cost of a reply in words, the longest first."""
+        """Return versions of the reply's cost as text, from long to short."""
         usage = self.message.usage
         words = [] if usage is None else [figures.brief_cost(usage), figures.brief_speed(usage)]
         stopped = ["stopped"] if self.message.finish is Finish.STOPPED else []
@@ -142,7 +143,7 @@ class MessageView(Column, can_focus=True):
         return [one for one in costs if one]
 
     def _details(self) -> str:
-        """Return the whole cost of a reply, one fact a line."""
+        """Return the full cost of a reply, with one fact on each line."""
         usage = self.message.usage
         if usage is None:
             return ""
@@ -152,7 +153,7 @@ class MessageView(Column, can_focus=True):
     # --- while a reply is generated
 
     def _parts(self) -> list[Widget]:
-        """Return the parts after the last tool call, or after the header."""
+        """Return the widgets after the last tool call, or after the header."""
         starts = [index for index, one in enumerate(self.children) if isinstance(one, MessageHeader | ToolCallLine)]
         return list(self.children[starts[-1] + 1 :]) if starts else []
 
@@ -160,7 +161,7 @@ class MessageView(Column, can_focus=True):
         """Append text to the answer. `reasoning_seconds`: duration of the reasoning before it."""
         from tui.widgets.reply_text import ReplyText
 
-        if not self.children:  # not composed yet: `compose` will show this text
+        if not self.children:  # not composed yet; `compose` will show this text
             self.message = replace(self.message, text=self.message.text + text)
         elif texts := [one for one in self._parts() if isinstance(one, ReplyText)]:
             texts[-1].add(text)
@@ -174,7 +175,7 @@ class MessageView(Column, can_focus=True):
                 part.finish(seconds)
 
     def yield_to_typing(self) -> None:
-        """Draw the answer between the user's keys."""
+        """Draw the answer only between two keys of the user."""
         from tui.widgets.reply_text import ReplyText
 
         for text in self.query(ReplyText):
@@ -197,7 +198,7 @@ class MessageView(Column, can_focus=True):
             await self.mount(Reasoning(text, seconds, finished=False), after=position - 1)
 
     async def show_call(self, called: ToolCalled, reasoning_seconds: float = 0.0) -> None:
-        """Append a tool call, and the question whether it may run."""
+        """Append a tool call, with the question whether it may run if `asks` is set."""
         self._finish_text()
         self._end_reasoning(reasoning_seconds)
         await self.mount(ToolCallLine(called.name, called.arguments, called.call))
@@ -205,20 +206,20 @@ class MessageView(Column, can_focus=True):
             await self.mount(PermissionAsk(called))
 
     def show_result(self, returned: ToolReturned) -> None:
-        """Show the result of a call."""
+        """Show the result of a tool call."""
         self.remove_question(returned.call)
         for line in self.query(ToolCallLine):
             if line.call == returned.call:
                 line.finish(returned.result, is_error=returned.is_error)
 
     def remove_question(self, call: CallId | None = None) -> None:
-        """Remove the question about a call, or all questions."""
+        """Remove the question about a tool call, or all questions."""
         for question in self.query(PermissionAsk):
             if call in (None, question.called.call):
                 question.remove()
 
     def update_message(self, message: Message, siblings: tuple[MessageId, ...]) -> None:
-        """Update everything except the texts, which were shown as they arrived."""
+        """Update the view, except for texts of the reply, which were shown as they arrived."""
         self.message, self._siblings = message, siblings
         for header in self.query(MessageHeader):
             header.show(*self._header())
@@ -252,7 +253,7 @@ class MessageView(Column, can_focus=True):
         self.post_message(self.RegenerateAsked(self.message))
 
     def action_copy(self) -> None:
-        """Copy the message. If text is selected, let the screen copy that instead."""
+        """Copy the message. If text is selected, let the screen copy the selection instead."""
         if self.screen.get_selected_text():
             raise SkipAction
         self.post_message(self.CopyAsked(self.message))
@@ -267,14 +268,14 @@ class MessageView(Column, can_focus=True):
         self.post_message(self.NeighborAsked(self.message, step))
 
     def action_unfold(self) -> None:
-        """Open or close everything that is folded: reasoning, tool calls, the summary, and details."""
+        """Fold or unfold the reasoning, tool calls, summary, and details of this message."""
         folded = [one.folded for one in self.query(Folded)]
         for one in self.query(Folded):
             one.folded = not any(folded)
         self.action_details()
 
     def action_wrap(self) -> None:
-        """Wrap the long lines of all code, or cut them again."""
+        """Wrap the long lines of all code blocks, or cut them off if they are wrapped."""
         from tui.widgets.code_block import CodeBlock
 
         blocks = list(self.query(CodeBlock))
@@ -283,7 +284,7 @@ class MessageView(Column, can_focus=True):
             block.wrap(wrapped)
 
     def action_details(self) -> None:
-        """Show or hide the details of the cost and of a failure."""
+        """Show or hide the details of the cost and of an error."""
         for outcome in self.query(Outcome):
             outcome.toggle_details()
         if shown := self.query(".details"):

@@ -1,4 +1,4 @@
-"""Why there is no reply, or why it is incomplete, with what to do about it."""
+"""Explains why a reply is missing or incomplete, and what the user can do."""
 
 import re
 
@@ -10,11 +10,11 @@ from tui.types import Finish, Message, Role
 from tui.widgets.text_fields import WordButtons, word
 
 _SENTENCE = re.compile(r"(.{1,300}?[.!?])\s+(\S.*)", re.DOTALL)
-_LONGEST = 4000  # characters of the details
+_LONGEST = 4000  # maximum number of characters of the details
 
 
 class Outcome(WordButtons):
-    """A block of a message: the reason, what to do, and words to retry and to see details."""
+    """A block of a message with the reason, the remedy, and links to retry and to show details."""
 
     def __init__(self, message: Message) -> None:
         super().__init__(classes="outcome")
@@ -46,12 +46,12 @@ class Outcome(WordButtons):
 
 
 def has_outcome(message: Message) -> bool:
-    """Whether a message needs this block."""
+    """Whether a message needs an Outcome block."""
     return message.finish in figures.FINISHES or (message.role is Role.USER and bool(message.error))
 
 
 def explain(message: Message) -> tuple[str, str, str]:
-    """Return the reason in one sentence, what to do, and technical details; each may be empty but the first."""
+    """Return the reason in one sentence, the remedy, and technical details. Only the reason is never empty."""
     label = figures.FINISHES.get(message.finish, "") if message.finish else "No reply."
     if not message.error:
         return label, "", ""

@@ -17,7 +17,7 @@ from tui.plain_text import sanitize, sanitize_paste
 from tui.widgets.prompt_menu import PromptMenu
 from tui.widgets.text_fields import TextField
 
-# A longer paste becomes an attachment.
+# A paste with at least this many lines or characters becomes an attachment.
 LONG_PASTE = 40  # lines
 LARGE_PASTE = 10_000  # characters
 
@@ -60,17 +60,17 @@ class PromptArea(TextField):
             self.text = text
 
     class PathPasted(Message):
-        """The user dropped a file or pasted its path."""
+        """The user dropped a file on the terminal, or pasted its path."""
 
         def __init__(self, path: Path) -> None:
             super().__init__()
             self.path = path
 
     class DetachAsked(Message):
-        """Backspace in an empty prompt: remove the last attachment."""
+        """The user pressed Backspace in an empty prompt, which removes the last attachment."""
 
     class PageAsked(Message):
-        """Scroll the chat by a page, because the prompt has no hidden lines."""
+        """The user pressed a page key, and the prompt has no hidden lines: scroll the chat."""
 
         def __init__(self, step: int) -> None:
             super().__init__()
@@ -80,20 +80,20 @@ class PromptArea(TextField):
         super().__init__(compact=True, highlight_cursor_line=False, placeholder=_PLACEHOLDER)
         self._menu = menu
         self.cursor_blink = False  # each blink would redraw the prompt and everything beside it
-        self._inputs: list[str] = []  # newest last
+        self._inputs: list[str] = []  # earlier inputs, the newest last
         self._private: list[str] | None = None  # inputs of the open private chat
-        self._index = 0  # of the input that is shown; after the last one: new text
-        self._unsent: dict[int, str] = {}  # edited inputs by index
+        self._index = 0  # index of the shown input; equal to the number of inputs for new text
+        self._unsent: dict[int, str] = {}  # edited inputs that were not sent, by index
         self._hint_end: Timer | None = None
 
     def remember(self, inputs: Sequence[str]) -> None:
-        """Add inputs of earlier runs, newest first."""
+        """Add inputs of earlier runs. `inputs`: newest first."""
         self._inputs[:0] = [sanitize(text) for text in reversed(inputs)]
         self._index += len(inputs)
         self._unsent = {index + len(inputs): text for index, text in self._unsent.items()}
 
     def change_chat(self, *, is_private: bool) -> None:
-        """Forget the inputs of a private chat that is left."""
+        """Prepare the prompt for another chat. The inputs of a private chat are forgotten."""
         self._menu.close()
         self._set_aside()
         self.border_title = "Private" if is_private else ""
@@ -107,13 +107,13 @@ class PromptArea(TextField):
 
     @property
     def draft(self) -> str:
-        """Text that was typed and not sent. An earlier input that was only recalled does not count."""
+        """Text that was typed and not sent. An earlier input that was recalled and not changed does not count."""
         inputs = [*self._earlier, ""]
         is_looked_at = self.text and self.text == inputs[self._index]
         return self._unsent.get(len(inputs) - 1, "") if is_looked_at else self.text
 
     def write(self, text: str) -> None:
-        """Replace the text, with the cursor at its end."""
+        """Replace the text, and move the cursor to its end."""
         self._set_aside()
         self._show(sanitize(text))
 
@@ -124,12 +124,12 @@ class PromptArea(TextField):
             self.write(self.text.removesuffix(old) + new)
 
     def put_away(self) -> None:
-        """Move the current text to the inputs, so that the up key recalls it, before it is replaced."""
+        """Add the current text to the inputs before it is replaced, so that the up key recalls it."""
         if self.text not in self._earlier:
             self._append(self.text)
 
     def _set_aside(self) -> None:
-        """Add edited inputs to the inputs."""
+        """Append all edited inputs to the list of inputs."""
         for text in self._unsent.values():
             self._append(text)
         self._unsent.clear()
@@ -144,7 +144,7 @@ class PromptArea(TextField):
         return super().render_line(y) if self.content_size.width else Strip.blank(0)
 
     def hint(self, text: str, seconds: float) -> None:
-        """Show a text in the border for some seconds."""
+        """Show a text in the border for `seconds`."""
         self.border_subtitle = text
         if self._hint_end is not None:
             self._hint_end.stop()
@@ -154,7 +154,7 @@ class PromptArea(TextField):
         self.border_subtitle = ""
 
     def action_enter(self) -> None:
-        """Send the text. After a backslash, insert a line break instead of it, as shells do."""
+        """Send the text. After a backslash, replace the backslash with a line break, as shells do."""
         row, column = self.cursor_location
         if self.document.get_line(row)[:column].endswith("\\"):
             super().action_delete_left()
@@ -202,7 +202,7 @@ class PromptArea(TextField):
             self.post_message(self.DetachAsked())
 
     async def action_readline(self, action: str) -> None:
-        """Run an action of the prompt. If it is empty, leave the key to the screen."""
+        """Run an action of the prompt. If the prompt is empty, leave the key to the screen."""
         if not self.text:
             raise SkipAction
         await self.run_action(action)
@@ -215,12 +215,14 @@ class PromptArea(TextField):
 
     @property
     def cursor_index(self) -> int:
-        """The position of the cursor as an index into the text."""
+        """Position of the cursor as an index into the text."""
         row, column = self.cursor_location
         return sum(len(self.document.get_line(line)) + 1 for line in range(row)) + column
 
     def take_choice(self, *, runs: bool) -> bool:
-        """Take the highlighted row of the menu, if it is open. If it is a command, run it."""
+        """Insert the highlighted row of the menu, and return whether there was one. With `runs`, run it if it is a
+        command.
+        """
         choice = self._menu.choose(self.text, first=not runs)
         if choice is None:
             return False
@@ -235,16 +237,18 @@ class PromptArea(TextField):
         return True
 
     def action_close_menu(self) -> None:
-        """Close the menu. Without one, leave the key to the screen."""
+        """Close the menu. If it is closed, leave the key to the screen."""
         if not self._menu.dismiss():
             raise SkipAction
 
     def action_search_inputs(self) -> None:
-        """Search earlier inputs for what is typed. Again: the next match."""
+        """Search earlier inputs for the typed text. During a search, go to the next match."""
         self._menu.search([*dict.fromkeys(reversed(self._earlier))], self.text)
 
     def action_complete(self) -> None:
-        """Complete from the menu, or indent the line. Tab leaves only an empty prompt: text may be half a sentence."""
+        """Complete from the menu, or indent the line. Tab leaves the prompt only if it is empty, so that no text stays
+        half typed.
+        """
         if not self.text:
             self.screen.focus_next()
         elif self.take_choice(runs=False):

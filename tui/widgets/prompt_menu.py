@@ -1,4 +1,4 @@
-"""The menu above the prompt: commands, their arguments, files, and earlier inputs. The prompt passes its keys on."""
+"""The menu above the prompt: commands, their arguments, files, and earlier inputs. The prompt forwards its keys."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from textual.widgets.option_list import Option
 from tui.completion import Choice, Completions, Request, Suggestion, choose, command_suggestions, find_request, match
 from tui.plain_text import single_line
 
-_MOST_LABEL = 40  # cells of the first column
+_MOST_LABEL = 40  # maximum width of the first column in cells
 KEYS = "↑↓ choose · tab complete · esc close"
 
 
@@ -24,18 +24,18 @@ class PromptMenu(OptionList, can_focus=False):
     def __init__(self, completions: Completions) -> None:
         super().__init__(markup=False)
         self._completions = completions
-        self._request: Request | None = None  # what is shown; None: closed
-        self._text = ""  # the prompt for which it is shown
+        self._request: Request | None = None  # the request whose suggestions are shown; None: the menu is closed
+        self._text = ""  # text of the prompt to which the suggestions belong
         self._shown: Sequence[Suggestion] = ()
         self._inputs: Sequence[Suggestion] | None = None  # set during a search of earlier inputs
-        self._is_dismissed = False  # closed by Escape until nothing can be completed
+        self._is_dismissed = False  # whether Escape closed the menu; reset when the text has nothing to complete
 
     @property
     def is_open(self) -> bool:
         return self._request is not None and bool(self._shown)
 
     def follow(self, text: str, cursor: int) -> None:
-        """Suggest completions of the changed prompt."""
+        """Update the suggestions after the prompt has changed."""
         if self._inputs is not None:
             found = [one for one in self._inputs if text.lower() in one.name.lower()]
             self._show(Request("history", text), text, found)
@@ -52,7 +52,7 @@ class PromptMenu(OptionList, can_focus=False):
         self._show(request, text, await self._completions.suggest(request))
 
     def search(self, inputs: Sequence[str], text: str) -> None:
-        """Search earlier inputs, newest first. If the search is open, highlight the next one."""
+        """Start a search in earlier inputs, newest first. During a search, highlight the next match."""
         if self._inputs is not None:
             self.move(1)
             return
@@ -67,9 +67,9 @@ class PromptMenu(OptionList, can_focus=False):
             self.action_cursor_up()
 
     def choose(self, text: str, *, first: bool) -> Choice | None:
-        """Return the choice of the highlighted row and close. None if nothing is shown for this text.
+        """Close the menu and return the prompt with the highlighted row. None if no row is highlighted for this text.
 
-        `first`: if no row is highlighted, take the first one.
+        `first`: if no row is highlighted, use the first one.
         """
         if text != self._text and self._inputs is None and not self._is_dismissed:
             self._show_commands(text)
@@ -81,13 +81,13 @@ class PromptMenu(OptionList, can_focus=False):
         return choice
 
     def _show_commands(self, text: str) -> None:
-        """Show the commands for a text that was typed faster than the menu follows."""
+        """Show the commands that match `text`, if the suggestions are still those of an earlier text."""
         request = find_request(text, len(text))
         if request is not None and request.source == "commands":
             self._show(request, text, match(request.query, command_suggestions()))
 
     def dismiss(self) -> bool:
-        """Close until the text has nothing to complete. Returns whether the menu was in use."""
+        """Close the menu until the text has nothing to complete. Returns whether the menu was in use."""
         was_used = self.is_open or self._inputs is not None
         self._is_dismissed = was_used and self._inputs is None
         self.close()

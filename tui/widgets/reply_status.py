@@ -1,4 +1,4 @@
-"""The sign of life of a reply: one line below it with its stage, its progress, and how to stop it."""
+"""One line below a running reply that shows its stage, its progress, and how to stop it."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,12 +10,12 @@ from tui.reply_progress import ReplyProgress, Stage
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAMES_PER_SECOND = 8
-_BAR = 18  # cells
-_NARROW = 70  # cells; the progress bar is left out below this width
+_BAR = 18  # width of the progress bar in cells
+_NARROW = 70  # in terminals with fewer cells in a line, the progress bar is omitted
 
 
 class ReplyStatus(Widget):
-    """One line, shown while a reply or a summary is generated."""
+    """The status line, shown while a reply or a summary is generated."""
 
     DEFAULT_CSS = "ReplyStatus { height: 1; display: none; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }"
 
@@ -29,7 +29,7 @@ class ReplyStatus(Widget):
         self._timer = self.set_interval(1 / _FRAMES_PER_SECOND, self._advance, pause=not self.display)
 
     def follow(self, reply: ReplyProgress | None, activity: str) -> None:
-        """Show this reply. Without one, show `activity`; hide the line if that is empty."""
+        """Show the status of a reply. Without a reply, show `activity`; if that is empty, hide the line."""
         self._reply, self._activity = reply, activity
         is_shown = reply is not None or bool(activity)
         if is_shown is not self.display:
@@ -52,7 +52,7 @@ class ReplyStatus(Widget):
 
 
 def describe(reply: ReplyProgress, width: int) -> str:
-    """Return the stage of a reply in words, for a line of `width` cells."""
+    """Describe the stage of a reply in at most `width` cells."""
     return "Stopping" if reply.stopping else _STAGES[reply.stage](reply, width)
 
 

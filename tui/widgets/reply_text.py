@@ -1,7 +1,7 @@
 """The Markdown text of a reply, while it is generated and afterwards.
 
-A long text is shown as several documents. Those far from the visible part are replaced by placeholders of the same
-height, so the cost of a frame does not depend on the length of the text. A click on a link posts Textual's
+A long text is shown as several documents. Documents far from the visible part are replaced with placeholders of the
+same height, so that the cost of a frame does not depend on the length of the text. A click on a link posts Textual's
 `Markdown.LinkClicked` and opens nothing.
 """
 
@@ -18,12 +18,13 @@ from tui.markdown import PIECE, Pieces, TextPart
 from tui.widgets.document import Document
 from tui.widgets.growing import Column, DocumentText, Placeholder, keep_position, release_reserve
 
-_TYPING = 0.3  # seconds between two keys while the user is typing
-_REST = 25  # pause in multiples of a frame's CPU time: uses 4 % of a core, because an engine may need all cores
-_LONGEST_REST = 0.3  # seconds
-_READ_AT_ONCE = 40 * PIECE  # characters that are split into pieces per frame
-_AT_ONCE = 2 * PIECE  # characters that are laid out per frame
-_AT_FIRST = 4  # pieces at the end of a text that are laid out at once
+_TYPING = 0.3  # the user is typing if two keys are at most this many seconds apart
+# pause in multiples of a frame's CPU time: limits drawing to 4 % of a core, because the engine may need all cores
+_REST = 25
+_LONGEST_REST = 0.3  # maximum pause in seconds
+_READ_AT_ONCE = 40 * PIECE  # maximum number of characters that are split into pieces in one frame
+_AT_ONCE = 2 * PIECE  # maximum number of characters that are laid out in one frame
+_AT_FIRST = 4  # number of pieces at the end of a text that are laid out first
 
 
 class ReplyText(Column):
@@ -33,15 +34,15 @@ class ReplyText(Column):
         super().__init__()
         self._pieces = Pieces()
         self._first = text
-        self._unread: list[str] = []  # text that is not split into pieces yet
-        self._unshown: list[TextPart] = []  # parts that are not shown yet
-        self._is_growing = False  # until the added text is laid out
-        self._is_changing = False  # documents and placeholders are being exchanged
-        # a document until it is laid out, and the height of its placeholder
+        self._unread: list[str] = []  # received text that is not split into pieces yet
+        self._unshown: list[TextPart] = []  # pieces of text that are not shown yet
+        self._is_growing = False  # whether added text is not laid out yet
+        self._is_changing = False  # whether documents and placeholders are being exchanged
+        # the document that was mounted last until it is laid out, and the height of its placeholder
         self._unfolded: tuple[Document, int] | None = None
-        self._is_busy = False  # growing, or pausing after a frame
-        self._is_complete = False  # no more text will be added
-        self._is_held = False  # waiting until the user stops typing
+        self._is_busy = False  # whether it is growing, or pausing after a frame
+        self._is_complete = False  # whether the text is complete
+        self._is_held = False  # whether it waits until the user stops typing
         self._typed_at = -_TYPING
 
     def compose(self) -> ComposeResult:
@@ -64,25 +65,26 @@ class ReplyText(Column):
         self._after_layout()
 
     def _after_layout(self) -> None:
-        """Called after each layout. Only one change is made at a time: the next layout calls this again."""
+        """Make one change of documents and placeholders. Runs after each layout, so the next layout continues."""
         if self._unfolded is not None:
             document, height = self._unfolded
             if not document.outer_size.width:
                 return
             self._unfolded = None
-            if self._screen_line(document) < 0:  # the visible part is below it
+            if self._screen_line(document) < 0:  # the visible part is below the document
                 keep_position(self._scroll, document.outer_size.height - height)
         if len(self.children) > 1:
-            self.call_after_refresh(self._fold_far)  # an anchor can scroll only then
+            self.call_after_refresh(self._fold_far)  # the scroll position can be corrected only after the refresh
 
     def _screen_line(self, widget: Widget) -> int:
-        """Return the first line of a widget relative to the screen, from the last layout and the scroll position."""
+        """Return the first line of a widget relative to the screen, given the last layout and the scroll position."""
         return widget.region.y - self._scroll.children[0].region.y - round(self._scroll.scroll_y)
 
     def _fold_far(self) -> None:
-        """Replace documents more than a screen away with placeholders, and the nearest placeholder with its document.
+        """Replace documents more than a screen away with placeholders, and unfold the nearest placeholder near the
+        screen.
 
-        The last document stays, because it may grow.
+        The last document is never replaced, because it may grow.
         """
         if self._is_growing or self._is_changing or self._unfolded is not None or not self.is_attached:
             return
@@ -101,7 +103,7 @@ class ReplyText(Column):
             self.call_next(self._change, far, near[min(near)] if near else None)
 
     async def _change(self, far: list[Document], near: DocumentText | None) -> None:
-        with self.app.batch_update(), suppress(MountError):  # the chat may be left meanwhile
+        with self.app.batch_update(), suppress(MountError):  # the user may leave the chat meanwhile
             for document in far:
                 await self._fold(document)
             if near is not None:
@@ -109,7 +111,7 @@ class ReplyText(Column):
         self._is_changing = False
 
     async def _fold(self, document: Document) -> None:
-        """Replace a document with a placeholder, or extend an adjacent one."""
+        """Replace a document with a placeholder, or add it to an adjacent placeholder."""
         if not document.is_attached:
             return
         piece = DocumentText(document.source, document.adjoined, document.outer_size)
@@ -125,7 +127,7 @@ class ReplyText(Column):
         await document.remove()
 
     def _adjacent_placeholders(self, child: Widget) -> tuple[Placeholder | None, Placeholder | None]:
-        """Return the placeholders directly above and below."""
+        """Return the placeholders directly above and below a widget."""
         index = self.children.index(child)
         above, below = self.children[max(0, index - 1) : index], self.children[index + 1 : index + 2]
         return (
@@ -134,7 +136,7 @@ class ReplyText(Column):
         )
 
     async def _unfold(self, piece: DocumentText) -> None:
-        """Replace a part of a placeholder with its document, and keep placeholders for the rest."""
+        """Replace one document of a placeholder with a widget. Placeholders remain for the other documents."""
         holder = next((one for one in self.children if isinstance(one, Placeholder) and piece in one.pieces), None)
         if holder is None:
             return
@@ -154,7 +156,7 @@ class ReplyText(Column):
     # --- new text
 
     def add(self, text: str) -> None:
-        """Append text, which is shown soon."""
+        """Append text. It is shown in one of the next frames."""
         self._unread.append(text)
         self._show_soon()
 
@@ -165,7 +167,7 @@ class ReplyText(Column):
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is text that is not shown or not laid out yet."""
+        """Whether some text is not shown or not laid out yet."""
         return self._is_busy or self._has_unshown
 
     @property
@@ -177,7 +179,7 @@ class ReplyText(Column):
             release_reserve(self)
 
     def yield_to_typing(self) -> None:
-        """Show waiting text right after the echo of a key, when the next key is farthest away."""
+        """Show waiting text right after a key is drawn, because then the next key is farthest away."""
         self._typed_at = monotonic()
         self.call_after_refresh(self._show_soon, after_key=True)
 
@@ -196,11 +198,11 @@ class ReplyText(Column):
         self._show_soon()
 
     async def _show_waiting(self) -> None:
-        if not self.is_attached:  # another chat was opened
+        if not self.is_attached:  # the user has opened another chat
             return
         started = process_time()
         self._read()
-        # one layout for all changes; the chat may be left meanwhile
+        # one layout for all changes; the user may leave the chat meanwhile
         with self.app.batch_update(), suppress(MountError):
             await self._skip_far()
             left = _AT_ONCE
@@ -215,7 +217,7 @@ class ReplyText(Column):
         self._unshown += self._pieces.feed(text[:_READ_AT_ONCE])
 
     async def _skip_far(self) -> None:
-        """If text arrives faster than it can be laid out, replace all but its end with a placeholder."""
+        """If text arrives faster than it can be laid out, replace all of it but the end with a placeholder."""
         begins = [index for index, part in enumerate(self._unshown) if part.begins]
         if len(begins) <= _AT_FIRST:
             return
@@ -227,7 +229,7 @@ class ReplyText(Column):
         del self._unshown[:end]
 
     async def _show(self, most: int) -> int:
-        """Show at most `most` characters of the first waiting part. Returns how many were shown."""
+        """Show at most `most` characters of the first part in `_unshown`. Returns the number of characters shown."""
         part = self._unshown[0]
         now, later = part.text[:most], part.text[most:]
         self._unshown[:1] = [TextPart(later)] if later else []
@@ -248,7 +250,7 @@ class ReplyText(Column):
                 last.close(adjoined=following.adjoins)
 
     def _pause(self, started: float) -> None:
-        """After a frame, idle for longer than it took before the next one."""
+        """Pause after a frame, in proportion to the CPU time that it took since `started`."""
         self._is_growing = False
         self._after_layout()
         rest = _REST * (process_time() - started)

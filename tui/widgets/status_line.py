@@ -12,13 +12,13 @@ from tui.engine_types import Loading
 from tui.plain_text import model_name, single_line
 from tui.types import ChatSettings, ContextBudget
 
-_CELLS = 10  # of the bar
-_HIGH = 0.8  # from this share on, the bar has the color of warnings
+_CELLS = 10  # width of the context bar in cells
+_HIGH = 0.8  # from this fraction on, the bar has the warning color
 _GAP = "   "
 
 
 class StatusLine(Widget):
-    """One line. Parts that do not fit are left out, the last ones first. A click asks for details."""
+    """The status line. If it is too long, its last parts are omitted. A click requests details."""
 
     class DetailsAsked(Message):
         """The user clicked the context."""

@@ -1,4 +1,4 @@
-"""The cells of a table in a reply. One widget draws all of them, so a row costs no more than its text."""
+"""The cells of a table in a reply. One widget draws all of them, so that a row costs no more than its text."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -8,14 +8,14 @@ from textual.geometry import Size
 
 from tui.widgets.drawn_block import DrawnBlock
 
-_NARROWEST = 3  # cells of a column
+_NARROWEST = 3  # minimum width of a column in cells
 _FRAME = "$foreground 30%"
 
 Side: TypeAlias = Literal["left", "center", "right"]
 
 
 class Cells(DrawnBlock):
-    """Header and rows. Columns are as wide as their text; if that is too wide, they share the width."""
+    """The header and the rows. Columns are as wide as their text if possible, else they share the width."""
 
     DEFAULT_CSS = "Cells { width: auto; max-width: 100%; }"
 
@@ -32,7 +32,7 @@ class Cells(DrawnBlock):
         return min(container.width, sum(self._widths(container.width)) + _around(len(self._header)))
 
     def _widths(self, width: int) -> list[int]:
-        """Return the widths of the columns if the table may take `width` cells."""
+        """Return the widths of the columns for a table of at most `width` cells."""
         columns = [
             max([_NARROWEST, *(line.cell_length for cell in column for line in cell.split("\n"))])
             for column in zip(self._header, *(_filled(row, len(self._header)) for row in self._rows), strict=True)
@@ -52,8 +52,8 @@ class Cells(DrawnBlock):
 
 
 def shared(wanted: Sequence[int], width: int) -> list[int]:
-    """Reduce column widths to a total of `width` cells if possible. Narrow columns keep theirs, and the others share
-    the rest.
+    """Reduce column widths to a total of `width` cells if possible. Narrow columns keep their width, and the others
+    share the rest.
     """
     left, widths = width, dict[int, int]()
     for rank, column in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
@@ -64,17 +64,17 @@ def shared(wanted: Sequence[int], width: int) -> list[int]:
 
 
 def _around(columns: int) -> int:
-    """Return the cells that borders and padding take."""
+    """Return the width in cells of borders and padding."""
     return 3 * columns + 1
 
 
 def _filled(row: Sequence[Content], columns: int) -> list[Content]:
-    """Return a row of exactly `columns` cells. The last row may be incomplete while the reply grows."""
+    """Return a row with exactly `columns` cells. The last row may be incomplete while the reply grows."""
     return [*row, *[Content("")] * columns][:columns]
 
 
 def _row(cells: Sequence[Content], columns: Sequence[tuple[int, Side]]) -> list[Content]:
-    """Return the lines of one row."""
+    """Return the drawn lines of one row."""
     wrapped = [cell.wrap(width) or [Content("")] for cell, (width, _) in zip(cells, columns, strict=True)]
     bar = Content.styled("│", _FRAME)
     lines = []

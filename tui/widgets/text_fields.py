@@ -10,9 +10,9 @@ from tui.plain_text import sanitize_paste
 
 
 async def run_binding(field: Widget, event: Key) -> None:
-    """Run the field's own binding of a key immediately.
+    """Run the field's own action for a key immediately.
 
-    Textual passes such a key through the app first, and later keys would overtake it.
+    Textual passes such a key through the app first, and keys pressed later would overtake it.
     """
     for binding in field._bindings.key_to_bindings.get(event.key, ()):
         if await field.app.run_action(binding.action, field):
@@ -22,7 +22,7 @@ async def run_binding(field: Widget, event: Key) -> None:
 
 
 class TextField(TextArea):
-    """Several lines."""
+    """A text field with several lines."""
 
     async def _on_key(self, event: Key) -> None:
         if not event.is_printable:
@@ -35,7 +35,7 @@ class TextField(TextArea):
 
 
 class LineField(Input):
-    """One line. Pasted line breaks become spaces."""
+    """A text field with one line. Pasted line breaks become spaces."""
 
     async def _on_key(self, event: Key) -> None:
         if not event.is_printable:
@@ -48,7 +48,7 @@ class LineField(Input):
 
 
 class WordButtons(Label):
-    """A line with clickable words, made with `word`."""
+    """A line with clickable words, which `word` creates."""
 
     def __init__(self, content: Content | str = "", *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
         super().__init__(content, id=id, classes=classes, markup=False)
@@ -63,7 +63,7 @@ class SplitLine(WordButtons):
     DEFAULT_CSS = "SplitLine { width: 1fr; height: 1; text-wrap: nowrap; text-overflow: ellipsis; }"
 
     def __init__(self, left: Content, *rights: Content, classes: str | None = None) -> None:
-        """`rights`: versions of the right part, the longest first; the first that fits is shown."""
+        """`rights`: versions of the right part, from long to short. The first version that fits is shown."""
         super().__init__(classes=classes)
         self._left, self._rights = left, rights
 
@@ -79,10 +79,10 @@ class SplitLine(WordButtons):
 
 
 def word(text: str, action: str) -> Content:
-    """Return a word that runs an action of its line's parent when it is clicked."""
+    """Return a word that, when it is clicked, runs an action of the parent of its line."""
     return clickable(Content.styled(text, Style(underline=True)), action)
 
 
 def clickable(content: Content, action: str) -> Content:
-    """Return a text that runs an action of its line's parent when it is clicked."""
+    """Return a text that, when it is clicked, runs an action of the parent of its line."""
     return content.stylize(Style.from_meta({"@click": f"ask({action!r})"}))

@@ -1,9 +1,9 @@
-"""All uses of Textual's private interface by the chat's Markdown.
+"""All uses of private names of Textual by the Markdown widgets.
 
-A list and a table are one widget each, instead of one widget per item and per cell: BENCHMARKS.md states the savings.
-tui/screens/steady.py and tui/alt_enter.py each use one more private name, in their own modules because a chat starts
-without Markdown widgets.
-tests/tui/test_textual_internals.py fails if a version of Textual changes a name that is used here or there.
+A list and a table are one widget each, instead of one widget for each item and cell: BENCHMARKS.md states the savings.
+tui/screens/steady.py and tui/alt_enter.py each use one more private name. They are separate modules because a chat
+starts without Markdown widgets. tests/tui/test_textual_internals.py fails if a version of Textual changes a name that
+is used in these modules.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 from tui.widgets.list_items import Item, Items
 from tui.widgets.table_cells import Cells, Side
 
-_SIDES: Mapping[str, Side] = {"text-align:center": "center", "text-align:right": "right"}  # left is the default
+# other columns are aligned to the left
+_SIDES: Mapping[str, Side] = {"text-align:center": "center", "text-align:right": "right"}
 
 
 class ListBlock(MarkdownList):
-    """A list with bullets or numbers. One widget draws it if its items are text and lists. If they contain code or
-    quotes, each part is a widget.
+    """A list with bullets or numbers. One widget draws it if its items contain only text and lists. If they contain
+    code or quotes, each part is a widget.
     """
 
     DEFAULT_CSS = """
@@ -64,7 +65,7 @@ class ListBlock(MarkdownList):
 
 
 def _items_of(block: MarkdownBlock) -> list[Item] | None:
-    """Return the items of a list that contains only text and such lists, or None for other blocks."""
+    """Return the items of a list that contains only text and such lists. None if it contains other blocks."""
     if not isinstance(block, ListBlock):
         return None
     items = []
@@ -77,7 +78,7 @@ def _items_of(block: MarkdownBlock) -> list[Item] | None:
 
 
 def _with_bullets(block: ListBlock) -> list[tuple[str, MarkdownListItem]]:
-    """Return the items with their bullets. Numbers start at that of the first item and are aligned to the right."""
+    """Return the items with their bullets. Numbers start at that of the first item and are right-aligned."""
     items = [item for item in block._blocks if isinstance(item, MarkdownListItem)]
     if not items or not isinstance(items[0], MarkdownOrderedListItem):
         return [(item.bullet, item) for item in items]
@@ -86,7 +87,7 @@ def _with_bullets(block: ListBlock) -> list[tuple[str, MarkdownListItem]]:
 
 
 class Table(MarkdownTable):
-    """A table drawn by one widget. Its last line may turn out to be another block."""
+    """A table that one widget draws. While it grows, its last line may turn out to be another block."""
 
     def compose(self) -> ComposeResult:
         self._headers, self._rows = self._get_headers_and_rows()
@@ -109,14 +110,14 @@ def _sides(block: MarkdownBlock) -> list[Side]:
 
 
 class Fence(MarkdownFence):
-    """Code that may grow. Subclasses show `code` in `lexer`'s colors."""
+    """A code block that may grow. Subclasses show `code` in the colors of `lexer`."""
 
     def show_code(self, content: Content) -> None:
-        """Called when the code or its colors have changed. `content` is all of it."""
+        """Show the code. Called when the code or its colors have changed. `content`: the whole highlighted code."""
         raise NotImplementedError
 
     def show_language(self) -> None:
-        """Called when `lexer` has changed."""
+        """Show the language. Called when `lexer` has changed."""
         raise NotImplementedError
 
     def set_content(self, content: Content) -> None:

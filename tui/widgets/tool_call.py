@@ -1,4 +1,4 @@
-"""A tool call in a reply: one folded line with its arguments and result, and the question whether it may run."""
+"""A tool call in a reply: one folded line with arguments and result, and the question whether the call may run."""
 
 import json
 from time import monotonic
@@ -17,9 +17,11 @@ from tui.plain_text import head, single_line, start
 from tui.types import CallId, Permission, ToolCalled, ToolStep
 from tui.widgets.folded import Folded
 
-_LONGEST_ARGUMENTS, _LONGEST_VALUE = 60, 40  # characters on the folded line
-_LONGEST_RESULT = 20_000  # characters of a result that are shown
-_GUARD_SECONDS = 0.4  # a key pressed sooner after the question appears was meant for something else
+# maximum number of characters of all arguments, and of one value, on the folded line
+_LONGEST_ARGUMENTS, _LONGEST_VALUE = 60, 40
+_LONGEST_RESULT = 20_000  # maximum number of characters of a result that are shown
+# seconds after the question appears in which keys are ignored, because they were meant for something else
+_GUARD_SECONDS = 0.4
 
 ANSWERS = (
     (Permission.ONCE, "Allow once", "f8"),
@@ -30,7 +32,7 @@ ANSWERS = (
 
 
 class ToolCallLine(Folded):
-    """One call. `call` is None for a stored one."""
+    """Shows one tool call. `call` is None for a stored call."""
 
     def __init__(self, name: str, arguments: str, call: CallId | None = None) -> None:
         super().__init__("", "")
@@ -42,20 +44,20 @@ class ToolCallLine(Folded):
 
     @classmethod
     def of_step(cls, step: ToolStep) -> "ToolCallLine":
-        """Return the line of a call that has ended."""
+        """Return the line of a tool call that has ended."""
         line = cls(step.name, step.arguments)
         line.finish(step.result, is_error=step.is_error)
         return line
 
     def finish(self, result: str, *, is_error: bool) -> None:
-        """Show the result."""
+        """Mark the call as ended, and show its result."""
         self.call, self._result = None, result
         self._mark = ("✗", "$text-error") if is_error else ("✓", "$text-success")
         self._note = figures.size(len(result.encode()))
         self._describe()
 
     def stop(self) -> None:
-        """Mark the call as stopped before its end."""
+        """Mark the call as stopped before it ended."""
         self.call, self._mark, self._note = None, ("–", "$text-muted"), "stopped"
         self._describe()
 
@@ -70,18 +72,18 @@ class ToolCallLine(Folded):
 
 
 def short_arguments(arguments: str) -> str:
-    """Return the arguments on one line: "path: README.md, lines: 20"."""
+    """Return the arguments as one line: "path: README.md, lines: 20"."""
     try:
         values = json.loads(arguments or "{}")
         if isinstance(values, dict):
             arguments = ", ".join(f"{name}: {start(_as_text(value), _LONGEST_VALUE)}" for name, value in values.items())
-    except (ValueError, RecursionError):  # RecursionError: nested too deeply
+    except (ValueError, RecursionError):  # RecursionError: the arguments are nested too deeply
         pass
     return start(arguments, _LONGEST_ARGUMENTS)
 
 
 def pretty_json(text: str) -> str:
-    """Return JSON with one value a line, or the text itself if it is not JSON or is nested too deeply."""
+    """Return JSON with one value on each line. Other text, and too deeply nested JSON, is returned unchanged."""
     try:
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -93,7 +95,7 @@ def _as_text(value: object) -> str:
 
 
 class PermissionAsk(Vertical):
-    """The question whether a call may run. Its list can be clicked; the keys work from the prompt as well."""
+    """The question whether a tool call may run. The user clicks an answer, or presses its key, also in the prompt."""
 
     class Answered(Message):
         def __init__(self, call: CallId, permission: Permission) -> None:

@@ -8,10 +8,10 @@ from tui.plain_text import single_line
 
 
 class TopBar(Widget):
-    """One line. If space is short, the title is cut."""
+    """The top bar in one line. If it is too long, the title is shortened."""
 
     chat_title: reactive[str] = reactive("New chat")
-    activity: reactive[str] = reactive("")  # of the current reply
+    activity: reactive[str] = reactive("")  # activity of the open chat's reply
     is_saved: reactive[bool] = reactive(True)
 
     def render(self) -> Content:

@@ -1,4 +1,4 @@
-"""The messages of the shown branch. Only those near the visible part are mounted."""
+"""The messages of the shown branch. Only messages near the visible part are mounted."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -16,16 +16,16 @@ from tui.widgets.growing import Column, keep_position, render_uniform, size_by_l
 from tui.widgets.message_view import MessageView
 from tui.widgets.reply_status import ReplyStatus
 
-_SCREENS = 1.5  # estimated height to mount, in screens
-_WINDOW = "window"  # worker group that moves the window
-MAX_MOUNTED = 80  # mounted messages at most, unless more are visible; the farthest are removed first
+_SCREENS = 1.5  # messages with an estimated height of this many screens are mounted at once
+_WINDOW = "window"  # group of the workers that move the window
+MAX_MOUNTED = 80  # maximum number of mounted messages, unless more are visible; the farthest are unmounted first
 
-NOTHING: Mapping[MessageId, str] = MappingProxyType({})  # no messages are left out
+NOTHING: Mapping[MessageId, str] = MappingProxyType({})  # for a branch in which no messages are left out
 Siblings = Callable[[MessageId], tuple[MessageId, ...]]
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """A window over the branch: messages from index `_first` to before `_end` are mounted.
+    """A window over the branch: messages from index `_first` up to but excluding `_end` are mounted.
 
     Both are set before the first await, so that other code sees the new window at once.
     """
@@ -39,9 +39,10 @@ class Transcript(VerticalScroll, can_focus=False):
         self._siblings: Siblings = lambda message: (message,)
         self._left_out: Mapping[MessageId, str] = NOTHING
         self._first = self._end = 0
-        self._arriving: MessageView | None = None  # the topmost message while messages above are being mounted
-        self._moving = False  # the window is moving; scrolling starts no other move
-        self._changing = asyncio.Lock()  # changes of the branch run one at a time
+        # the topmost message, while messages above the window are being mounted
+        self._arriving: MessageView | None = None
+        self._moving = False  # whether the window is moving; scrolling then starts no other move
+        self._changing = asyncio.Lock()  # held while the branch changes
 
     def compose(self) -> ComposeResult:
         # At least as high as the screen, because an anchor could not scroll to the bottom otherwise.
@@ -63,8 +64,9 @@ class Transcript(VerticalScroll, can_focus=False):
         left_out: Mapping[MessageId, str] = NOTHING,
         at: MessageId | None = None,
     ) -> None:
-        """Show a branch at its end, or at the message `at`. `left_out`: messages with the summary that ends there, or
-        "".
+        """Show a branch at its end, or at the message `at`.
+
+        `left_out`: messages that are not sent to the model, with the summary that ends at each one, or "".
         """
         async with self._changing:
             await self._show(path, siblings, left_out, at)
@@ -105,7 +107,7 @@ class Transcript(VerticalScroll, can_focus=False):
                 self.anchor()
 
     async def truncate_after(self, message: MessageId | None) -> None:
-        """Show the branch only up to `message`; nothing for None."""
+        """Shorten the branch so that `message` is the last one; None removes all messages."""
         async with self._changing:
             index = None if message is None else self._index_of(message)
             end = 0 if index is None else index + 1
@@ -117,7 +119,7 @@ class Transcript(VerticalScroll, can_focus=False):
                 await self._unmount_outside()
 
     def update_message(self, message: Message) -> None:
-        """Replace a message of the branch, mounted or not."""
+        """Replace a message of the branch, which may be unmounted."""
         index = self._index_of(message.id)
         if index is None:
             return
@@ -130,7 +132,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return next((view for view in self._mounted() if view.message.id == message), None)
 
     def focus_beside(self, message: MessageId, step: int) -> bool:
-        """Focus the message `step` positions after this one. Returns whether it is mounted."""
+        """Focus the message `step` positions after this one. Returns False if that message is not mounted."""
         index = self._index_of(message)
         target = None if index is None else index + step
         if target is None or not 0 <= target < len(self._path):
@@ -172,7 +174,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return 3 + message.text.count("\n") + len(message.text) // width
 
     def _window_start(self, index: int) -> int:
-        """Return the start of a window that has enough messages before `index`."""
+        """Return the first index of a window that ends near `index`, with enough messages before it."""
         lines_left = _SCREENS * self.app.size.height
         while index > 0 and lines_left > 0:
             index -= 1
@@ -191,7 +193,7 @@ class Transcript(VerticalScroll, can_focus=False):
         if new_value >= self.max_scroll_y and not self._shows_end:
             self.anchor(False)
         elif new_value >= self.max_scroll_y:
-            self.call_next(self._anchor_at_end)  # later, because an anchor would end the scroll step that runs now
+            self.call_next(self._anchor_at_end)  # later, because an anchor would end the current scroll step
         if self._moving:
             return
         if new_value <= 2 and self._first > 0 and old_value > new_value:
@@ -207,12 +209,12 @@ class Transcript(VerticalScroll, can_focus=False):
         return self._end == len(self._path) and not self._moving
 
     def _anchor_at_end(self) -> None:
-        if self.scroll_y >= self.max_scroll_y and self._shows_end:  # check again, because the user may have scrolled
+        if self.scroll_y >= self.max_scroll_y and self._shows_end:  # the user may have scrolled meanwhile
             self.anchor()
 
     @work(group=_WINDOW, description="window")
     async def _move_up(self) -> None:
-        """Mount messages above, keep the visible part in place, and unmount those far below."""
+        """Mount messages above the window, keep the visible part in its position, and unmount messages far below."""
         above, seen = self._first, self._visible_indices()
         self._first = self._window_start(above)
         stays, *_ = self._mounted()
@@ -224,7 +226,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     @work(group=_WINDOW, description="window")
     async def _move_down(self) -> None:
-        """Mount messages below, and unmount those far above."""
+        """Mount messages below the window, and unmount messages far above."""
         below, seen = self._end, self._visible_indices()
         self._end = self._window_end(below)
         await self._mount(below, self._end)
@@ -238,7 +240,7 @@ class Transcript(VerticalScroll, can_focus=False):
             await self._messages.mount_all(self._views(first, end), before=position)
 
     async def _unmount_outside(self) -> None:
-        """Unmount messages outside the window, and keep the visible part in place."""
+        """Unmount messages outside the window, and keep the visible part in its position."""
         inside = {message.id for message in self._path[self._first : self._end]}
         views = self._mounted()
         kept = [view for view in views if view.message.id in inside]
@@ -251,11 +253,11 @@ class Transcript(VerticalScroll, can_focus=False):
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether the last layout moved the visible part, which is moved back right after it."""
+        """Whether the last layout moved the visible part. The part is moved back right after the layout."""
         return self._arriving is not None and bool(self._arriving.outer_size.width)
 
     async def _restore_position(self, view: MessageView) -> None:
-        """Scroll back to `view` once the messages above it are laid out."""
+        """Scroll back to `view` after the messages above it are laid out."""
         laid_out, done = self.screen.screen_layout_refresh_signal, asyncio.Event()
         arriving = self._arriving = self._mounted()[0]
 
@@ -264,7 +266,7 @@ class Transcript(VerticalScroll, can_focus=False):
                 laid_out.unsubscribe(arriving)
                 self._arriving = None
                 keep_position(self, view.virtual_region.y - view.styles.margin.top)
-                self.refresh()  # in case it was drawn already
+                self.refresh()  # the moved part may already be drawn
                 done.set()
 
         laid_out.subscribe(arriving, look, immediate=True)
@@ -272,7 +274,7 @@ class Transcript(VerticalScroll, can_focus=False):
         await done.wait()
 
     def watch_virtual_size(self, size: Size) -> None:
-        """Move the window up if it does not fill the screen, because there is nothing to scroll."""
+        """Move the window up if it does not fill the screen, because then the user cannot scroll to move it."""
         if not self._moving and self._first > 0 and 0 < size.height <= self.size.height:
             self._moving = True
             self._move_up()

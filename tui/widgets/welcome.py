@@ -1,4 +1,4 @@
-"""The view of an empty chat: progress of the model, a better model, the last chat, and the most useful keys."""
+"""The view of an empty chat: loading progress, a recommended model, the last chat, and the most useful keys."""
 
 import time
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from tui.plain_text import model_name, shortened, single_line
 from tui.types import ChatSummary
 from tui.widgets.text_fields import WordButtons, word
 
-_WIDEST = 72  # cells of a line
-_BAR = 40  # cells of the progress bar, at most
+_WIDEST = 72  # maximum width of a line in cells
+_BAR = 40  # maximum width of the progress bar in cells
 _TIPS = (("/", "commands"), ("F2", "models"), ("F7", "search"), ("F1", "help"))
 
 
 class Welcome(Vertical):
-    """Shown in place of the transcript until the first message is sent."""
+    """The view of an empty chat, shown in place of the transcript until the first message is sent."""
 
     class RetryAsked(Message):
         """The user wants to load the model again."""
@@ -52,7 +52,7 @@ class Welcome(Vertical):
         self._draw()
 
     def show_loaded(self, model: str) -> None:
-        """`model`: the loaded model, or "" if loading failed."""
+        """Show that `model` is loaded. "": loading failed."""
         self._model, self._loading = model, None
         self._draw()
 
@@ -65,12 +65,12 @@ class Welcome(Vertical):
         self._draw()
 
     def offer(self, last: ChatSummary | None) -> None:
-        """Offer to continue a chat, or no longer."""
+        """Offer to continue a chat. None: remove the offer."""
         self._last = last
         self._draw()
 
     def enter(self) -> None:
-        """Enter in the empty prompt: retry a failed load, or continue the last chat."""
+        """Handle Enter in an empty prompt: retry a failed load, or continue the last chat."""
         if self._problem is not None:
             self.action_retry()
         elif self._last is not None:
@@ -89,7 +89,7 @@ class Welcome(Vertical):
     # --- the lines
 
     def _draw(self) -> None:
-        for label in self.query(WordButtons):  # none before it is composed
+        for label in self.query(WordButtons):  # there is no label before it is composed
             parts = [list(part) for part in (self._about_model(), self._offers(), self._tips())]
             blank = [Content("")] if sum(len(part) + 1 for part in parts) <= self.size.height else []
             lines = [line for part in parts if part for line in (*part, *blank)]
@@ -142,5 +142,5 @@ class Welcome(Vertical):
 
 
 def word_verdict(verdict: str) -> str:
-    """Return the first part of a verdict, in parentheses: "(fits: 32k context)"."""
+    """Return the first part of a verdict in parentheses: "(fits: 32k context)"."""
     return f"({single_line(verdict.partition(';')[0])})"
