@@ -76,7 +76,7 @@ Examples:
 
 
 class LazyGroup(click.Group):
-    """A group whose commands come from COMMANDS and are imported when they are run."""
+    """A group of the commands in COMMANDS, each of which is imported when it is run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Run the chat if the arguments are empty or start with an option of the chat."""

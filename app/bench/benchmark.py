@@ -19,10 +19,10 @@ _PEAK_VRAM_MB = 0.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The workloads to measure, and how."""
+    """The loads to measure, and how to measure them."""
 
     rows: tuple[Row, ...]
-    load: Load | None  # the workload that the user requested; None: each row has its own
+    load: Load | None  # the load that the user requested; None: each row has its own load
     repeat: int
     http: bool
 

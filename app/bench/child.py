@@ -31,8 +31,9 @@ class Child:
         return self.process.pid
 
     def wait_for(self, ready: Callable[[], T | None]) -> T:
-        """Call `ready` repeatedly until it returns a true value, and return that. Raises CompetitorFailed if the child
-        ends first.
+        """Call `ready` repeatedly until it returns a true value, and return that value.
+
+        Raises CompetitorFailed if the child ends first.
         """
         deadline = time.monotonic() + _START_SECONDS
         while not (answer := ready()):
@@ -86,10 +87,10 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         pass
     finally:
         process.kill()
-        with suppress(BrokenPipeError), process:  # the pipe may hold input that the child did not read
+        with suppress(BrokenPipeError), process:  # input that the child did not read may be left in the pipe
             pass
 
 
 def does_not_start(command: Sequence[str | Path], problem: OSError) -> CompetitorFailed:
-    """Return the error for a program that the system cannot run."""
+    """Return the error for a program that the operating system cannot start."""
     return CompetitorFailed(f"{command[0]} does not start: {problem.strerror}")

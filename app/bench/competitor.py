@@ -34,7 +34,7 @@ class Competitor(Protocol):
 
     @property
     def build(self) -> str:
-        """Version, compiler, and instruction sets, on which the figures depend."""
+        """Version, compiler, and instruction sets of the program. The figures depend on them."""
         ...
 
     @property
@@ -55,7 +55,7 @@ OWN_NAME = "ingle"
 
 
 def own_build(kernels: str) -> str:
-    """Return the installed version and the kernels that it runs with."""
+    """Return the version of Inglenook and the kernels that it uses."""
     try:
         return f"inglenook {version('inglenook')}, {kernels} kernels"
     except PackageNotFoundError:

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 from app.bench.processes import cpu_seconds, machine_cpu_seconds
 
-_SHARE = 0.1  # share of a core: more than the background load of an idle machine
+_SHARE = 0.1  # fraction of a core, above the background load of an idle machine
 _LEAST_SECONDS = 0.05  # seconds of processor time, which the system reports in steps of 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Wall-clock time, and processor time used up to then, in seconds."""
+    """A point in time, and the processor time used up to then. All times are in seconds."""
 
     clock: float
     machine: float
-    benchmark: float  # this process, the programs it ran, and the competitors
+    benchmark: float  # processor time of this process, its child programs, and the competitors
     by_pid: Mapping[int, float]  # processor time of each competitor
 
 
@@ -52,12 +52,12 @@ class Watch:
     def _account(self) -> Account:
         own = os.times()
         by_pid = {pid: cpu_seconds(pid) for pid in self._pids}
-        children = own.children_user + own.children_system  # those that have ended
+        children = own.children_user + own.children_system  # processor time of children that have ended
         others = sum(spent for pid, spent in by_pid.items() if pid != os.getpid())
         benchmark = own.user + own.system + children + others
         return Account(time.perf_counter(), machine_cpu_seconds(), benchmark, by_pid)
 
 
 def tolerated(seconds: float) -> float:
-    """Return the seconds of processor time that other programs can use in an interval without disturbing it."""
+    """Return how many seconds of processor time other programs may use in an interval of `seconds`."""
     return max(_LEAST_SECONDS, _SHARE * seconds)

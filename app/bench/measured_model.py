@@ -16,8 +16,8 @@ class MeasuredModel:
 
     stored: StoredModel
     vocab_size: int
-    context_length: int  # tokens that the model supports; 0: the file does not say
-    weight_bytes: int  # bytes that a step reads to decode one token
+    context_length: int  # maximum context in tokens; 0: the file does not contain it
+    weight_bytes: int  # number of bytes that a step reads to decode one token
 
     @property
     def path(self) -> Path:
@@ -36,8 +36,9 @@ def read_model(stored: StoredModel) -> MeasuredModel:
 
 
 def weight_bytes(file: GGUFParts) -> int:
-    """Return the bytes of all tensors as stored. A separate embedding counts as one row, which is what a step reads of
-    it.
+    """Return the number of bytes that one decoding step reads: the size of all tensors as stored.
+
+    A separate embedding counts as one row, because a step reads one row of it.
     """
     total = sum(tensor.nbytes for tensor in file.tensors.values())
     if _HEAD in file.tensors:

@@ -24,8 +24,9 @@ class OwnCompetitor:
 def own_competitor(
     model: MeasuredModel, settings: Settings, loads: Sequence[Load], progress: Progress, *, http: bool
 ) -> Iterator[OwnCompetitor]:
-    """Yield the engine, or with `http` the server. Raises UnsuitableLoad, CompetitorFailed, and what `load_model`
-    raises.
+    """Yield the engine, or the server if `http` is set.
+
+    Raises UnsuitableLoad, CompetitorFailed, and what `load_model` raises.
     """
     if http:
         with _server(model, settings, loads, progress) as served:

@@ -15,7 +15,7 @@ from engine.sampling_params import SamplingParams
 
 
 class OwnEngine:
-    """A loaded engine without other users."""
+    """A loaded engine that no other program uses."""
 
     name = OWN_NAME
 

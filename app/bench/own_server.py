@@ -21,7 +21,7 @@ from app.settings.settings import Settings, child_environment
 
 
 class ServedCompetitor:
-    """A running server without other clients."""
+    """A running server that no other client uses."""
 
     def __init__(self, name: str, build: str, pid: int, endpoint: Endpoint) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class ServedCompetitor:
         return sample_of(load, timelines)
 
 
-_ROOT = Path(__file__).parents[2]  # the folder that contains `app`, whether installed or not
+_ROOT = Path(__file__).parents[2]  # folder that contains the package `app`, whether it is installed or not
 
 
 @contextmanager

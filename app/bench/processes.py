@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process in steps of 0.01 s; 0 if the system does not report it."""
+    """Return the processor time of a process in seconds, in steps of 0.01; 0 if the system does not report it."""
     try:
         status = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -44,7 +44,7 @@ class CompetitorResult:
     figures: Figures
     latencies: Latencies
     peak_rss_mb: float | None
-    busy_elsewhere: Spread | None  # cores that uninvolved programs used during the measurement
+    busy_elsewhere: Spread | None  # number of cores that uninvolved programs used during the measurement
 
     def json(self) -> dict[str, Any]:
         """Return the medians, latencies, and memory as JSON."""
@@ -56,7 +56,7 @@ class CompetitorResult:
 class Report:
     conditions: Conditions
     rows: tuple[Row, ...]
-    load: Load | None  # the load that the user requested; None for the suite, in which each row has its own
+    load: Load | None  # the load that the user requested; None: the suite, in which each row has its own load
     own: CompetitorResult
     weight_gb_s: Spread | None  # weight bytes that one decoding stream reads per second
     peak_vram_mb: float
@@ -133,7 +133,7 @@ def _medians(figures: Figures) -> dict[str, float | None]:
 
 
 def extremes_json(figures: Figures) -> dict[str, list[float | None] | None]:
-    """Return the smallest and the largest value of each figure."""
+    """Return the smallest and the largest value of each figure, by row name."""
     return {
         name: None if figure is None else [_rounded(figure.low), _rounded(figure.high)]
         for name, figure in figures.items()

@@ -21,10 +21,11 @@ class Series:
 
     competitor: Competitor
     samples: dict[Load, list[Sample]]  # in the order of the rounds
-    elsewhere: list[float] = field(default_factory=list)  # cores that uninvolved programs used in each run that counts
+    # number of cores that uninvolved programs used, for each run that counts
+    elsewhere: list[float] = field(default_factory=list)
 
     def rates(self, load: Load, rate: Rate) -> list[float | None]:
-        """Return a figure of each round; None if the competitor did not report it."""
+        """Return one figure for each round, or None if the competitor did not report it."""
         return [sample.rates.get(rate) for sample in self.samples[load]]
 
 
@@ -56,7 +57,8 @@ class Rounds:
         for turn in range(1, rounds + 1):
             for load in loads:
                 self._say(f"Round {turn} of {rounds}: {load}")
-                turns = range(turn, turn + _ATTEMPTS * rounds, rounds)  # distinct numbers for all rounds and attempts
+                # a distinct number for every attempt of every round
+                turns = range(turn, turn + _ATTEMPTS * rounds, rounds)
                 for one in series:
                     sample, cores = self._measure(one.competitor, load, turns)
                     one.samples[load].append(sample)
@@ -71,8 +73,7 @@ class Rounds:
                 competitor.warm_up(short, short.prompts(0, self._vocab_size))
 
     def _measure(self, competitor: Competitor, load: Load, turns: Sequence[int]) -> tuple[Sample, float]:
-        """Return the first undisturbed run, or the least disturbed one, and the cores that other programs used
-        meanwhile.
+        """Return the first undisturbed run, or else the least disturbed one, and how many cores other programs used.
 
         Each attempt uses different prompts.
         """

@@ -1,4 +1,4 @@
-"""Figures from the arrival times of tokens: rates, medians, spreads, and percentiles."""
+"""Computes figures from the arrival times of tokens: rates, medians, spreads, and percentiles."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def percentiles(values: Sequence[float]) -> Percentiles | None:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which a `share` of the values is, interpolated linearly between the two nearest."""
+    """Return the percentile of the values at a fraction `share`, by linear interpolation."""
     ordered = sorted(values)
     position = share * (len(ordered) - 1)
     below = int(position)
@@ -52,7 +52,7 @@ class Timeline:
 
     sent: float
     arrivals: Sequence[float]
-    # tokens of the reply. A part can have several tokens, because a server holds back incomplete characters.
+    # Number of tokens of the reply. A part can have several tokens, because a server holds back incomplete characters.
     tokens: int
 
     @property
@@ -64,7 +64,10 @@ class Timeline:
         return self.arrivals[-1]
 
     def tokens_between(self, start: float, end: float) -> float:
-        """Return the number of tokens that arrived after `start`, up to and including `end`."""
+        """Return the number of tokens that arrived after `start`, up to and including `end`.
+
+        Tokens are counted as if each part of the reply had the same number of them.
+        """
         return sum(start < arrival <= end for arrival in self.arrivals) * self.tokens / len(self.arrivals)
 
 
@@ -93,11 +96,11 @@ def sample_of(load: Load, timelines: Sequence[Timeline]) -> Sample:
 
 
 def _busiest_span(timelines: Sequence[Timeline]) -> tuple[int, float, float]:
-    """Return the largest number of streams that decode at the same time, and the start and end of the longest span in
-    which they do.
+    """Return the largest number of streams that decode together, and the start and end of the longest such span.
 
-    Usually that is from the first token of the last stream to the last token of the first stream. Before, prompts are
-    in prefill; after, the batch is no longer full. A tool that decodes a fixed batch measures the same.
+    Usually the span reaches from the first token of the last stream to the last token of the first stream. Before the
+    span, prompts are in prefill; after it, the batch is no longer full. A tool that decodes a fixed batch measures the
+    same.
     """
     starts = [(line.first, 0, 1) for line in timelines]
     ends = [(line.last, 1, -1) for line in timelines]  # if events are simultaneous, a start comes before an end

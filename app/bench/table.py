@@ -26,7 +26,7 @@ def column(result: CompetitorResult, report: Report) -> list[Cell]:
 
 
 def conditions(report: Report) -> list[str]:
-    """Describe what the table shows, one sentence per line."""
+    """Return the conditions of the measurement, one sentence per line."""
     run, load = report.conditions, report.load
     via = "over HTTP" if run.via == "http" else "without HTTP"
     processor = run.processor or run.device

@@ -13,7 +13,7 @@ class Rate(enum.Enum):
     """A figure in tokens per second."""
 
     PREFILL = enum.auto()  # tokens of a prompt, until the first token of its reply
-    DECODE = enum.auto()  # tokens of the replies, while the most streams decode together
+    DECODE = enum.auto()  # tokens of the replies, counted while the largest number of streams decode together
     END_TO_END = enum.auto()  # tokens of the replies, from the arrival of the first prompt to the last token
 
 
@@ -43,7 +43,7 @@ class Load:
 
     def _generator(self, turn: int, stream: int) -> random.Random:
         numbers = (_SEED, turn, self.prompt_tokens, self.output_tokens, self.streams, stream)
-        return random.Random(repr(numbers))  # noqa: S311  # to be repeated, not to be secret
+        return random.Random(repr(numbers))  # noqa: S311  # must be reproducible, not secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _suite_row(name: str, title: str, load: tuple[int, int, int], rate: Rate) ->
     return Row(name, title, Load(*load, frozenset({rate})), rate)
 
 
-# Typical work of an editor, a chat, and a few agents. The fourth load has about 2,000 tokens on average, so that a
+# Typical loads of an editor, a chat, and a few agents. The fourth load has about 2,000 tokens on average, so that a
 # context of 2,048 holds it. Replies of 16 streams are long enough for all to decode together on a slow machine.
 SUITE = (
     _suite_row("prefill_512", "prefill, 512 tokens", (512, 1, 1), Rate.PREFILL),

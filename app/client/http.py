@@ -18,7 +18,7 @@ from engine.errors import PromptTooLong
 from quant.errors import InglenookError
 
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-_REASONS = ("error", "message", "detail", "msg")  # keys under which servers report the reason of an error
+_REASONS = ("error", "message", "detail", "msg")  # JSON keys under which servers report the reason of an error
 _LONGEST_REASON = 300  # maximum length of the shown reason in characters
 
 _ERROR_KINDS: Mapping[object, type[InglenookError]] = {
@@ -41,7 +41,7 @@ class Remedies:
 
     unreachable: str
     senseless: str = "Stop it, and start it again."
-    # by HTTP status: remedies for error responses that name none
+    # keys: HTTP statuses; values: remedies for error responses without a remedy
     refused: Mapping[int, str] = field(default_factory=dict)
 
 

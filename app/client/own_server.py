@@ -57,7 +57,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A prompt in prefill."""
+    """Progress of a prompt in prefill."""
 
     client: str  # name that the client gives in its requests
     done: int  # number of prefilled tokens
@@ -170,7 +170,7 @@ def _wire_message(message: Message) -> dict[str, object]:
 
 
 class _Reply:
-    """Folds the chunks of a streamed completion into chat events."""
+    """Converts the chunks of a streamed completion to chat events."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 
 def find_instance(settings: Settings) -> Instance | None:
-    """Return the running server of the model that the settings name; if there are several, prefer the port of the
-    settings."""
+    """Return the running server of the model that the settings name.
+
+    If several servers run, the one on the port of the settings is preferred.
+    """
     from app.models.store import ModelStore  # imported late, so that the screens of a chat appear sooner
 
     store = ModelStore(settings)
@@ -37,7 +39,7 @@ def find_instance(settings: Settings) -> Instance | None:
 
 
 def _stored(store: "ModelStore", name: str) -> "StoredModel | None":
-    """Return the stored model for a name without quantization or with a prefix. Does not read weights."""
+    """Return the stored model for a name that lacks the quantization or has a prefix. Does not read weights."""
     try:
         return store.resolve(name)
     except (AppError, ModelFileError):

@@ -155,7 +155,7 @@ def _clear(root: Path, models: list[CachedModel]) -> ClearResult:
     done = ClearResult()
     for model in models:
         done += clear(model.folder)
-    stem = FILE_NAME.partition(".")[0]  # also matches SQLite's files beside it, and damaged files that were set aside
+    stem = FILE_NAME.partition(".")[0]  # also matches SQLite's files beside it, and damaged files that were renamed
     for path in root.glob(f"{stem}.*"):
         done += delete(path)
     return done

@@ -126,7 +126,7 @@ def _echo_fit(found: "ModelFit") -> None:
 
 
 def _per_token(cache: "CacheFit") -> str:
-    """Return the size per token, separately for layers with a sliding window, which stop growing at its length."""
+    """Return the size per token. Layers with a sliding window are separate, because they stop growing at its length."""
     parts = [
         format_bytes(size) + ("" if window is None else f" up to {window:,} tokens")
         for window, size in cache.token_bytes.items()
@@ -135,7 +135,7 @@ def _per_token(cache: "CacheFit") -> str:
 
 
 def described(found: "ModelFit") -> dict[str, Any]:
-    """Return a fit as plain JSON types."""
+    """Convert a fit to plain JSON types."""
     from app.models.fit import verdict
 
     return {

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share."""
+"""Command-line options and arguments that several commands share."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

@@ -1,4 +1,4 @@
-"""Output of the commands: aligned columns to read, JSON for scripts."""
+"""Formats the output of commands: aligned columns for people, JSON for scripts."""
 
 import json
 from collections.abc import Sequence

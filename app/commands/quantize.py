@@ -69,7 +69,7 @@ def quantize(
     from app.models.store import ModelStore
     from quant.quantized_storage import Method
 
-    torch.set_num_threads(1)  # several threads would wait for each other after every slab, and be slower
+    torch.set_num_threads(1)  # with several threads, the threads would wait for each other after every slab
     progress = progress_on_stderr(quiet=quiet)
     chosen = Method(method, int(group_size) if group_size else None, double_quant)
     settings = load_settings()

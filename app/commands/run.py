@@ -136,7 +136,7 @@ def _answer(
 async def _by_server(
     server: "Instance", key: str | None, messages: "list[Message]", params: "ParamsOf"
 ) -> "AsyncGenerator[ChatEvent]":
-    """Ask a server that has the model loaded. Does not import torch."""
+    """Ask a running server that has loaded the model. Does not import torch."""
     from app.client.own_server import Client
 
     async with Client(server, key) as client:

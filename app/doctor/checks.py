@@ -32,12 +32,12 @@ from engine.private_folder import private_folder
 from quant.cpu import tiers
 from quant.errors import UnsupportedTier
 
-# From the first version that works to the first untested one. pyproject.toml has the same ranges.
+# The first Python version that works, and the first untested one. pyproject.toml has the same ranges.
 PYTHON_RANGE = ((3, 11), (3, 15))
 TORCH_RANGE = ((2, 11), (2, 14))
 
-ENOUGH_MEMORY = 2 * 10**9  # bytes: the smallest model, torch, and the rest of a desktop
-ENOUGH_DISK = 10**9  # bytes: the default model and its download, with a margin
+ENOUGH_MEMORY = 2 * 10**9  # bytes for the smallest model, torch, and the rest of a desktop
+ENOUGH_DISK = 10**9  # bytes for the default model and its download, with a margin
 CPU_FEATURES = (
     "avx2",
     "fma",
@@ -53,7 +53,7 @@ CPU_FEATURES = (
 
 
 def run_checks(settings: Settings, progress: Progress) -> Iterator[CheckResult]:
-    """Run all checks, and yield each result at once, because some checks take seconds."""
+    """Run all checks. Each result is yielded as soon as it is known, because some checks take seconds."""
     for check in CHECKS:
         yield check(settings, progress)
 
@@ -123,7 +123,7 @@ def _disk(settings: Settings, progress: Progress) -> CheckResult:
 
 
 def _free_for(folder: Path) -> int:
-    """Return the free bytes on the disk of a folder, which need not exist yet."""
+    """Return the number of free bytes on the disk of a folder. The folder need not exist yet."""
     return shutil.disk_usage(_existing(folder)).free
 
 
@@ -159,7 +159,7 @@ def _cache(settings: Settings, progress: Progress) -> CheckResult:
         found = f"disabled ({settings.origins['kv_disk_gb']}), {format_bytes(kept)} in {folder}"
         return CheckResult(name, "warn" if kept else "ok", found, remedy)
     found = f"{format_bytes(kept)} of at most {format_bytes(limit)} in {folder}"
-    if kept > limit + limit // SWEEP_FRACTION:  # allows for writes between two checks of the size
+    if kept > limit + limit // SWEEP_FRACTION:  # writes between two checks of the size may exceed the limit a little
         remedy = "It shrinks the next time a model is used. ingle cache clear deletes it now."
         return CheckResult(name, "warn", found, remedy)
     return CheckResult(name, "ok", found)

@@ -12,7 +12,8 @@ from app.settings.settings import Settings
 from engine.backends.cuda.discovery import driver_version
 
 _PCI = Path("/sys/bus/pci/devices")
-_NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI vendor id, and prefix of the class of display controllers
+# PCI id of the vendor NVIDIA, and the start of the PCI class of display controllers
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
 # Oldest Linux driver for each CUDA major version (CUDA release notes, "minor version compatibility").
 _LEAST_DRIVER: Mapping[str, int] = {"11": 450, "12": 525, "13": 580}
 _INSTALL = "Install torch for CUDA: https://pytorch.org/get-started/locally/"
@@ -118,8 +119,10 @@ def _has_nvidia_card() -> bool:
 
 
 def _cards_without_code() -> str:
-    """Return the architectures of the GPUs for which torch contains neither machine code nor code that the driver can
-    compile."""
+    """Return the GPU architectures that torch cannot run on.
+
+    torch contains neither machine code for them nor code that the driver can compile.
+    """
     import torch
 
     built = torch.cuda.get_arch_list() if torch.cuda.is_available() else []

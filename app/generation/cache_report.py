@@ -26,25 +26,25 @@ class MissReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A part of a prompt that the cache did not have.
+    """A cache miss: the position at which the KV cache stopped matching a prompt, and the reason.
 
     The texts are quotes from the conversation. They are for the caller alone and must not be logged.
     """
 
     reason: MissReason
-    position: int  # index of the first token that differs or is missing
+    position: int  # index of the first prompt token that differs from the earlier request or is missing in the cache
     before: str = ""  # text before that position; this and the next two are set if two conversations diverge there
-    was: str = ""  # text after it in the earlier conversation
-    now: str = ""  # text after it in this prompt
+    was: str = ""  # text after that position in the earlier conversation
+    now: str = ""  # text after that position in this prompt
     removed: str = ""  # text that the prompt lacks, shortened
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """The report of one prompt, or of all prompts of a request added up."""
+    """Cache report of one prompt, or the sum over all prompts of a request."""
 
     sources: TokenSources = NO_TOKENS
-    miss: Miss | None = None  # None: all but the new end was cached
+    miss: Miss | None = None  # None: everything but the new end of the prompt was cached
     left_out: tuple[str, ...] = ()  # names of prompt lines that were left out because they change with every request
 
     def plus(self, other: "CacheReport") -> "CacheReport":

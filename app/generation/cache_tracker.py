@@ -35,7 +35,8 @@ class CacheTracker:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.misses: Final = dict.fromkeys(MissReason, 0)
-        self.restores: Final = by_class(RESTORE_BOUNDS)  # restore times of the prompts that had blocks to restore
+        # histograms of restore times, for prompts that had blocks to restore
+        self.restores: Final = by_class(RESTORE_BOUNDS)
         self._tokenizer = tokenizer
         self._recent = RecentPrompts()
 
@@ -69,7 +70,7 @@ class TrackedPrompt:
     """A prompt that one or several requests continue, with the most similar exchange before it."""
 
     tracker: CacheTracker
-    first: Request  # the only one of the requests that is counted: the others reuse its prompt
+    first: Request  # the only request that is counted: the others reuse its prompt
     ids: bytes
     earlier: Earlier | None
 
@@ -79,7 +80,7 @@ class TrackedPrompt:
         return self.tracker.report(request, miss, prefilled, counts=request is self.first)
 
     def finish(self, request: Request, output_ids: Sequence[int], computed: int) -> None:
-        """Remember an ended request: its output, and how many of its tokens are certainly computed."""
+        """Remember an ended request: its output, and how many of its tokens are certainly in the KV cache."""
         self.tracker.remember(request, self.ids + packed(output_ids), computed)
 
 
@@ -91,7 +92,7 @@ def find_miss(prompt: bytes, earlier: Earlier | None, sources: TokenSources, tok
     if earlier is not None:
         exchange, common = earlier.exchange, earlier.common
         known = min(common, exchange.computed)
-        # The last token of a prompt is always computed.
+        # The KV cache never holds the last token of a prompt, which is always computed.
         if sources.cached < min(known, tokens - 1) // BLOCK_SIZE * BLOCK_SIZE:
             return Miss(MissReason.EVICTED, sources.cached)
         if common < min(tokens, exchange.tokens):
@@ -122,7 +123,7 @@ class _Divergence:
 
     @property
     def is_in_conversation(self) -> bool:
-        """Whether the prompt is a later state of the earlier conversation, rather than one that shares its start."""
+        """Whether the prompt continues the earlier conversation, rather than only sharing its start."""
         old = self.earlier.exchange.ids
         return self._is_in_reply or _share_run(self.prompt[self._offset :], old[self._offset :])
 
@@ -151,8 +152,7 @@ class _Divergence:
         return ""
 
     def _resumed_at(self, rest: bytes) -> int:
-        """Return the offset after the divergence at which the earlier exchange continues like `rest`; -1 if it does
-        not.
+        """Return the offset at which the earlier exchange continues like `rest`; -1 if it does not.
 
         At the end of the exchange fewer equal tokens are enough, since a prompt may continue from its last reply.
         """
@@ -168,8 +168,9 @@ class _Divergence:
         return f"{_decoded(head)} … {_decoded(tail.removesuffix(end))}"
 
     def _texts(self, before: bytes, *after: bytes) -> tuple[str, ...]:
-        """Return the texts before and after the divergence. A character split at the divergence belongs to the texts
-        after it.
+        """Return the texts before and after the divergence.
+
+        A character split at the divergence belongs to the texts after it.
         """
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         text = decoder.decode(self._bytes(before)).strip(_REPLACEMENT)

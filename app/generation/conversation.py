@@ -19,7 +19,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))
 SYSTEM_ROLES: Final[Sequence[str]] = ("system", "developer")
 
-# Kinds of content parts that hold text, and the key of the text in each.
+# Types of content parts that hold text, and the key of the text in each.
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 MAX_TOOLS: Final = 512
@@ -74,7 +74,7 @@ class Message:
 
     role: str  # one of ROLES, or a role that the model's template defines
     content: str = ""
-    reasoning: str | None = None  # what the assistant wrote before its content, while thinking
+    reasoning: str | None = None  # text that the assistant wrote while thinking, before its content
     tool_calls: tuple[ToolCall, ...] = ()  # calls in an assistant message
     tool_call_id: str | None = None  # in a tool message: id of the call that it answers
     name: str | None = None  # in a tool message: name of the tool; in others: name of the speaker
@@ -136,9 +136,9 @@ def object_with_texts(
 
 
 def text_of(content: str | Sequence[Mapping[str, object]] | None) -> str:
-    """Return the text of a message's content: a string, a list of parts (joined by line breaks), or None.
+    """Return the text of a message's content, which is a string, a list of parts, or None.
 
-    Raises InvalidMessage for a part that is not text.
+    Parts are joined by line breaks. Raises InvalidMessage for a part that is not text.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -247,7 +247,7 @@ class ThinkingOptions:
     def of(
         cls, effort: ReasoningEffort | None, budgets: Sequence[int | None] = (), enabled: bool | None = None
     ) -> "ThinkingOptions":
-        """Merge the fields of a request.
+        """Combine the thinking fields of a request.
 
         An effort overrides `enabled`. The smallest budget applies; a negative budget means no limit.
         """

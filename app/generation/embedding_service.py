@@ -48,7 +48,7 @@ class InputTokenizer(Protocol):
 
 
 class TextPair(NamedTuple):
-    """Two texts as one sequence for a cross-encoder."""
+    """The ids of two texts in one sequence, for a cross-encoder."""
 
     ids: tuple[int, ...]
     second: int  # index of the first id of the second text
@@ -166,7 +166,7 @@ class EmbeddingService:
             await asyncio.gather(*workers)
         except asyncio.CancelledError:
             self._check_running()
-            raise  # the caller is gone
+            raise  # the caller was canceled
         finally:
             self.requests -= 1
             for worker in workers:

@@ -13,12 +13,12 @@ if TYPE_CHECKING:  # not imported at run time: the chat imports this module befo
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """The progress of a prefill, in tokens. Sent while a long prompt is prefilled."""
+    """Progress of a prefill in tokens. Sent while a long prompt is prefilled."""
 
     done: int
     total: int
     cached: int = 0  # tokens found in the KV cache, included in `done`
-    seconds: float = 0.0  # since the prefill started, without the time in the queue
+    seconds: float = 0.0  # seconds since the prefill started, without the time in the queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class ReplyEnd:
     completion_tokens: int
     first_token_seconds: float  # seconds since the request was submitted
     total_seconds: float
-    reasoning_tokens: int = 0  # part of the completion tokens
+    reasoning_tokens: int = 0  # number of completion tokens that are reasoning
     queue_seconds: float = 0.0  # time in the queue, part of the time to the first token
     error: str = ""  # message for FinishReason.ERROR and GRAMMAR
 
@@ -146,14 +146,14 @@ class TokenCounts:
     queue_seconds: float = 0.0  # maximum time that a prompt waited in the queue
     prefill_seconds: float = 0.0  # maximum time from the queue to the first token, without the time to restore blocks
     reasoning: int = 0  # reasoning tokens, part of the completion
-    status: str = QUEUED  # what the request is doing, for a client that waits
+    status: str = QUEUED  # state of the request, shown to a client that waits
 
     def set_prompts(self, prompts: Sequence[tuple[int, ...]]) -> None:
         """Set the prompts, before their prefill."""
         self.prompts, self.prompt_total = prompts, sum(map(len, prompts))
 
     def update_status(self, event: ChatEvent) -> None:
-        """Derive the status from an event."""
+        """Set the status from an event of the request."""
         if isinstance(event, PromptProgress):
             self.status = f"prefill {event.done:,} of {event.total:,}"
         else:

@@ -44,7 +44,7 @@ To call a tool, write its name and its arguments as a JSON object:
 
 
 def generic_format(known: ReplyFormat) -> ReplyFormat:
-    """Return the format of replies with generic calls or answers, and with the model's own reasoning and messages."""
+    """Return the reply format `known` with generic calls and an answer mark."""
     messages = replace(known.messages, answer=known.messages.answer + ANSWER_MARK, answer_mark=ANSWER_MARK)
     return replace(known, calls=_CALLS, messages=messages)
 
@@ -72,7 +72,7 @@ def _call(call: ToolCall) -> str:
 
 
 def _with_results_as_users(messages: Sequence[Message]) -> Iterator[Message]:
-    """Join consecutive results, and the user message after them, into one user message.
+    """Join consecutive tool results, and the user message after them, into one user message.
 
     Many templates require that user and assistant messages alternate.
     """

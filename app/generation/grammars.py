@@ -55,7 +55,7 @@ class GrammarSource(GrammarText):
         return cls("lark", "start: " + " | ".join(map(literal, texts)))
 
     def as_lark(self) -> str:
-        """Return the grammar as an expression for use in a larger Lark grammar."""
+        """Return the grammar as an expression that can be part of a larger Lark grammar."""
         if self.kind == "json":
             guidance = {**self.guidance(), "lenient": self.lenient}
             return f"%json {json.dumps({**json.loads(self.text), 'x-guidance': guidance}, ensure_ascii=False)}"
@@ -95,7 +95,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer, starter: ProcessStarter | None = None) -> None:
         """`starter` replaces the default starter of grammar processes."""
-        # not a bound method: a process must not keep its compiler alive
+        # Not a bound method, because a process must not keep its compiler alive.
         self._tokenize = partial(_tokenized, tokenizer)
         self._starter = starter or ProcessStarter(partial(vocabulary_of, tokenizer), GrammarLimits())
         # False: the vocabulary cannot encode forced tokens, so they are sampled one by one
@@ -114,8 +114,9 @@ class GrammarCompiler:
         await asyncio.wrap_future(self._threads.submit(self._starter.prepare))
 
     async def compile(self, source: GrammarText) -> Grammar:
-        """Return the compiled grammar. Raises InvalidGrammar with the path of the part at fault, and
-        GrammarsUnavailable.
+        """Return the compiled grammar.
+
+        Raises InvalidGrammar with the path of the part at fault, and GrammarsUnavailable.
         """
         process = self._cached(source)
         if process is None:

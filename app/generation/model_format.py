@@ -50,7 +50,10 @@ class ChatPrompt:
         return self._format.parser(self._conversation, self._rendered)
 
     def grammar(self, wanted: GrammarSource | None) -> tuple[GrammarSource | None, bool]:
-        """Return the grammar of the reply, given the `wanted` one, and whether it only constrains tool calls."""
+        """Return the grammar of the reply, and whether it only constrains tool calls.
+
+        `wanted` is the grammar that the request asks for.
+        """
         return self._format.grammar(self._conversation, self._rendered, wanted)
 
     def loose_grammar(self, wanted: GrammarSource | None) -> GrammarSource | None:
@@ -81,7 +84,7 @@ class ChatPrompt:
         try:
             grammar = await compiler.compile(source)
         except InvalidGrammar as error:
-            # check whether the requested part of the grammar is at fault
+            # raises if the requested part of the grammar is at fault
             if requested is not None and source is not requested.source:
                 await requested.compile(compiler)
                 field = "tools" if self._conversation.callable_tools else field
@@ -93,7 +96,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Features of a model besides text."""
+    """Optional abilities of a model."""
 
     tool_support: ToolSupport
     thinking: bool  # reasoning that is separate from the answer
@@ -234,8 +237,9 @@ class ModelFormat:
         return self._generic if is_generic else self._native
 
     def _allows_parallel_calls(self, conversation: Conversation) -> bool:
-        """Whether a reply may contain several calls. By default only models trained to call tools may: others repeat
-        calls.
+        """Whether a reply may contain several calls.
+
+        By default, only models trained to call tools may return several: other models repeat calls.
         """
         wanted = conversation.parallel_calls
         return self.tool_support is ToolSupport.NATIVE if wanted is None else wanted
@@ -268,7 +272,7 @@ def _lark(grammar: str | None) -> GrammarSource | None:
 
 
 def _stated(recognized: DetectedFormat, response_template: Mapping[str, object] | None) -> DetectedFormat:
-    """Replace the parts of a detected format that the model's response template defines."""
+    """Replace the parts of the detected format that the model's response template defines."""
     if response_template is None:
         return recognized
     try:

@@ -66,7 +66,7 @@ INFILL_MIN_P: Final = 0.2
 
 INFILL: Final = "infill"
 
-# The fields of SamplingParams that each sampler uses, with the values that turn it off.
+# The fields of SamplingParams that each sampler uses, each with the value that turns the sampler off.
 SAMPLERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
     "dry": {"dry": None},
@@ -110,8 +110,8 @@ def only_named(samplers: list[str] | str | None, given: Mapping[str, Any]) -> di
 class TimeLimits:
     """Limits in seconds; None: no limit. A reply beyond a limit ends as if it had reached its token limit."""
 
-    prefill: float | None = None  # from the start of the prefill to the first token
-    decode: float | None = None  # from the first token on; applies once the reply has a line break
+    prefill: float | None = None  # seconds from the start of the prefill to the first token
+    decode: float | None = None  # seconds after the first token; applies once the reply has a line break
 
     @classmethod
     def of_milliseconds(cls, prefill: int | None, decode: int | None) -> "TimeLimits":
@@ -198,7 +198,7 @@ class PreparedRequest:
     """Prompts as token ids, and how the replies to them are generated and parsed."""
 
     prompts: Sequence[tuple[int, ...]]
-    options: GenerationOptions  # with the compiled grammar in the candidates
+    options: GenerationOptions  # options whose candidates include the compiled grammar
     grammar_field: str = ""  # request field that errors about the grammar name
     # creates the parser of each reply; None: replies are plain text
     new_parser: "Callable[[], ReplyParser] | None" = None

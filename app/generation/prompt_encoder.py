@@ -164,10 +164,10 @@ class PromptEncoder:
         self._remembered.forget(self._turns(messages, limit))
 
     def _turns(self, messages: Sequence[Message], limit: TextLimit) -> Iterator[Iterable[int | str]]:
-        """Yield the split text of the whole conversation, and of each prompt in it that led to a reply."""
+        """Yield the split text of each earlier prompt that led to a reply, and of the whole conversation."""
         for end in range(1, len(messages) + 1):
             if end == len(messages) or messages[end].role == "assistant":
-                with suppress(TemplateError):  # no reply was generated for such a prompt
+                with suppress(TemplateError):  # a prompt that the template refuses led to no reply
                     rendered = self._render(Conversation(messages[:end]), limit)
                     yield self._tokenizer.split(rendered, rendered=True)
 
@@ -191,9 +191,7 @@ class PromptEncoder:
         return _up_to(self._by_template(replace(given, messages=messages), asks=False), prefix)
 
     def _template_input(self, conversation: Conversation, protect: Callable[[str], str]) -> _TemplateInput:
-        """Prepare a conversation for the template: protect untrusted text, and convert tools and roles it does not
-        support.
-        """
+        """Prepare a conversation for the template: protect untrusted text, and convert unsupported tools and roles."""
         messages: Sequence[Message] = [message.with_texts(protect) for message in conversation.messages]
         tools = [object_with_texts(tool.definition, protect, fields=True) for tool in conversation.tools]
         variables = {name: with_texts(value, protect, fields=True) for name, value in conversation.variables.items()}

@@ -29,7 +29,7 @@ MAX_TOKENS = 2_000_000  # limit of the tokens of all exchanges: 8 MB
 
 
 def packed(ids: Iterable[int]) -> bytes:
-    """Return token ids as bytes, `ID_BYTES` each."""
+    """Pack token ids into bytes, `ID_BYTES` per id."""
     return array("i", ids).tobytes()
 
 
@@ -39,7 +39,7 @@ def unpacked(ids: bytes) -> "array[int]":
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """A prompt, and the known part of its reply."""
+    """A prompt, and the part of its reply that is known so far."""
 
     salt: str  # exchanges match only prompts with the same salt
     ids: bytes

@@ -30,7 +30,7 @@ class GeneratedReply:
 
     prompt_ids: tuple[int, ...]
     ids: Sequence[int]  # ids of the reply
-    text: str  # the text that the caller got; may end before that of the ids
+    text: str  # text that the caller received; may end before the text of the ids
     continues_text: bool  # the reply continues a text, not a conversation
     stored: bool  # whether it may be written to disk
 
@@ -105,7 +105,7 @@ class RememberedReplies:
         return ids, end
 
     def note_prompt(self, prompt_ids: tuple[int, ...], end: TextPosition) -> None:
-        """Record the end of a prompt's text, where its reply will start."""
+        """Record the position in the text at which a prompt ends and its reply will start."""
         with self._lock:
             self._prompts[hash(prompt_ids)] = end
             self._prompts.move_to_end(hash(prompt_ids))
@@ -153,7 +153,7 @@ class RememberedReplies:
         return self._tokenizer.encode_plain(text, at_start=at_start, limit=limit)
 
     def _splices(self, part_key: bytes, text: str, *, at_start: bool) -> list[_Splice]:
-        """Return the ranges to replace, in order. Reads the file only if no reply in memory fits."""
+        """Return the ranges of a text to replace, in order. Reads the file only if no reply in memory fits."""
         for find in (self._reply_tokens.find, self._reply_tokens.find_stored):
             spans = find(part_key)
             if spans and (splices := [*self._fitting(part_key, text, spans, at_start=at_start)]):
@@ -161,7 +161,7 @@ class RememberedReplies:
         return []
 
     def _fitting(self, part_key: bytes, text: str, spans: Sequence[TokenSpan], *, at_start: bool) -> Iterator[_Splice]:
-        """Yield the longest span that fits at each position in `text` that has spans."""
+        """For each position in `text` that has spans, yield the longest span that fits there."""
         prefix_hash, hashed, done = _prefix_hash(part_key), 0, 0
         characters = attrgetter("prefix_characters")
         for start, several in groupby(sorted(spans, key=characters), characters):

@@ -34,7 +34,7 @@ class Replies:
         self._context = context
         self._stream = stream
         self._cache = cache
-        self._replies: dict[int, Reply] = {}  # keys: ids of the engine's requests
+        self._replies: dict[int, Reply] = {}  # replies by the id of the engine's request
 
     def submit(self, prepared: PreparedRequest, origin: Origin) -> None:
         """Submit all replies, or none if this raises.
@@ -50,7 +50,7 @@ class Replies:
                 self._replies[request.id] = Reply(len(self._replies), request, prompt, self._context, parser)
 
     def events(self, tokens: Sequence[TokenEvent]) -> Batch:
-        """Return the events for these tokens. If the options set a pause, consecutive deltas are merged."""
+        """Return the chat events for these token events. If the options set a pause, consecutive deltas are merged."""
         batch: Batch = []
         for token in tokens:
             reply = self._replies[token.request_id]
@@ -162,7 +162,7 @@ class _Ranking:
 class _Candidate:
     events: list[ChatEvent] = field(default_factory=list)
     tokens: int = 0
-    logprob: float = 0.0  # sum over the tokens
+    logprob: float = 0.0  # sum of the log-probabilities of the tokens
 
     @property
     def mean_logprob(self) -> float:
@@ -176,7 +176,7 @@ class _Candidate:
 
 
 def _without_text(batch: Batch) -> Iterator[tuple[int, ChatEvent]]:
-    """Yield the events about prompts, and the ends of replies with zero tokens."""
+    """Yield only the events about prompts, and the ends of replies with zero completion tokens."""
     for index, event in batch:
         if isinstance(event, ReplyEnd):
             yield index, replace(event, completion_tokens=0, reasoning_tokens=0)

@@ -49,7 +49,7 @@ class ReplyReader:
         continues_text: bool = False,
     ) -> None:
         self.ended = False
-        self.reasoning_tokens = 0  # including the mark that ends the reasoning
+        self.reasoning_tokens = 0  # number of reasoning tokens, including the mark that ends the reasoning
         self._texts: list[str] = []
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(
@@ -61,13 +61,13 @@ class ReplyReader:
         )
         self._parser = ReplyParser(_TEXT, {}) if parser is None else parser
         self._control = frozenset(tokenizer.control_tokens.values())
-        self._length = 0  # characters passed to the parser
+        self._length = 0  # number of characters passed to the parser
         # log-probabilities that are not yet assigned to an event, with the start offsets of their tokens
         self._logprobs: deque[tuple[int, TokenLogprobs]] = deque()
 
     @property
     def text(self) -> str:
-        """The text so far, including markup, without what may become a stop string."""
+        """The text so far, including markup, but not the end that may become a stop string."""
         return "".join(self._texts)
 
     @property
@@ -187,7 +187,7 @@ class Reply:
         return is_over and "\n" in self._reader.text
 
     def _requested(self, token_id: int) -> list[ChatEvent]:
-        """Return the events that precede a token's text, as far as the options request them."""
+        """Return the optional events that precede a token's text, if the options request them."""
         total = len(self._request.prompt_ids)
         is_first = self._options.reports_progress and not self._tokens and self._prefilled < total
         events: list[ChatEvent] = [self._progress(total, total)] if is_first else []
@@ -214,8 +214,9 @@ class Reply:
         return len(self._request.prompt_ids) if self._tokens else self._prefilled
 
     def _remember(self) -> list[int]:
-        """Save the ids so far for later prompts, and return them. Called often, because the process may be killed at
-        any time.
+        """Save the ids so far for later prompts, and return them.
+
+        Called often, because the process may be killed at any time.
         """
         self._remembered_at = time.monotonic()
         request, output_ids = self._request, self._request.output_ids[: self._tokens]
@@ -225,9 +226,7 @@ class Reply:
         return output_ids
 
     def _before_stop(self, output_ids: list[int], stop: str) -> list[int]:
-        """Return the ids before a stop string. The ids of the stop string are dropped, because later prompts do not
-        contain it.
-        """
+        """Return the ids before a stop string, which the text of later prompts does not contain."""
         end, length = len(output_ids), len(stop.encode())
         while end and length > 0:
             end -= 1

@@ -25,7 +25,9 @@ class ReplyTokenCache:
     """
 
     def __init__(self, folder: Path | None = None, *, max_size: int = MAX_SIZE) -> None:
-        """`folder` contains the file, which may not exist yet; None: memory only. `max_size` is in ids, as in
+        """Create a cache.
+
+        `folder` contains the file, which may not exist yet; None: memory only. `max_size` is in ids, as in
         reply_token_file.
         """
         self._file = None if folder is None else ReplyTokenFile(folder, max_size=max_size)
@@ -44,19 +46,19 @@ class ReplyTokenCache:
         self._is_working = False
 
     def remember(self, spans: Callable[[], Iterable[TokenSpan]]) -> None:
-        """Remember the spans that `spans` returns. It is called on another thread, or before the next lookup."""
+        """Remember the spans that `spans` returns. `spans` is called on another thread, or before the next lookup."""
         self._ended.append(spans)
         self._work_soon()
 
     def find(self, part_key: bytes) -> Sequence[TokenSpan]:
-        """Return the spans of a part that are in memory, oldest first."""
+        """Return the spans of a text part that are in memory, oldest first."""
         with self._lock:
             if self._ended:
                 self._settle()
             return tuple(self._spans.get(part_key, ()))
 
     def find_stored(self, part_key: bytes) -> Sequence[TokenSpan]:
-        """Return the spans of a part, including those in the file. Reads from disk."""
+        """Return the spans of a text part, including those in the file. Reads from disk."""
         if self._file is None or time.monotonic() - self._absent.get(part_key, -_ABSENT_SECONDS) < _ABSENT_SECONDS:
             return ()
         deletions_before, seen = self._deletions, time.monotonic()
@@ -123,7 +125,7 @@ class ReplyTokenCache:
                     self._changes.written.append(one)
 
     def _add(self, added: TokenSpan) -> None:
-        """Add a span as the newest of its part. It replaces spans that it continues."""
+        """Add a span as the newest one of its text part. It replaces spans that it continues."""
         several = self._spans.setdefault(added.part_key, [])
         self._spans.move_to_end(added.part_key)
         self._size += added.size

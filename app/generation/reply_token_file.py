@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 MAX_SIZE = 4 << 20  # size limit in ids, including OVERHEAD for each span: 16 MB
 OVERHEAD = 32  # size of a span in addition to its ids, counted in ids
-MAX_SPANS_PER_PART = 256  # only the newest are read
+MAX_SPANS_PER_PART = 256  # older spans of a part are not read
 FILE_NAME = "replies.sqlite"
 
 _VERSION = 1
@@ -50,7 +50,7 @@ class TokenSpan:
 
     part_key: bytes  # digest of all parts of the text before the one that contains the span
     prefix_key: bytes  # digest of those parts and of that part's text before the span
-    prefix_characters: int  # length of that text
+    prefix_characters: int  # number of characters in that text before the span
     ids: "array[int]"  # never empty
     stored: bool  # whether it may be written to disk
     used: int = 0  # time of the last use, in seconds since the epoch
@@ -74,7 +74,7 @@ class Changes:
     """Changes that the file does not have yet. Deletions come first."""
 
     forgotten: set[bytes] = field(default_factory=set)  # prefix keys of spans to delete
-    replaced: list[bytes] = field(default_factory=list)  # keys of spans that are replaced by a longer version
+    replaced: list[bytes] = field(default_factory=list)  # keys of spans that a longer version replaces
     written: list[TokenSpan] = field(default_factory=list)  # new spans, and spans that were used again
 
     def __bool__(self) -> bool:
@@ -93,7 +93,7 @@ class ReplyTokenFile:
         self._is_off = False
 
     def find(self, part_key: bytes) -> list[TokenSpan]:
-        """Return the spans of a part, oldest first."""
+        """Return the spans of a text part, oldest first."""
         return self._attempt(self._reader, lambda: self._find(part_key), [])
 
     def apply(self, changes: Changes) -> None:

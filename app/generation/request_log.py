@@ -32,7 +32,7 @@ _REASONS = {
 
 
 class PrefillLog:
-    """Logs the progress of one request's prefills."""
+    """Logs the prefill progress of one request."""
 
     def __init__(self, who: str) -> None:
         self._who = who
@@ -115,7 +115,10 @@ def _one_line(name: str) -> str:
 
 @contextlib.contextmanager
 def write_request_log(say: Callable[[str], None]) -> Iterator[None]:
-    """Pass each log line to `say` while the body runs, on another thread, so that slow output delays no request."""
+    """Pass each log line to `say` while the body runs.
+
+    `say` is called on another thread, so that slow output delays no request.
+    """
     unwritten: queue.Queue[str | None] = queue.Queue(_MAX_UNWRITTEN)
     handler, level, propagate = _Unwritten(unwritten), log.level, log.propagate
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))

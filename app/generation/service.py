@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class Preparation:
-    """Counts the requests that wait for their prompt and grammar. Used on one event loop; `problem` is thread-safe."""
+    """Counts the requests whose prompt and grammar are not ready. Used on one event loop; `problem` is thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns seconds that never decrease."""
@@ -143,7 +143,7 @@ class ChatService:
         return await self._within_context(make)
 
     async def _within_context(self, encode: Callable[[TextLimit], T]) -> T:
-        """Encode a prompt on a thread. Raises PromptTooLong if it certainly exceeds the context length."""
+        """Encode a prompt on a worker thread. Raises PromptTooLong if it certainly exceeds the context length."""
         length = self.context_length
         try:
             return await self._encoding.run(lambda check: encode(TextLimit.of_context(length, check)))
@@ -191,7 +191,7 @@ class ChatService:
         await asyncio.sleep(IDLE_SECONDS)
         while self.streams.num_running or self.streams.num_waiting:
             await asyncio.sleep(IDLE_SECONDS)
-        with suppress(InvalidGrammar, GrammarsUnavailable):  # the first grammar reports it
+        with suppress(InvalidGrammar, GrammarsUnavailable):  # the first request with a grammar reports the error
             await self.grammars.prepare()
 
     async def encode_text(self, text: str) -> tuple[int, ...]:

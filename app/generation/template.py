@@ -38,7 +38,7 @@ _SHORTEN = (
 )
 _RETRY = "Try again; if it fails again, try another file of this model."
 
-# kind of failure, as the child reports it: (what happened, what to do)
+# keys: kinds of failure as the child reports them; values: what happened, and what to do
 _FAILURES: Mapping[str, tuple[str, str]] = {
     "syntax": ("The chat template has a syntax error", _OTHER_FILE),
     "raised": ("The chat template refused this conversation", "Change the messages or tools as the detail says."),
@@ -157,7 +157,7 @@ class _BrokenChild(Exception):
 
 
 class _Child:
-    """A child process, and the frames exchanged with it. After any failure it is killed."""
+    """A child process, with which frames are exchanged. It is killed after any failure."""
 
     def __init__(self, program: Path, seconds: float) -> None:
         limits = {
@@ -189,7 +189,7 @@ class _Child:
     def killed_after(self, seconds: float, what: str) -> Iterator[None]:
         """Kill the child process if the body takes longer than `seconds` or raises.
 
-        `what` names the work in the error.
+        `what` describes the work in the error message.
         """
         expired = threading.Event()
 
@@ -205,7 +205,7 @@ class _Child:
         except _BrokenChild as error:
             broken = error
         except BaseException:
-            self.kill()  # an answer may still arrive, which the next render must not receive
+            self.kill()  # Otherwise a late answer could reach the next render.
             raise
         finally:
             timer.cancel()
@@ -224,7 +224,7 @@ class _Child:
             self._ready = True
 
     def ask(self, frame: bytes) -> dict[str, object]:
-        """Send a frame, and return the answer."""
+        """Send a frame to the child, and return its answer."""
         unsent = memoryview(_LENGTH.pack(len(frame)) + frame)
         try:
             while unsent:

@@ -47,7 +47,7 @@ import jinja2.sandbox
 import jinja2.utils
 
 _LENGTH = struct.Struct(">I")
-_TEMPLATES_KEPT = 8  # compiled templates in the cache; a user switches between a few models
+_TEMPLATES_KEPT = 8  # maximum number of compiled templates in the cache: a user switches between a few models
 _DETAIL_CHARS = 1000
 _POWER_BITS = 4096
 _REPEATED_ITEMS = 1_000_000

@@ -20,7 +20,7 @@ class ReasoningMarks:
 
     begin: Sequence[str]
     end: Sequence[str]
-    end_ids: Sequence[int]  # ids of the first end mark, encoded to follow other text
+    end_ids: Sequence[int]  # token ids of the first end mark as they follow other text
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, begin: Sequence[str], end: Sequence[str]) -> "ReasoningMarks":
@@ -40,8 +40,10 @@ class ThinkingBudget:
     def __init__(
         self, tokenizer: Tokenizer, marks: ReasoningMarks, tokens: int, reply: Grammar | None, *, thinks: bool
     ) -> None:
-        """`tokens` is the budget. `reply` is the grammar of the whole reply, including the reasoning. `thinks` is true
-        if the prompt ends with a start mark.
+        """Create a grammar with a budget.
+
+        `tokens` is the budget. `reply` is the grammar of the whole reply, including the reasoning. `thinks` is true if
+        the prompt ends with a start mark.
         """
         self._tokenizer = tokenizer
         self._marks = marks
@@ -98,7 +100,7 @@ class _BudgetConstraint:
 
     @property
     def _must_end(self) -> bool:
-        """Whether the reasoning must end here. It never ends within a character."""
+        """Whether the reasoning must end now. It never ends within a character."""
         used_up = self._thinks and self._left <= 0 and self._forced < len(self._marks.end_ids)
         return used_up and (self._forced > 0 or not self._decoder.getstate()[0])
 

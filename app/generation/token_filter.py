@@ -49,12 +49,12 @@ class _FilterConstraint:
         self._allowed = allowed
         self._allowed_words: Words | None = None  # `allowed` as bits, once the size of the vocabulary is known
         self._reply = reply
-        # last tokens of the forbidden sequences, by the tokens before them
+        # keys: forbidden sequences without their last token; values: the possible last tokens
         self._last: dict[tuple[int, ...], list[int]] = {}
         for *prefix, last in forbidden:
             self._last.setdefault(tuple(prefix), []).append(last)
         self._lengths = sorted({len(prefix) for prefix in self._last})
-        self._recent: list[int] = []  # the last tokens, with which a forbidden sequence may start
+        self._recent: list[int] = []  # the last tokens, which may be the start of a forbidden sequence
 
     @property
     def ended(self) -> bool:

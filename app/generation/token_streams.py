@@ -1,8 +1,7 @@
-"""Token streams: connects the engine's thread to an event loop, with one asynchronous stream of token events per
-request.
+"""Token streams: connects the engine's thread to an event loop.
 
-All events of a step are passed to the loop in one call, and a reader gets all events that are waiting at once. Leaving
-a stream early aborts its requests.
+Each request has one asynchronous stream of token events. All events of a step are passed to the loop in one call, and a
+reader gets all events that are waiting at once. Leaving a stream early aborts its requests.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ MAX_BATCH = 32  # maximum number of events that a slow reader gets before other 
 
 @dataclass(frozen=True, slots=True)
 class _LiveRequest:
-    """A request that has not ended."""
+    """A running or waiting request, and the stream that gets its events."""
 
     request: Request
     stream: "TokenStream"
@@ -107,7 +106,7 @@ class TokenStreams:
         return [live.request for live in self._live.values()]
 
     def now(self) -> float:
-        """Return the time of the clock that also gives arrival times."""
+        """Return the time in seconds by the clock that also measures arrival times."""
         return self._clock()
 
     def forget(self, token_ids: Sequence[int], origin: Origin, *, kept: int) -> None:
@@ -124,12 +123,12 @@ class TokenStreams:
 
     @property
     def longest_context(self) -> int:
-        """The context length that the memory would allow for this model; 0: unknown."""
+        """The longest context that the memory would allow for this model, in tokens; 0: unknown."""
         return self._engine.config.longest_context
 
     @property
     def max_running(self) -> int:
-        """Limit of requests that run at the same time. Others wait."""
+        """Maximum number of requests that run at the same time. Other requests wait."""
         return self._engine.config.max_running
 
     @property
@@ -160,7 +159,7 @@ class TokenStreams:
         return {service: running[service] for service in ServiceClass}
 
     def _post_events(self, events: Sequence[TokenEvent]) -> None:
-        """Runs on the engine's thread."""
+        """Post the events of a step to the event loop. Runs on the engine's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._route, events)
 
@@ -225,7 +224,7 @@ class TokenStream:
         if self._reader is None:
             return
         loop, due = self._reader.get_loop(), self._taken_at + self._pause
-        if due <= loop.time() or not self._running:  # the last event is not delayed
+        if due <= loop.time() or not self._running:  # the pause does not delay the last event
             _wake(self._reader)
         elif len(self._arrived) == 1:
             loop.call_at(due, _wake, self._reader)

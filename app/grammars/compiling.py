@@ -26,7 +26,7 @@ LIMITS: Final = llguidance.LLParserLimits(
 )
 _WALKS, _WALK_TOKENS = 2, 8
 _DETAIL_CHARS: Final = 400
-# Words in the library's errors about limits, and in its errors about grammars that match nothing.
+# Words that identify the library's errors about limits, and its errors about grammars that match nothing.
 _LIMIT_WORDS: Final = (
     "too many",
     "too large",
@@ -92,8 +92,9 @@ class Compiler:
         return with_schemas(text, tokens, self._rewritten)
 
     def _rewritten(self, schema: Json) -> Json:
-        """Rewrite a schema within a grammar. Its `x-guidance` has the format of the JSON, and the schema's path for
-        errors.
+        """Rewrite a schema within a grammar.
+
+        Its `x-guidance` has the format of the JSON, and the schema's path for errors.
         """
         guidance = schema.get("x-guidance") if isinstance(schema, Mapping) else None
         options: dict[str, Json] = dict(guidance) if isinstance(guidance, Mapping) else {}
@@ -117,7 +118,7 @@ class Compiler:
         return ("empty" if _is_empty(problem) else "invalid"), problem_of(problem).message
 
     def _follow(self, matcher: llguidance.LLMatcher, chance: random.Random) -> None:
-        """Consume a few random tokens. Raises GrammarProblem."""
+        """Try a grammar with a few random tokens. Raises GrammarProblem."""
         for position in range(_WALK_TOKENS):
             began = time.process_time()
             mask = int.from_bytes(matcher.compute_bitmask(), "little")
@@ -125,7 +126,7 @@ class Compiler:
                 raise too_complex(f"a mask takes {seconds * 1000:,.0f} ms")
             if problem := matcher.get_error():
                 if position and _is_empty(problem):
-                    return  # a dead end, which the model may never reach
+                    return  # a dead end, which the model may never reach: not an error
                 raise problem_of(problem)
             if matcher.is_stopped() or not matcher.consume_token(_drawn(mask, chance)):
                 return
@@ -149,7 +150,7 @@ def _lark_of(grammar: str) -> str:
 
 
 def _drawn(mask: int, chance: random.Random) -> int:
-    """Return the index of a random set bit."""
+    """Return the index of a random bit that is set."""
     shifted = mask >> (start := chance.randrange(max(1, mask.bit_length())))
     return start + (shifted & -shifted).bit_length() - 1
 

@@ -34,14 +34,15 @@ GrammarKind: TypeAlias = Literal["json", "regex", "lark", "gbnf"]
 
 @dataclass(frozen=True, slots=True)
 class GrammarText:
-    """The source of a grammar: a JSON schema, a regular expression, Lark in the library's dialect, or llama.cpp's
-    GBNF.
+    """The source of a grammar.
+
+    It is a JSON schema, a regular expression, Lark in the library's dialect, or llama.cpp's GBNF.
     """
 
     kind: GrammarKind
     text: str
     lenient: bool = False  # whether keywords of a schema that cannot be enforced are ignored
-    # regular expression of the white space between the parts of JSON; None: no white space
+    # regular expression of white space between the parts of JSON; None: no white space
     whitespace: str | None = WHITESPACE
 
     def packed(self) -> bytes:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 # itself when its CPU time is used up, which takes much less. A step only waits this long if the machine gives the
 # process no CPU time.
 STEP_SECONDS: Final = 10.0
-_SLACK_SECONDS: Final = 1.0  # extra time for a process to report that it reached its own limit
+_SLACK_SECONDS: Final = 1.0  # additional seconds for a process to report that it reached its own limit
 
 
 class GrammarFailed(InvalidGrammar):
@@ -60,10 +60,10 @@ class GrammarProcess:
         self._jumps = jumps
         self._channel = Channel(stream.receive, stream.send)
         self._sending, self._receiving = threading.Lock(), threading.Lock()
-        self._answers: dict[int, Frame] = {}  # answers that arrived for other replies
+        self._answers: dict[int, Frame] = {}  # answers that arrived while waiting for another reply's answer
         self._ended: collections.deque[int] = collections.deque()  # replies whose state the process can drop
         self._numbers = itertools.count(1)
-        self._problem = ""  # why the process has ended
+        self._problem = ""  # reason why the process ended; empty while it runs
         self.end = stream.end
         weakref.finalize(self, stream.close)
 
@@ -149,7 +149,8 @@ class _GrammarConstraint:
         self._process = process
         self._number = number
         self._jumps = jumps
-        self._asked_at: float | None = None  # time of the request that has no answer yet
+        # time at which the unanswered request was sent; None: no request is waiting
+        self._asked_at: float | None = None
         self._failure: GrammarFailed | None = None
         self.ended = False
         weakref.finalize(self, process.release, number).atexit = False

@@ -28,9 +28,10 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE,
 )
-# Tokens that may contain `::=` as text: strings, comments, character classes, and regular expressions.
+# Tokens that may contain `::=` as text (strings, comments, character classes, and regular expressions), or `::=`
+# itself.
 _GBNF: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|\#[^\n]*|//[^\n]*|\[(?:\\.|[^\]\\\n])*\]|/(?:\\.|[^/\\\n])+/|(::=)')
-# Syntax that every expression without matches contains: an empty class, an intersection, or a negation.
+# Syntax that occurs in every expression without matches: an empty class, an intersection, or a negation.
 _MAY_BE_EMPTY: Final = re.compile(r"\[\^(?:\\.|[^\]\\])*?\\[sSdDwWpP]|[&~]|\\P")
 _WITH_JSON: Final = frozenset(("%json", "%regex", "%llguidance", "%gbnf"))
 
@@ -103,8 +104,7 @@ def with_schemas(text: str, tokens: Sequence[Token], rewrite: Callable[[Json], J
     return "".join((*pieces, text[at:]))
 
 
-# The condition under which a rule can end: a rule that must end, several that must all end, or several of which one
-# must.
+# The rules that must end before a rule can end: one rule, all of several, or any of several.
 Need: TypeAlias = "str | All | Any"
 
 
@@ -123,7 +123,7 @@ ALWAYS_ENDS: Final = All(())
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The requirements of each rule and terminal of a grammar."""
+    """The rules and terminals of a grammar, with the conditions under which each of them can end."""
 
     needs: Mapping[str, Need]
     terminals: Mapping[str, str]  # definitions by name
@@ -149,7 +149,7 @@ class Rules:
 
 
 def _blocker(need: Need, unmet: AbstractSet[str]) -> str | None:
-    """Return a name that prevents a need from being met, or None if it is met."""
+    """Return a name in `unmet` that keeps `need` from being met, or None if the need is met."""
     if isinstance(need, str):
         return need if need in unmet else None
     blockers = [_blocker(one, unmet) for one in need.needs]

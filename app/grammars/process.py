@@ -30,7 +30,7 @@ if __name__ == "__main__":
     # signals from the terminal; the server handles them
     for name in {"SIGINT", "SIGHUP"} & signal.Signals.__members__.keys():
         signal.signal(signal.Signals[name], signal.SIG_IGN)
-    sys.path[:] = [*sys.argv[2:], *sys.path[1:]]  # replaces the folder of this file
+    sys.path[:] = [*sys.argv[2:], *sys.path[1:]]  # drops the first entry, the folder of this file
 
 import llguidance
 
@@ -60,8 +60,9 @@ _BYTES = Vocabulary([*(bytes([value]) for value in range(256)), b"<end>"], [256]
 
 
 class _Wrapper:
-    """The tokenizer interface that the library expects. `tokenize` returns the ids of a text that continues another
-    text.
+    """The tokenizer interface that the library expects.
+
+    `tokenize` returns the ids of a text that continues another text.
     """
 
     is_tokenizer_wrapper = True
@@ -119,7 +120,7 @@ class GrammarReplies:
     start: llguidance.LLMatcher
     limits: GrammarLimits
     _matchers: dict[int, llguidance.LLMatcher] = field(default_factory=dict)
-    _seconds: float = 0.0  # CPU time of all masks and tokens
+    _seconds: float = 0.0  # CPU seconds of all masks and tokens
     _steps: int = 0
 
     def answer(self, frame: Frame) -> Frame | None:

@@ -31,11 +31,11 @@ class ProcessStream(Protocol):
     def send(self, data: bytes) -> object: ...
 
     def receive(self, size: int) -> bytes:
-        """Return some bytes, about `size`; none after `end`, or after the process has ended. Raises TimeoutError."""
+        """Return about `size` bytes. Returns none after `end`, or after the process has ended. Raises TimeoutError."""
         ...
 
     def limit(self, seconds: float) -> None:
-        """Set how long `receive` waits."""
+        """Set the time in seconds after which `receive` raises TimeoutError."""
         ...
 
     def end(self) -> None:
@@ -173,7 +173,7 @@ class ProcessStarter:
         stream = PipeStream(self._process(subprocess.PIPE, subprocess.PIPE))
         with self._lock:
             packed = self._packed_vocabulary()
-        with contextlib.suppress(OSError, ConnectionLost):  # the process then sends no READY frame
+        with contextlib.suppress(OSError, ConnectionLost):  # on failure, the process sends no READY frame
             Channel(stream.receive, stream.send).send(Frame(Kind.VOCABULARY, payload=packed))
         return stream
 

@@ -119,10 +119,10 @@ class _Facts:
     high: float = math.inf
     members: dict[str, list[Json]] = field(default_factory=dict)
     required: set[str] = field(default_factory=set)
-    allowed: frozenset[str] | None = None  # names of members; None: any
+    allowed: frozenset[str] | None = None  # allowed names of members; None: any name
 
     def add(self, schema: Mapping[str, Json]) -> None:
-        """Add the constraints of another schema that the values match."""
+        """Add the constraints of `schema`, which the values match as well."""
         if "type" in schema:
             self.types &= frozenset("number" if it == "integer" else it for it in types_in(schema))
         listed = [schema["const"]] if "const" in schema else schema.get("enum")

@@ -65,7 +65,7 @@ def unenforced(schema: Schema) -> str | None:
 
 
 def mistake(keyword: str, value: Json) -> str | None:
-    """Return the expected kind of value if the value of an enforced keyword is wrong, or None."""
+    """Return the kind of value that an enforced keyword requires, or None if the value is right."""
     expected, fits = _VALUES[keyword]
     return None if fits(value) else expected
 
@@ -83,7 +83,7 @@ def list_in(schema: Schema, key: str) -> Sequence[Json]:
 
 
 def texts_in(schema: Schema, key: str) -> Sequence[str]:
-    """Return the strings in the list under a keyword."""
+    """Return the strings in the list under a keyword. Empty if there is no list."""
     return [value for value in list_in(schema, key) if isinstance(value, str)]
 
 
@@ -94,7 +94,7 @@ def types_in(schema: Schema) -> Sequence[str]:
 
 
 def named_in(schema: Schema, key: str) -> Schema:
-    """Return the members of the object under a keyword."""
+    """Return the members of the object under a keyword. Empty if there is no object."""
     value = schema.get(key)
     return value if isinstance(value, Mapping) else {}
 
@@ -135,7 +135,7 @@ _SCHEMA = ("a schema", _is_schema)
 _SCHEMAS = ("a list of schemas", _is_list_of(_is_schema))
 _NAMED = ("an object whose members are schemas", _is_schemas_by_name)
 _TEXT = ("a string", lambda value: isinstance(value, str))
-_BOUND = ("a number", lambda value: _is_number(value) or isinstance(value, bool))  # a boolean in draft 4
+_BOUND = ("a number", lambda value: _is_number(value) or isinstance(value, bool))  # draft 4 has a boolean here
 
 _VALUES: Mapping[str, tuple[str, Callable[[Json], bool]]] = {
     "type": (f"one or more of {', '.join(TYPES)}", _is_types),
@@ -167,7 +167,7 @@ def _never(schema: Schema) -> bool:
     return False
 
 
-# Keywords that constrain values and are not enforced, each with a test for the case that it constrains nothing.
+# Keywords that constrain values and are not enforced. Each has a test for values of the keyword that constrain nothing.
 _REFUSED: Mapping[str, Callable[[Schema], bool]] = {
     "not": lambda schema: schema["not"] is False,
     "uniqueItems": lambda schema: not schema["uniqueItems"] or schema.get("maxItems") in (0, 1),
@@ -183,9 +183,10 @@ _REFUSED: Mapping[str, Callable[[Schema], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How a schema is used. `shared` are the members that other parts of the same intersection also describe.
+    """The context in which a schema is used.
 
-    `shares_items` tells whether other parts describe the items as well.
+    `shared` are the members that other parts of the same intersection also describe. `shares_items` tells whether other
+    parts also describe the items.
     """
 
     is_closed: bool  # whether objects allow only the members that are described
@@ -193,7 +194,7 @@ class Use:
     shares_items: bool = False
 
     def of_member(self, name: str) -> "Use":
-        """Return the use of the schema of a member."""
+        """Return how the schema of a member is used."""
         return PART if name in self.shared else VALUE
 
     @property
@@ -202,12 +203,12 @@ class Use:
 
     @property
     def of_others(self) -> "Use":
-        """Return the use of the schema of all unnamed members."""
+        """Return how the schema of all unnamed members is used."""
         return VALUE if self.is_closed else PART
 
 
-VALUE: Final = Use(is_closed=True)  # the whole description of a value
+VALUE: Final = Use(is_closed=True)  # no other schema describes the value
 PART: Final = Use(is_closed=False)
 
-Rewrite: TypeAlias = Callable[[Json, str, Use], Json]  # a schema and its path
+Rewrite: TypeAlias = Callable[[Json, str, Use], Json]  # arguments: a schema, its path, and its use
 Refuse: TypeAlias = Callable[[str, str], None]  # a message and the path at fault; raises, or returns

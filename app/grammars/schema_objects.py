@@ -94,8 +94,9 @@ class ObjectRewriter:
             self._refuse(_NAMES, f"{path}.propertyNames")
 
     def _counted(self, counts: dict[str, float], members: _Members, required: list[str], path: str) -> dict[str, float]:
-        """Return the bounds on the number of members that are not implied by the rest. The library enforces some of
-        them.
+        """Return the bounds on the number of members, except for bounds that the other keywords imply.
+
+        The library enforces only some of these bounds. The others are refused.
         """
         least, most = (counts.get(key) for key in _COUNTS)
         optional = [name for name in members.named if name not in required]
@@ -119,7 +120,7 @@ _COUNTS = ("minProperties", "maxProperties")
 
 
 def _close(known: Schema, members: _Members, required: list[str]) -> None:
-    """Allow only the members that are described, if any are. Constants need no such limit."""
+    """Allow only the members that are described, if any are. Schemas with constants need no such limit."""
     described = "properties" in known or required
     if described and not known.keys() & {"enum", "const"}:
         members.named |= {name: True for name in required if name not in members.named}

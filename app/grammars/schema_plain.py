@@ -139,13 +139,16 @@ class PlainRewriter:
 
 
 def counts(known: Schema, *keys: str) -> dict[str, Json]:
-    """Return the integers among the keywords."""
+    """Return the integers among the values of the keywords."""
     found = ((key, number_in(known, key)) for key in keys)
     return {key: int(value) for key, value in found if value is not None}
 
 
 def _types(known: Schema, *, implied: bool) -> frozenset[str]:
-    """Return the types of the values. Without `type`, keywords that apply to one type only imply that type."""
+    """Return the types that a schema allows.
+
+    Without `type`, keywords that apply to one type only imply that type.
+    """
     if "type" not in known:
         kinds = {TYPE_OF[key] for key in known if key in TYPE_OF}
         is_one = implied and len(kinds) == 1 and not known.keys() & {"enum", "const"}

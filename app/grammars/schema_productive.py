@@ -55,12 +55,12 @@ class _Search:
         return kind != "array" or all(map(self.is_finite, _needed_items(schema)))
 
     def _is_finite_object(self, parts: Sequence[Schema]) -> bool:
-        """Whether the members that any of the parts requires are finite in all of them."""
+        """Whether every required member of an object is finite in each of the parts."""
         required = {name for part in parts for name in texts_in(part, "required")}
         return all(self.is_finite(_member(part, name)) for name in required for part in parts)
 
     def _objects(self, schema: Schema) -> Sequence[Schema]:
-        """Return the parts of an intersection that describes an object. Empty if it may be something else."""
+        """Return the parts of an intersection that describes an object. Empty if it may describe another value."""
         parts = [
             part
             for part in conjuncts(schema, self._definitions)

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 from app.grammars.frames import GrammarProblem
 from app.grammars.schema_keywords import Json, is_list
 
-Pointer = tuple[str, ...]  # keys from the root
+Pointer = tuple[str, ...]  # keys that lead from the root to a part
 
 
 class Document:
@@ -53,7 +53,7 @@ class Document:
 
 
 def path_of(pointer: Pointer) -> str:
-    """Return a pointer as a path for errors."""
+    """Return a pointer in the form that errors use for paths."""
     return "".join(f"[{step}]" if step.isdigit() else f".{step}" for step in pointer)
 
 

@@ -47,7 +47,7 @@ def definition_of(schema: Json) -> str | None:
 
 
 def conjuncts(schema: Json, definitions: Mapping[str, Json]) -> Iterator[Json]:
-    """Yield the schema and everything that it requires through `allOf` and `$ref`; each definition once."""
+    """Yield the schema and each schema that it requires through `allOf` and `$ref`. Each definition is yielded once."""
     left, seen = [schema], set[str]()
     while left:
         part = left.pop()

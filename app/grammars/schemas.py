@@ -65,7 +65,7 @@ def enforceable(schema: Json, leaf_problem: LeafProblem, *, lenient: bool) -> di
 
 @dataclass(slots=True)
 class _Survey:
-    """Requirements on objects and arrays in the parts of an intersection."""
+    """The requirements that the parts of an intersection have for objects and arrays."""
 
     declared: Counter[str] = field(default_factory=Counter)  # number of parts that declare each member
     required: dict[str, None] = field(default_factory=dict)  # names of required members, in order
@@ -183,7 +183,7 @@ class _Rewriter:
         return parts
 
     def _closes_explicitly(self, known: Schema, path: str) -> bool:
-        """Whether a combined schema forbids other members."""
+        """Whether a combined schema forbids members that none of its parts describe."""
         unevaluated = known.get("unevaluatedProperties", True)
         if unevaluated not in (True, False, {}):
             self.refuse("It cannot be enforced in combination with other schemas.", f"{path}.unevaluatedProperties")
@@ -287,7 +287,7 @@ class _Rewriter:
         return {"$ref": DEFINITION + self._names[pointer, use]}
 
     def _define(self, body: Json) -> Json:
-        """Return a reference to a rewritten part."""
+        """Rewrite a part as a definition, and return a reference to it."""
         name = self._new_name()
         self.definitions[name] = body
         return {"$ref": DEFINITION + name}
@@ -299,7 +299,7 @@ class _Rewriter:
 
 
 def _part_use(common: _Survey, *branches: _Survey) -> Use:
-    """Return the use of the parts of an intersection, each combined with at most one branch.
+    """Return how the parts of an intersection are used, each combined with at most one branch of a union.
 
     A member that two parts describe stays open in both.
     """

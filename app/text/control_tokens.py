@@ -31,7 +31,9 @@ class ControlTokens:
     """The control tokens of a vocabulary, by text. Immutable and thread-safe."""
 
     def __init__(self, tokens: Mapping[str, ControlToken]) -> None:
-        """`tokens` are by text. A token of one character is never found in text, because a mark cannot break it."""
+        """`tokens` maps texts to tokens. A token of one character is never found in text, because a mark cannot break
+        it.
+        """
         self._tokens = {text: token for text, token in tokens.items() if len(text) > 1}
         self.ids: Mapping[str, int] = {text: token.id for text, token in tokens.items()}
         self._longest = max(map(len, self._tokens), default=0)
@@ -41,7 +43,7 @@ class ControlTokens:
             lengths.setdefault(text[0], set()).add(len(text))
             seconds[text[0]] = seconds.get(text[0], "") + re.escape(text[1])
         self._lengths = {first: sorted(of_first, reverse=True) for first, of_first in lengths.items()}
-        # The second character is only a lookahead, since tokens may overlap.
+        # The second character is only matched by a lookahead, because tokens may overlap.
         beginnings = (f"{re.escape(first)}(?=[{following}])" for first, following in seconds.items())
         self._beginning = re.compile("|".join(beginnings) or r"(?!)")
         self._sorted = sorted(self._tokens)
@@ -136,8 +138,9 @@ def looks_like_control(text: str) -> bool:
 
 
 def end_of_generation_ids(control_ids: Mapping[str, int], named: Iterable[int]) -> frozenset[int]:
-    """Return the ids that end generation: those that the file names, and control tokens that are known to end a
-    reply.
+    """Return the ids that end generation.
+
+    These are the ids that the file names, and control tokens that are known to end a reply.
     """
     ending = {text: id_ for text, id_ in control_ids.items() if text in _ENDING_TEXTS}
     if any(ending.keys() >= set(pair) for pair in _MESSAGE_ENDS):

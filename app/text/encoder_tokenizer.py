@@ -29,7 +29,7 @@ BERT_CLS, BERT_SEP, BERT_UNKNOWN = 101, 102, 100
 LOWERCASE = "tokenizer.ggml.normalizer.lowercase"
 STRIP_ACCENTS = "tokenizer.ggml.normalizer.strip_accents"
 
-CONTINUES = "##"  # BERT's prefix of a piece that continues a word
+CONTINUES = "##"  # prefix of a piece that continues a word, in BERT's vocabulary
 MAX_MARKERS = 64  # maximum number of markers around a text
 MAX_WORD = 100  # maximum length in characters; a longer word is one unknown token. Source: BERT's tokenization.py
 _REMEDY = "Choose another embedding model, or a GGUF file of this one."
@@ -48,7 +48,7 @@ class EncoderTokenizer:
         if len(markers := (*self._begin, *self._end)) > MAX_MARKERS:
             raise malformed(f"The tokenizer puts {len(markers):,} markers around a text; the limit is {MAX_MARKERS}")
         self.markers_before = len(self._begin)  # number of markers before a text
-        self.vocab_size = 1 + max((*vocab.values(), *markers))  # all ids are below this
+        self.vocab_size = 1 + max((*vocab.values(), *markers))  # exclusive upper bound of all ids
         # length in characters; a word that becomes an unknown token may be longer
         self.longest_token = max(MAX_WORD, *map(len, vocab))
 
@@ -191,8 +191,9 @@ def from_json(content: bytes) -> EncoderTokenizer:
 
 
 def _added_tokens(fields: CheckedFields) -> list[dict[str, Any]]:
-    """Return the entries of `added_tokens`. Each has an id, a text, and a flag for special tokens, which text never
-    becomes.
+    """Return the entries of `added_tokens`: id, text, and whether the token is special.
+
+    Text never becomes a special token.
     """
     added = fields.array("added_tokens", dict) if "added_tokens" in fields else ()
     for index, entry in enumerate(added):

@@ -33,14 +33,14 @@ KEYS = Keys.Tokenizer
 ENDING_IDS = (KEYS.EOS_ID, KEYS.EOT_ID, KEYS.EOM_ID, KEYS.FIM_PAD_ID, KEYS.FIM_REP_ID, KEYS.FIM_SEP_ID)
 
 MAX_TOKEN_CHARACTERS = 1024  # twice the longest token of any known vocabulary
-_NO_TOKEN = (-1, 0xFFFF_FFFF)  # written by some converters if a model lacks the token
+_NO_TOKEN = (-1, 0xFFFF_FFFF)  # ids that some converters write if the model lacks the token
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """The checked list of tokens."""
+    """The token list of a file, after it has been checked."""
 
     texts: Sequence[str]
     types: Sequence[int]
@@ -50,7 +50,7 @@ class _Tokens:
     bos_id: int | None
     eos_id: int | None
     ending_ids: frozenset[int]
-    user_defined: tuple[AddedToken, ...]  # found in any text
+    user_defined: tuple[AddedToken, ...]  # tokens that are found in any text
     vocab: dict[str, int]  # the ids that text may become
 
 
@@ -201,8 +201,9 @@ def _listed_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str
 
 
 def _scored_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str]]:
-    """Return the merges of a vocabulary with scores: each pair of tokens that form a third, sorted by the third's
-    score, best first.
+    """Return the merges of a vocabulary with scores.
+
+    Any two tokens that form a third token are merged. Merges are sorted by the score of that token, best first.
     """
     scores = _per_token(fields, KEYS.SCORES, float, len(tokens.texts))
     if not all(map(math.isfinite, scores)):

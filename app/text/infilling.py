@@ -15,7 +15,7 @@ class InfillMarks:
 
     prefix: str
     suffix: str
-    middle: str = ""  # empty: the reply follows the prefix, which then comes last
+    middle: str = ""  # empty if the reply follows the prefix directly; the prefix then comes last
     suffix_first: bool = False
     repository: str = ""  # precedes the name of a repository; this and the next token are not in every vocabulary
     file: str = ""  # precedes the name of a file, a line break, and its text
@@ -23,7 +23,7 @@ class InfillMarks:
 
 @dataclass(frozen=True, slots=True)
 class OtherFile:
-    """A part of another file, as context for the missing text."""
+    """An excerpt of another file, as context for the missing text."""
 
     name: str
     text: str

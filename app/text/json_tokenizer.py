@@ -45,7 +45,7 @@ class _Added:
 
 @dataclass(frozen=True, slots=True)
 class _Spelling:
-    """How tokens spell bytes."""
+    """The way in which tokens represent bytes."""
 
     to_bytes: Callable[[str], bytes]
     space_prefix: bool = False
@@ -152,7 +152,7 @@ def _texts_by_id(ids: Mapping[str, int]) -> list[str]:
 
 
 def _spelling(document: CheckedFields) -> _Spelling:
-    """Return how tokens spell bytes, as the decoder defines it. All of its steps must be known."""
+    """Return how tokens represent bytes, as the decoder defines it. All steps of the decoder must be known."""
     decoder = document.child("decoder")
     kind = decoder.require("type", str)
     if kind == "ByteLevel":
@@ -199,8 +199,9 @@ def _backend(
 
 
 def _without_first_prefix(pre_tokenizer: Any) -> tuple[Any, str]:
-    """Return `pre_tokenizer` without the prefix of a Metaspace step that only prefixes the first piece, and the
-    prefix.
+    """Remove the prefix of a Metaspace step that only prefixes the first piece.
+
+    Returns the pre-tokenizer without it, and the prefix.
     """
     match pre_tokenizer:
         case {"type": "Metaspace", "prepend_scheme": "first", "replacement": "\u2581"}:

@@ -16,7 +16,8 @@ PIECE = 1 << 15  # minimum length of a piece in characters
 COUNTED = 1 << 17  # tokens up to which a text that is too long is counted exactly, for its error
 
 _WORD = re.compile(r"(?<=[A-Za-z0-9,.]) (?=[A-Za-z0-9])")
-_REACHES_ACROSS = re.compile("[A-Za-z0-9,.][ \u0120\u2581]")  # a space as vocabularies write it: plain, Ġ, or ▁
+# the last class has the forms of a space in vocabularies: plain, Ġ, or ▁
+_REACHES_ACROSS = re.compile("[A-Za-z0-9,.][ \u0120\u2581]")
 _SAMPLE = ("Two words", " and 3", " more, or", " 25.", " End1", " x")
 
 
@@ -101,7 +102,8 @@ def encode_prefix(encoder: PieceEncoder, text: str, enough: int, check: Callable
         check()
         part = piece[: enough * encoder.longest_token + PIECE]
         found = encoder.continue_piece(part) if ids else encoder.encode_piece(part, at_start=True)
-        if found is None or (len(part) < len(piece) and len(ids) + len(found) < enough):  # blanks may have no tokens
+        # a piece of white space may have no tokens
+        if found is None or (len(part) < len(piece) and len(ids) + len(found) < enough):
             return encoder.encode_piece(text, at_start=True)
         ids.extend(found)
         if len(ids) >= enough:
@@ -122,8 +124,9 @@ def splits_exactly(texts: Iterable[str], encoder: PieceEncoder) -> bool:
 
 
 def _pieces(encoder: PieceEncoder, text: str) -> Iterator[str]:
-    """Yield pieces of at least PIECE characters, except for the last one; all of `text` if it cannot be split
-    exactly.
+    """Yield pieces of at least PIECE characters. The last piece may be shorter.
+
+    If `text` cannot be split exactly, all of it is one piece.
     """
     start = 0
     if len(text) > PIECE and encoder.splits_at_words:

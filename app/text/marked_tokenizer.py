@@ -1,7 +1,7 @@
-"""A tokenizer for embedding models with a chat model's vocabulary: adds the markers that the model expects around a
-text.
+"""A tokenizer for embedding models with a chat model's vocabulary.
 
-It has the interface of `app.text.encoder_tokenizer`. Text never becomes a control token.
+It adds the markers that the model expects around a text, and has the interface of `app.text.encoder_tokenizer`. Text
+never becomes a control token.
 """
 
 from collections.abc import Mapping, Sequence

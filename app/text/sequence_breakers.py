@@ -6,7 +6,7 @@ from functools import lru_cache
 from app.process.work_pool import WorkPool
 from app.text.tokenizer import Tokenizer
 
-REMEMBERED = 16  # sets of texts that are cached; each takes a pass over the vocabulary
+REMEMBERED = 16  # number of cached sets of texts; each set takes a pass over the vocabulary
 
 
 class SequenceBreakers:
@@ -19,8 +19,9 @@ class SequenceBreakers:
         self._tokens = lru_cache(REMEMBERED)(self._look_up)
 
     async def tokens(self, texts: Sequence[str]) -> frozenset[int]:
-        """Return all tokens that contain one of the texts. If none contains a text, the last token of its encoding is
-        used.
+        """Return all tokens that contain one of the texts.
+
+        For a text that no token contains, the last token of its encoding is used.
         """
         return await self._work.run(lambda _: self._tokens(tuple(texts))) if texts else frozenset()
 

@@ -14,13 +14,13 @@ from typing import Self
 
 from app.errors import UnsupportedTokenizer
 
-# Characters that one character may become. Tokenizers in use stay below 300: NFKC, lower case, a replacement, and the
-# byte-level alphabet.
+# Maximum number of characters that one character may become. Tokenizers in use stay below 300: NFKC, lower case, a
+# replacement, and the byte-level alphabet.
 MAX_GROWTH = 512
 MAX_ADDED = 1 << 12  # maximum number of characters added to a text
 MAX_STEPS = 64
 
-# Characters that one character may become, by step.
+# Number of characters that one character may become, by step.
 _UNICODE = {"NFD": 4, "NFKD": 18, "NFC": 3, "NFKC": 18, "Lowercase": 2, "ByteLevel": 4, "BertNormalizer": 4}
 _PREFIXED = ("Metaspace", "ByteLevel")  # steps that may add a character before each piece
 
@@ -88,6 +88,6 @@ def _longest_mapping(charsmap: str) -> int:
     try:
         table = base64.b64decode(charsmap, validate=True)
     except (binascii.Error, ValueError):
-        return 1  # the library refuses it
+        return 1  # the library refuses such a table
     texts = table[4 + int.from_bytes(table[:4], "little") :]
     return max(1, *map(len, texts.split(b"\0")))

@@ -73,7 +73,7 @@ class Vocabulary:
     verbatim: frozenset[int]  # ids whose text is encoded as UTF-8
     hidden: frozenset[int]  # ids that are not part of a reply's text
     bos_id: int | None
-    eos_id: int | None  # ends a document; a chat turn often ends with another token
+    eos_id: int | None  # id that ends a document; a chat turn often ends with another token
     end_of_generation_ids: frozenset[int]  # ids that end a reply
     add_bos: bool  # whether the model expects BOS at the start of a prompt
     space_prefix: bool  # whether a space is added before text, with which replies then start as well
@@ -95,7 +95,7 @@ def library_errors(doing: str) -> Iterator[None]:
 
 
 class _TextCache(Generic[V]):
-    """A cache of results by text, so that the history of a chat is not encoded again in each turn. Thread-safe."""
+    """Caches ids by text, so that the history of a chat is not encoded again in each turn. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -123,8 +123,9 @@ class TextEncoder:
     """Encodes plain text, with a cache. Thread-safe."""
 
     def __init__(self, backend: tokenizers.Tokenizer, *, start_prefix: str = "", verbatim: Sequence[str] = ()) -> None:
-        """`start_prefix` precedes text at the start of the input, unless that starts with a space or a `verbatim`
-        token.
+        """Create an encoder.
+
+        `start_prefix` precedes text at the start of the input, unless that starts with a space or a `verbatim` token.
         """
         self._backend = backend
         self._start_prefix = start_prefix
@@ -244,7 +245,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _begins_texts_with_space(self) -> bool:
-        """Whether the vocabulary adds a space even before text that follows other text."""
+        """Whether the vocabulary adds a space to any text, even to one that follows other text."""
         return self.token_bytes(self.encode_piece("a", at_start=False)[0]).startswith(b" ")
 
     def _encode_parts(self, parts: Iterable[int | str], limit: TextLimit = NO_LIMIT) -> list[int]:
@@ -272,7 +273,7 @@ class Tokenizer:
 
     @functools.cached_property
     def longest_token(self) -> int:
-        """Upper limit of the characters in one token: its number of bytes."""
+        """Upper limit of the characters in one token: the number of bytes of the longest one."""
         longest = 0
         lengths = [*map(len, map(str.encode, self._vocabulary.texts))]  # upper bounds of the number of bytes
         for token_id in sorted(range(self.vocab_size), key=lengths.__getitem__, reverse=True):

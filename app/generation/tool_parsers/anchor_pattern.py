@@ -16,11 +16,11 @@ _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]")
 _WORD_CLASSES = "wdS"
 _WHITE_SPACE = {"s": "\n", "n": "\n", "t": "\t", "r": "\n"}
 _HOLE = re.compile(r"\{(\w+)\}")
-_NEVER_LITERAL = "*+?{}["  # not valid as unescaped literals
+_NEVER_LITERAL = "*+?{}["  # characters that are not valid as unescaped literals
 
 
 class UnsupportedPattern(ValueError):
-    """A part of a response template that markup cannot express."""
+    """A pattern or field of a response template cannot be expressed as markup."""
 
 
 def literal_markup(text: str) -> str:
@@ -122,7 +122,7 @@ class _Reader:
         return self._optional([character])
 
     def _repeated(self, hole: str) -> list[str]:
-        """Parse the quantifier of a character class, which is a hole if it repeats."""
+        """Parse the quantifier of a character class. A repeated class becomes a hole."""
         quantifier = self._quantifier()
         if quantifier in ("", "?"):
             raise self.problem()

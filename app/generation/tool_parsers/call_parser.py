@@ -36,8 +36,9 @@ def call_markups(syntax: CallSyntax) -> list[CallMarkup]:
 
 
 class CallParser:
-    """Parses a call from its start. `feed` takes all text since that start, without the text that `consume` has
-    removed.
+    """Parses a call from its start.
+
+    `feed` takes all text since that start, without the text that `consume` has removed.
     """
 
     def __init__(self, markups: Sequence[CallMarkup], new_writer: Callable[[], CallWriter]) -> None:
@@ -45,7 +46,7 @@ class CallParser:
         self.certain = False  # whether the text is certainly a call
         self.done = False
         self.failed = False  # whether the text is not a call, or is no longer one
-        self.position = 0  # end of the parsed text
+        self.position = 0  # index of the end of the parsed text
 
     def feed(self, text: str, *, final: bool = False) -> list[CallEvent]:
         """Return the events that have become certain."""
@@ -95,7 +96,7 @@ class _Candidate:
             self._read_tail(text, final)
 
     def _read_tail(self, text: str, final: bool) -> None:
-        """Skip the markup that ends a call. It may be missing."""
+        """Skip the markup that ends a call, if there is any."""
         tail = self._markup.tail.match(text, self.position, final=final)
         if isinstance(tail, Found):
             self.position = tail.end

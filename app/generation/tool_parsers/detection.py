@@ -30,7 +30,7 @@ _TOOL: Mapping[str, Json] = {
 
 @dataclass(frozen=True, slots=True)
 class DetectedFormat:
-    """The format that a chat template shows."""
+    """The reply format of a chat template, and the features of the template that its output shows."""
 
     format: ReplyFormat
     takes_tools: bool  # it renders tools
@@ -105,7 +105,7 @@ class _Probe:
 
 
 def _after_prompt(prompt: str, whole: str) -> str:
-    """Return `whole` without the prefix that it shares with `prompt`."""
+    """Return the end of `whole`, without the prefix that it shares with `prompt`."""
     end = next((start for start, (was, now) in enumerate(zip(prompt, whole, strict=False)) if was != now), len(prompt))
     return whole[end:]
 

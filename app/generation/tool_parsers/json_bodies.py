@@ -49,7 +49,7 @@ class ObjectsBody:
     """One JSON object per call, either in a list or in sequence."""
 
     def __init__(self, writer: CallWriter, *, keyed: bool = False) -> None:
-        """`keyed` means that each object has the tool's name as its only key."""
+        """`keyed`: each object has the tool's name as its only key."""
         self.done = self.failed = False
         self._writer = writer
         self._keyed = keyed
@@ -104,7 +104,7 @@ class _CallObject:
         self._written: list[str] = []  # JSON of the current value so far
         self._name = ""
         self._id = ""
-        self._held: list[str] | None = None  # arguments that precede the name
+        self._held: list[str] | None = None  # arguments that are held back because they precede the name
         self._started = False
 
     def feed(self, text: str, position: int, *, final: bool) -> int:
@@ -117,7 +117,7 @@ class _CallObject:
         return position
 
     def _between(self, text: str, position: int) -> int:
-        """Parse the text between names and values."""
+        """Parse the punctuation between names and values."""
         character = text[position]
         if character.isspace() or (character == "," and self._depth):
             return position + 1
@@ -195,7 +195,7 @@ class _CallObject:
             self._id = str(json.loads(written))
 
     def _complete_arguments(self, written: str) -> None:
-        """Process arguments that could not be streamed, and may be encoded as a string."""
+        """Process arguments that could not be streamed. They may be encoded as a string."""
         if written.startswith('"'):
             inner = RelaxedJson()
             source = str(json.loads(written))

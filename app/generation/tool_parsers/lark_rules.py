@@ -55,11 +55,11 @@ class LarkRules:
         return f"({up_to_mark} {follower}){times} {self.rule(_ANYTHING)}"
 
     def none_of(self, mark: str) -> str:
-        """Return an expression for any tokens except one control token."""
+        """Return an expression for any sequence of tokens without the given control token."""
         return self.rule(f"<[^{self._control[mark]}]>*")
 
     def first_part(self, text: str) -> str:
-        """Return the control token at the start of a text, or else all text before the first one."""
+        """Return the control token at the start of a text, or else the text before the first control token."""
         return next((part for part in self._tokens.split(text) if part), "")
 
     def json(self, schema: Mapping[str, Json], *, lenient: bool, path: str) -> str:

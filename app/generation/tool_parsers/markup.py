@@ -40,7 +40,7 @@ Part = Literal | Space | Hole
 
 
 class NotYet(Enum):
-    """The result if more text is needed."""
+    """The result of a match that needs more text."""
 
     WAIT = auto()
 
@@ -50,7 +50,7 @@ WAIT = NotYet.WAIT
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    end: int  # position in the text
+    end: int  # end of the match in the text
     holes: Mapping[str, str]
 
 

@@ -31,7 +31,7 @@ _MAX_DEPTH = 16
 
 
 def nested_json(text: str, types: Types, parameter: ParameterMarkup, schema: Json, depth: int = 0) -> str:
-    """Return the JSON of an argument, by its types and schema. Without nested tags, that is the JSON of its text."""
+    """Return the JSON of an argument, given its types and schema. Without nested tags, that is the JSON of its text."""
     members = list(_members(text, parameter)) if depth < _MAX_DEPTH else []
     if not members:
         empty = [_EMPTY[kind] for kind in sorted(types & _EMPTY.keys())]
@@ -72,7 +72,7 @@ def _end(text: str, start: int, key: str, parameter: ParameterMarkup) -> tuple[i
     return None
 
 
-_TEXT_WORDS = ("true", "string")  # type attributes of a parameter that is text
+_TEXT_WORDS = ("true", "string")  # values of the type attribute that mark a parameter as text
 _TYPE_HOLE = "type"
 
 

@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 STRING_MARKS = ('<|"|>', "<escape>")  # marks around strings without escapes: Gemma 4, FunctionGemma
 
-# special characters in a string, by its quote
+# keys: the quote of a string; values: the characters that need attention in such a string
 _SPECIAL = {'"': re.compile(r"[\x00-\x1f\"\\]"), "'": re.compile(r"[\x00-\x1f\"\\']")}
 _NOT_SPACE = re.compile(r"\S")
 _WORD_END = re.compile(r"[\s,:\[\]{}()\"'<]")
@@ -34,7 +34,7 @@ class _Expects(Enum):
 
 
 class RelaxedJson:
-    """One value. `feed` returns how much of a text belongs to it."""
+    """Converts one value to valid JSON. `feed` returns how much of a text belongs to the value."""
 
     def __init__(self) -> None:
         self.done = False
@@ -167,7 +167,7 @@ class RelaxedJson:
         return position + 1
 
     def _single_quote(self, text: str, position: int, final: bool) -> int:
-        """Parse a single quote, which ends the string or is an unescaped apostrophe. The text after it decides."""
+        """Parse a single quote. The text after it decides whether it ends the string or is an unescaped apostrophe."""
         after = _NOT_SPACE.search(text, position + 1)
         if after is None and not final:
             return position

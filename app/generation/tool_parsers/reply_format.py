@@ -31,7 +31,7 @@ class CallSyntax:
     calls: Sequence[str]  # markup of a call; the first that matches is used
     parameters: Sequence[str] = ()  # markup of one parameter, with {key} and {value}, optionally {type}
     around: Sequence[str] = ()  # markup around all calls: the first starts them, the second ends them
-    unmarked: bool = False  # a reply that starts like a call may be a call
+    unmarked: bool = False  # whether a reply that only starts like a call, without marks, may be a call
     # The next two fields define the form that models write, if the parser accepts other forms as well.
     object: str = '{"name": "{name}", "arguments": {arguments}}'  # an object of {objects} and {keyed}
     listed: bool = False  # objects are written as a list
@@ -43,9 +43,9 @@ class CallSyntax:
 class MessageSyntax:
     """The markup around whole messages, if a reply has several."""
 
-    mark: str  # text by which templates of the format are recognized
+    mark: str  # text that identifies the templates of this format
     silent: Sequence[str]  # markup that is not part of the text
-    openings: Sequence[str] = ()  # ends of prompts that are the start of some markup
+    openings: Sequence[str] = ()  # texts at the end of a prompt that are already the start of some markup
     answer: str = ""  # markup before the answer
     answer_mark: str = ""  # mark after which everything is text of the answer
 
@@ -55,7 +55,7 @@ NO_MESSAGES = MessageSyntax("", ())
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """The format of one model's replies. By default all of a reply is text."""
+    """The format of one model's replies. By default, a whole reply is text."""
 
     thinking: ThinkingSyntax | None = None
     calls: CallSyntax | None = None

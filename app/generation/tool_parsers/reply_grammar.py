@@ -129,7 +129,7 @@ def _after_reasoning(
 
 
 class _Calls:
-    """The calls of one format."""
+    """Builds the rules for the calls of one format."""
 
     def __init__(
         self, grammar: LarkRules, syntax: CallSyntax, tools: Sequence[Tool], *, parallel: bool, is_only: bool
@@ -144,7 +144,7 @@ class _Calls:
 
     @property
     def mark(self) -> str:
-        """The start of the calls, up to one token or plain text. Empty if an answer may start the same way."""
+        """The control token that starts the calls, or else plain text. Empty if an answer may start the same way."""
         if not self._markup.head.first:
             return ""
         around = self._syntax.around[:1] if not self._syntax.listed else ()

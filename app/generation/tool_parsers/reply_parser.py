@@ -29,7 +29,7 @@ class ParsedEvent:
 class _Mode(Enum):
     TEXT = auto()
     THINKING = auto()
-    ANSWER = auto()  # plain text up to the end of the reply
+    ANSWER = auto()  # everything up to the end of the reply is plain text
 
 
 class FormatMarkup:
@@ -62,7 +62,7 @@ class FormatMarkup:
         return bool(control) and (control in self._literals or control in _IN_ARGUMENTS)
 
     def opening(self, prompt: str) -> str:
-        """Return the start of the reply that is in the prompt, as far as it is markup."""
+        """Return the start of the reply that is already in the prompt, as far as it is markup."""
         end = prompt.rstrip()
         return max((one for one in self.openings if end.endswith(one.rstrip())), key=len, default="")
 
@@ -87,7 +87,7 @@ class _MarkupSearch:
         self._pattern = re.compile("|".join(map(re.escape, self._firsts)) or r"(?!)")
 
     def search(self, text: str, *, final: bool) -> int:
-        """Return the position, or the length of the text that certainly contains no start."""
+        """Return the position of the first possible start, or the length of the text before any possible start."""
         if found := self._pattern.search(text):
             return found.start()
         held = 0 if final else max((longest_overlap(text, 0, first) for first in self._firsts), default=0)
@@ -123,12 +123,12 @@ class ReplyParser:
 
     @property
     def is_text(self) -> bool:
-        """Whether the next text is plain text, unless it is markup."""
+        """Whether the text that follows is plain text, unless it is markup."""
         return self._mode is not _Mode.THINKING and self._call is None
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the next text is reasoning, unless it is markup."""
+        """Whether the text that follows is reasoning, unless it is markup."""
         return self._mode is _Mode.THINKING
 
     def may_contain(self, control: str) -> bool:
@@ -180,7 +180,7 @@ class ReplyParser:
     def _progress(self) -> tuple[object, ...]:
         return self._mode, self._call, self._base, self._no_call
 
-    # -- each returns whether it waits for more text
+    # -- parsing steps: each returns whether it needs more text
 
     def _read_text(self, events: list[ParsedEvent], final: bool) -> bool:
         if self._markup.unmarked and self._is_at_start and not self._buffer.isspace():
@@ -211,7 +211,7 @@ class ReplyParser:
         return False
 
     def _is_cut_off(self) -> bool:
-        """Whether the rest is the start of markup, cut off by a limit, in a position where only markup is possible.
+        """Whether the rest of the reply is markup that a limit cut off, at a position where only markup is possible.
 
         Only markup is possible before an answer mark and after a call.
         """
@@ -272,7 +272,7 @@ class ReplyParser:
     # -- state changes of a step
 
     def _enter(self, found: Found | NotYet, mode: _Mode) -> bool:
-        """Continue after a piece of markup."""
+        """Enter the mode that follows a piece of markup."""
         if not isinstance(found, Found):
             return True
         self._drop(found.end)
@@ -307,7 +307,7 @@ class ReplyParser:
             self._emit_text(events, body, self._base - len(text))
 
     def _emit_text(self, events: list[ParsedEvent], text: str, start: int) -> None:
-        text = text[max(0, -start) :]  # skip the part that is in the prompt
+        text = text[max(0, -start) :]  # without the text that is already in the prompt
         if not text:
             return
         start = max(0, start)

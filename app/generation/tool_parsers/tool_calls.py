@@ -50,7 +50,10 @@ def new_call_id() -> str:
 
 
 class CallWriter:
-    """Collects the events of calls. `only_known` is for formats in which an answer may look like a call."""
+    """Collects the events of calls.
+
+    `only_known` rejects unknown tools, for formats in which an answer may look like a call.
+    """
 
     def __init__(self, tools: Tools, first_index: int, *, only_known: bool = False) -> None:
         self.tools = tools
@@ -59,7 +62,7 @@ class CallWriter:
         self._only_known = only_known
 
     def start(self, name: str, call_id: str = "") -> bool:
-        """Start a call, and return whether the name is valid. An invalid id is replaced."""
+        """Start a call, and return whether the tool's name is valid. An invalid id is replaced."""
         if not 0 < len(name) <= _MAX_NAME or not name.isprintable() or (self._only_known and name not in self.tools):
             return False
         self.events.append(ToolCallStart(self._next, call_id if _ID.fullmatch(call_id) else new_call_id(), name))
