@@ -61,8 +61,8 @@ class ChatApp(App[None]):
     ) -> None:
         """With `resumes`, the user chooses a chat first. `is_dark`: whether the terminal's background is dark.
 
-        `editor`: the command of the user's editor; empty: a common editor. `environment` names the terminal and the
-        display, for the clipboard programs. None: copies only use the terminal's escape sequence. Without `colors`
+        `editor`: the command that starts the user's editor; "": a common editor. `environment` names the terminal and
+        the display, for the clipboard programs. None: copies only use the terminal's escape sequence. Without `colors`
         (NO_COLOR is set), the terminal's own colors are not used; Textual turns all others into shades of gray.
         """
         super().__init__(ansi_color=None if colors else True)

@@ -20,7 +20,7 @@ class Destination(enum.Enum):
     CLIPBOARD = "Copied to the clipboard."
     TMUX = "Copied to tmux's buffer, and to the clipboard if the terminal allows it."
     TERMINAL = (
-        "Copied with the terminal's escape sequence. If nothing arrives, allow OSC 52 in the terminal's settings."
+        "Copied with the escape sequence OSC 52. If you cannot paste it, allow OSC 52 in the terminal's settings."
     )
 
 

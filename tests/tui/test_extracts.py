@@ -79,6 +79,6 @@ def test_code_and_links_are_reachable_by_keyboard(tmp_path: Path, monkeypatch: p
         assert (tmp_path / "new.txt").read_text() == "plain\n"
         chat.views()[0].focus()
         await chat.pilot.press("enter")
-        await chat.until(lambda: "No code or links here." in chat.notices())
+        await chat.until(lambda: "This message has no code or links." in chat.notices())
 
     run(ScriptedClient([TextDelta(REPLY), END]), flow)

@@ -419,7 +419,7 @@ def test_only_web_addresses_open_and_only_after_confirmation(monkeypatch: pytest
         await chat.say("links")
         document = chat.app.screen.query_one("Document", Markdown)
         document.post_message(Markdown.LinkClicked(document, "javascript:alert(1)"))
-        await chat.until(lambda: any("Not a web address" in notice for notice in chat.notices()))
+        await chat.until(lambda: any("no web address" in notice for notice in chat.notices()))
         await chat.pilot.click("MarkdownParagraph", offset=(1, 0))
         await chat.until(lambda: isinstance(chat.app.screen, Confirm))
         assert chat.label(".about") == "https://a.example/%20x?y=%5B/%5D"

@@ -117,7 +117,7 @@ def test_insufficient_plan_cannot_be_chosen() -> None:
         await chat.until(lambda: chat.conversation.model and len(chat.conversation.chat.path()) == 4)
         await chat.type("one more")
         await asked(chat)
-        assert chat.label("#goes") == "This would not free enough."
+        assert chat.label("#goes") == "This would not free enough tokens."
         await chat.pilot.press("enter")
         await chat.pilot.press("down")
         await chat.until(lambda: chat.label("#goes").startswith("Frees 120 tokens"))

@@ -427,7 +427,7 @@ class ChatScreen(SteadyScreen):
         found = await asyncio.to_thread(extracts, event.message.full_text)
         choice = await self.app.push_screen_wait(ExtractsScreen(found)) if found else None
         if not found:
-            self.app.notify("No code or links here.", markup=False)
+            self.app.notify("This message has no code or links.", markup=False)
         elif choice is not None and isinstance(choice.extract, Address):
             self.open_address(choice.extract.text)
         elif choice is not None and choice.to_file and isinstance(choice.extract, Code):
@@ -442,7 +442,7 @@ class ChatScreen(SteadyScreen):
     async def open_address(self, address: str) -> None:
         """Ask the user, then open a web address. Other addresses are never opened."""
         if not is_web_address(address):
-            self.app.notify(f"Not a web address; not opened: {address}", markup=False)
+            self.app.notify(f"Not opened, because this is no web address: {address}", markup=False)
         elif await confirm(self, "Open this address in your browser?", address, "Open"):
             self.app.open_url(address)
 

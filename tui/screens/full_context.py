@@ -77,7 +77,7 @@ class FullContextScreen(Dialog[TrimPlan]):
 
     def _goes(self, plan: TrimPlan) -> Content:
         if not self._helps(plan):
-            return Content.styled("This would not free enough.", "bold")
+            return Content.styled("This would not free enough tokens.", "bold")
         lines = [Content.styled(f"Frees {plan.tokens:,} tokens by dropping:", "bold")]
         for name in plan.messages:
             message = self._branches[name]

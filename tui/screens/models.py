@@ -54,7 +54,7 @@ class ModelsScreen(Page[str]):
         self._ended = downloads.ended  # number of ended downloads when the list was read
         self._fits: dict[str, str] = {}  # text that describes whether a model fits, by model name
         self._is_hub = False  # whether results of the Hub are listed
-        self._searched_text = ""  # the text that was last searched on the Hub
+        self._searched_text = ""  # the text of the last search of the Hub
         self._repository = ""  # the repository whose variants are listed, or ""
 
     def compose(self) -> ComposeResult:

@@ -107,7 +107,7 @@ class ChatList(Vertical):
 
     @work(exclusive=True, group="chat-list")
     async def poll(self) -> None:
-        """Update changes by other windows, marks of running replies, and ages."""
+        """Show changes by other windows, and update the marks of running replies and the ages."""
         if not self.display:
             return
         self._looks += 1

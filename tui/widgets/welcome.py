@@ -123,7 +123,7 @@ class Welcome(Vertical):
             yield Content.assemble(("━" * done, "$primary"), ("━" * (width - done), "dim"), f" {now.fraction:4.0%}")
         stage = single_line(now.stage.replace(now.model, name))
         yield Content.styled(stage[:1].upper() + stage[1:], "dim")
-        yield Content("You can type already. Your message is sent when the model is ready.")
+        yield Content("You can already type. Your message is sent when the model is ready.")
 
     def _offers(self) -> Iterator[Content]:
         if self._better is not None:
