@@ -71,7 +71,7 @@ class GGUFFile(TensorFile[GGUFTensor]):
 
 
 class _Header:
-    """Reads a header once, front to back. Every read names its field."""
+    """Reads a header in one pass from front to back. Every read names its field."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path

@@ -110,7 +110,9 @@ class TensorFiles(Closing, Generic[Tensor]):
     tensors: Mapping[str, Tensor]  # file by file; `offset` is relative to the tensor's file
 
     def __init__(self, file_of: Mapping[str, TensorFile[Tensor]], opened: contextlib.ExitStack) -> None:
-        """`file_of` maps the name of each tensor to its file. `close()` closes everything in `opened`."""
+        """Combine open files. `file_of` maps the name of each tensor to its file. `close()` closes everything in
+        `opened`.
+        """
         self._file_of = file_of
         self.tensors = {name: file.tensors[name] for name, file in file_of.items()}
         self._opened = opened.pop_all()

@@ -132,7 +132,7 @@ def _relative(importance: Tensor) -> Floats:
 
 
 def nf4(weight: PlainTensor, *, nested: bool = False) -> GroupedTensor:
-    """Quantize a matrix to NF4. Raises as `int4` does."""
+    """Quantize a matrix to NF4. Raises the same errors as `int4`."""
     rows, columns = _shape(weight)
     check_divisible([columns], NF4_BLOCK)
     found = np.empty((rows, columns), np.uint8)

@@ -83,7 +83,7 @@ class SafetensorsFile(TensorFile[SafetensorsTensor]):
 
 
 class _Header:
-    """Reads a header once."""
+    """Reads and checks a header in one pass."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path

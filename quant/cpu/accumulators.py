@@ -61,11 +61,11 @@ class TileCall:
     """The arguments of a tile kernel besides those of its `Accumulators`, all int64."""
 
     w: Any  # address of the first tile
-    groups: Any  # groups in a row
+    groups: Any  # number of groups in a row of the weight
     add: Any  # 1: add to the values at the output
     rows: Any  # number of real rows in the tiles; the rest are padding
     fetch: Any  # address to prefetch
-    lines: Any  # cache lines to prefetch
+    lines: Any  # number of cache lines to prefetch
 
 
 def tile_kernel(

@@ -51,7 +51,7 @@ class Form(IntEnum):
 
     @property
     def columns(self) -> int:
-        """The row width must be a multiple of this."""
+        """Columns that are stored together. The row width must be a multiple of their number."""
         return {Form.FLOAT: 1, Form.SUPER_BLOCKS: SUPER_BLOCK_GROUPS * GROUP}.get(self, GROUP)
 
 

@@ -61,7 +61,7 @@ class Scales:
 
     @property
     def sub_scale_bytes(self) -> int:
-        """Bytes of the sub-scales of one group; its sub-minimums take the same."""
+        """Bytes of the sub-scales of one group. The sub-minimums of a group take the same number of bytes."""
         return TILE * sum(self.sub_scales.planes) // 8 * self.halves if self.sub_scales else 0
 
 

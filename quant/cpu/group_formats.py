@@ -22,10 +22,10 @@ SCALE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 class Word(IntEnum):
     """Indices of the int64 words in a tile's header. All except the first are for nested scales."""
 
-    GROUPS_PER_SCALE = 0  # groups that share a scale
+    GROUPS_PER_SCALE = 0  # number of groups that share a scale
     SHARED = 1  # bytes from the tile to the data that all rows of the weight share
     FIRST = 2  # index of the first scale of the tile's first row
-    PER_ROW = 3  # scales in a row
+    PER_ROW = 3  # number of scales in a row
     SHIFT = 4  # right shift of a scale's index that gives the index of its block scale
     OFFSET = 5  # offset of the scales, the bits of a float32
 

@@ -81,7 +81,9 @@ class CpuLinear:
         return self._activations if self._activations is Form.BITS_14 and coarse is not Form.FLOAT else coarse
 
     def source(self, part: Part) -> tuple[Form, int]:
-        """Return a key of parts that read the same rows: the form, and the address of the order of columns."""
+        """Return a key that is equal for parts that read the same rows: the form, and the address of the order of
+        columns.
+        """
         return self.form(part), part.order.address if part.order else 0
 
     def part_of(self, row: int) -> Part:

@@ -35,7 +35,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A processor must have all features in `required`. Code uses those in `optional` that it has."""
+    """A set of instructions. The processor must have all `required` features. Code also uses the `optional` ones that
+    it has.
+    """
 
     name: str
     required: frozenset[str] = frozenset()

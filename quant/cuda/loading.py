@@ -27,7 +27,7 @@ from quant.tensor import (
 
 SLAB = 1 << 24  # codes that are rearranged at once, one byte each
 HALF_FRAGMENT = 16  # columns; the group size must be a multiple of it
-INTEGERS = {64: torch.int64, 32: torch.int32, 16: torch.int16}  # keyed by the number of bits
+INTEGERS = {64: torch.int64, 32: torch.int32, 16: torch.int16}  # integer types by their number of bits
 
 
 def to_device(weight: QTensor, device: torch.device) -> CudaMatrix:
@@ -103,7 +103,7 @@ def _grouped(weight: GroupedTensor, device: torch.device) -> PackedMatrix:
 
 
 def _checked(form: PackedForm, weight: CodedTensor | GroupedTensor) -> PackedForm:
-    """Return the form, with a single group widened to the padded width. Raises as `to_device`."""
+    """Return the form, with a single group widened to the padded width. Raises the same errors as `to_device`."""
     if form.groups == 1:
         return replace(form, group=form.width)
     if form.group % HALF_FRAGMENT:

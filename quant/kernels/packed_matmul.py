@@ -47,7 +47,7 @@ ONE = tl.constexpr(0x3F800000)  # the bits of 1.0
 def _code_bits(
     words: tl.tensor, POSITION: tl.constexpr, STEP: tl.constexpr, BITS: tl.constexpr, AT: tl.constexpr
 ) -> tl.tensor:
-    """Return the bits of the codes at one position, BITS of every STEP, moved to bit AT of int32."""
+    """Extract the codes at one position of int32 words. A code is the low BITS of STEP bits, and is moved to bit AT."""
     moved = words >> (POSITION * STEP - AT) if POSITION * STEP >= AT else words << (AT - POSITION * STEP)
     return moved & (((1 << BITS) - 1) << AT)
 

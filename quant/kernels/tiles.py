@@ -31,7 +31,7 @@ class ProductShape:
     kind: str  # bits and group size of the weights
     outputs: int
     inputs: int
-    tokens: int  # rounded up to `TOKENS`
+    tokens: int  # number of tokens, rounded up to one of `TOKENS`
 
 
 MeasuredTiles = Mapping[ProductShape, ProductTile]

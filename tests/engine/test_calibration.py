@@ -38,7 +38,7 @@ def context_length(path: Path) -> int:
 
 
 def expected(tiny: TinyModel, ids: Sequence[int]) -> dict[str, Tensor]:
-    """Return the mean squares of inputs by the name of the weight, without the head."""
+    """Return the mean squares of the inputs of each layer, keyed by the name of its weight, without the head."""
     found: dict[str, Tensor] = {}
     hooks = []
     for name, module in tiny.reference.named_modules():

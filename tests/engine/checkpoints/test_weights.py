@@ -1,4 +1,4 @@
-"""Taking weights from a checkpoint: threads, errors, interrupts, and memory."""
+"""Loading weights from a checkpoint: threads, errors, interrupts, and memory."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The division of a step's queries into tiles."""
+"""Tests of the division of a step's queries into tiles."""
 
 import random
 from dataclasses import replace

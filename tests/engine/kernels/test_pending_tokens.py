@@ -1,4 +1,4 @@
-"""Copying sampled tokens into the next step's token ids on the device."""
+"""The kernel that copies sampled tokens into the next step's token ids on the device."""
 
 import torch
 

@@ -200,7 +200,7 @@ def test_steps_out_of_memory_do_not_change_results(groups: str, site: str, depth
 
 
 def fail_at(runner: HashRunner, site: str, call: int, error: Exception, *, repeat: bool = False) -> None:
-    """Make one call fail, or with `repeat` every `call`-th one."""
+    """Make call number `call` fail or, with `repeat`, every `call`-th one."""
     original, calls = getattr(runner, site), 0
 
     def failing(argument: object) -> object:

@@ -54,7 +54,7 @@ KINDS = pytest.mark.parametrize("norm", [RMS, LAYER, BIASED], ids=["rms", "layer
 
 
 def rows(ops: CpuOperations, batch: Batch, values: Tensor) -> Activation:
-    """Return the row of `values` for each token."""
+    """Return a row of `values` for each token: the one whose index is the token's id."""
     return ops.embed(batch, layer(ops, plain(values)))
 
 

@@ -100,7 +100,7 @@ def test_broken_compiler_is_skipped(script: Script, loaded: list[str]) -> None:
     clang = script("clang", WRITES)
     prepare_compiler()
     assert loaded == [f"built by {clang}\n"]
-    prepare_compiler()  # the cache entry of clang is not used for gcc
+    prepare_compiler()  # gcc does not use the cache entry of clang
     assert loaded == [f"built by {clang}\n"] * 2
 
 

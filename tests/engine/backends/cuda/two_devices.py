@@ -96,7 +96,9 @@ class TwoDevices:
         return HeldRequest(1, tuple(ids), SamplingParams(), block_tables=tuple(list(blocks) for _ in self.cuda.groups))
 
     def cached(self, computed: int, left: int, *blocks: int) -> HeldRequest:
-        """Return a request with `computed` tokens cached on both devices by the reference, and `left` more tokens."""
+        """Return a request with `computed` cached tokens, which the reference computes for both devices, and `left`
+        more tokens.
+        """
         request = self.request(tokens(computed + left, self.cuda.vocab_size), *blocks)
         self.reference.step((request, computed))
         for pool, source in zip(self.cuda.model.kv.pools, self.reference.model.kv.pools, strict=True):

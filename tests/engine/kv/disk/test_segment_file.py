@@ -191,7 +191,7 @@ def test_truncation_at_any_byte_is_found(tmp_path: Path) -> None:
         os.truncate(path, length)
         assert bad(path) == "truncated"
         with pytest.raises(BadSegment):
-            head_of(path)  # the head alone shows the truncation
+            head_of(path)  # the truncation is found by reading the head alone
 
 
 def test_swapped_data_and_entries_are_found(tmp_path: Path) -> None:
