@@ -10,7 +10,7 @@ from quant.errors import DAMAGED, ModelFileError, UnsupportedQuantization
 
 OTHER_COPY = "Use a copy of the model with another quantization."
 MAX_GROUP = 1 << 20
-SHOWN = 60  # characters of a value in a message
+SHOWN = 60  # number of characters of a value that a message shows
 
 
 class QuantizationSection:

@@ -326,7 +326,7 @@ def _make_gated_products(name: str, exponent: Callable[[Emit, Any], Any]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class FormKernels:
-    """The kernels that write rows in one form. Compiled code calls them by these values."""
+    """The kernels that write rows in one form, as functions for compiled code."""
 
     scale_row: Any
     write_row: Any

@@ -120,7 +120,7 @@ def _make_plain_tile(layout: GGMLFormat, tiles: int, tokens: int) -> Callable[..
 
 @dataclass(frozen=True, slots=True)
 class TileKernels:
-    """The kernels of one layout for one form of activations, as compiled code calls them."""
+    """The kernels of one layout for one form of activations, as functions for compiled code."""
 
     one: Any  # one tile by one token
     two: Any  # two tiles by up to two tokens

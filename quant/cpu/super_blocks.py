@@ -90,7 +90,7 @@ def _add_group(e: Emit, layout: GGMLFormat, at: list[Any], rows: list[SuperGroup
 def _add_super_block(
     e: Emit, layout: GGMLFormat, heads: list[Any], rows: list[SuperBlock], sums: Slots, totals: Slots
 ) -> None:
-    """Add the sums of a super-block and its minimums, in floats."""
+    """Add the sums of a super-block and its minimums, in float32."""
     b, halves = e.b, layout.scales.halves
     block_scales = [load_block_scales(e, layout, head) for head in heads]
     pairs = range(SUPER_BLOCK_GROUPS * halves // 2 if layout.scales.minimum else 0)

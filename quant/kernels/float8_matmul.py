@@ -29,7 +29,7 @@ AFTER = 2.0**56  # factor that is applied to the sum
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The tile of a product that one program computes, and how it does so."""
+    """The size of the tile that one program computes, and the program's warps and pipeline stages."""
 
     rows: int
     tokens: int

@@ -65,7 +65,7 @@ def text_ids(model: Path, book: Path | None) -> list[int]:
 
 
 def measure(model: Path, original: Path) -> dict[str, Tensor]:
-    """Return the input squares that `ingle quantize` would measure for a folder with a vocabulary."""
+    """Return the mean squares of inputs that `ingle quantize` would measure for a folder with a vocabulary."""
     with GGUFFile(model) as file, open_checkpoint(original) as checkpoint:
         return input_squares(checkpoint, quantized_copy.text_ids(from_gguf(file.metadata)), lambda _done: None)
 

@@ -157,7 +157,7 @@ def test_generated_tokens_are_cached() -> None:
     second = run.submit((*first.prompt_ids, *first.output_ids, 7, 8), max_tokens=2)
     run.run_out()
     run.check()
-    assert second.num_cached == 3 * BLOCK_SIZE  # 49 of the 50 tokens have keys and values
+    assert second.num_cached == 3 * BLOCK_SIZE  # 49 of the 50 tokens have keys and values, which fill 3 blocks
 
 
 def test_different_salts_share_no_blocks() -> None:

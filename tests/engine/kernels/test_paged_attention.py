@@ -110,7 +110,7 @@ def test_paged_attention_equals_the_reference(
     pool, tables = filled(shape, step.contexts)
     q = torch.randn(step.starts[-1], shape.heads, shape.head_dim).bfloat16()
     sinks = 2 * torch.randn(shape.heads) if with_sinks else None
-    if rule.window:  # if every layer has a window, the blocks before it are released
+    if rule.window:  # the blocks before the windows of all queries are released
         for table, count, context in zip(tables, step.counts, step.contexts, strict=True):
             table[: rule.first(context - count) // BLOCK_SIZE] = 0
     got = run_attention(q, pool, tables, step, rule, sinks, device, deterministic=deterministic)

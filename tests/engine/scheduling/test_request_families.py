@@ -34,7 +34,7 @@ def test_eight_requests_prefill_their_prompt_once(length: int, groups: tuple[Gro
     run.check()
     assert runner.computed_tokens == length + 8 * 19
     shared, grown = length // BLOCK_SIZE, -(-(length + 20) // BLOCK_SIZE)
-    assert held <= shared + 8 * (grown - shared) + 1  # the last 1 is the partial block that the copies were made from
+    assert held <= shared + 8 * (grown - shared) + 1  # 1 more: the partial block that the copies were made from
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -52,7 +52,7 @@ def test_only_the_partial_block_is_copied(depth: int) -> None:
     runner.launch = watched  # type: ignore[assignment, method-assign]
     run.run_out()
     run.check()
-    # the last request needs no copy, because it is then the only holder, unless all run ahead
+    # 4 if the last request is the only holder of the block by then, 5 if all requests run ahead
     assert len(copies) in (4, 5)
     assert len({copy.source for copy in copies}) == 1
 

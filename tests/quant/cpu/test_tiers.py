@@ -172,4 +172,4 @@ def test_code_for_apple_uses_dot_products() -> None:
     target = Target("portable", "arm64-apple-darwin", "generic", frozenset({"neon", "dotprod"}))
     text, _ = assembly(some_kernels(), target)
     assert re.search(r"\bsdot\b", text)
-    assert not re.search(r"^\s+(bl|b)\s+_", text, re.MULTILINE)  # calls of external functions
+    assert not re.search(r"^\s+(bl|b)\s+_", text, re.MULTILINE)  # the code calls no external functions

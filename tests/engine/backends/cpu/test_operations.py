@@ -177,7 +177,7 @@ SEGMENTS = [
 @pytest.mark.parametrize("form", [Form.BITS_8, Form.BITS_14])
 @pytest.mark.parametrize("names", SEGMENTS)
 def test_linear_equals_the_layers_product(cpu_kernels: Path, names: Sequence[str], form: Form) -> None:
-    """A norm writes its output in each activation format that a segment reads."""
+    """The input is a norm, which writes its output in each activation format that a segment reads."""
     segments = weights(names, {1: [96], 2: [33, 63], 4: [33, 40, 47, 8]}[len(names)])
     x = every_row(record(cpu_kernels, lambda ops, batch, kv: normed(ops, batch)))
     out = every_row(

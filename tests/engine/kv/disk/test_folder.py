@@ -39,7 +39,7 @@ def store(root: Path, fingerprint: bytes = b"\x01" * 32, about: About = TINY) ->
 
 
 def write(store: DiskStore, segment: int, count: int, group: int = 0) -> int:
-    """Write blocks of a segment whose first key is derived from `segment`. The high byte of the key determines the shard."""
+    """Write blocks of a segment whose first key is derived from `segment`. Its high byte determines the shard."""
     data = memoryview(bytes([segment % 255 + 1]) * BLOCK_BYTES[group])
     blocks = [(key(segment + number), tuple(range(BLOCK_SIZE)), data) for number in range(count)]
     return store.write(group, key(segment), blocks)
