@@ -24,7 +24,7 @@ from app.private_database import fold_log
 
 FILE_NAME = "history.sqlite"
 _AGAIN_SECONDS = 5.0  # seconds between two attempts to write a read-only history
-_FOLD_MS = 100  # ms that a checkpoint waits at most for readers in other processes
+_FOLD_MS = 100  # longest wait of a checkpoint for readers in other processes, in ms
 
 
 def quiet(sentence: str) -> None:

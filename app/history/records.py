@@ -101,7 +101,7 @@ class Attachment(Struct, frozen=True):
 
 
 class ToolStep(Struct, frozen=True, omit_defaults=True):
-    """A tool call in a reply, and what the model wrote before it."""
+    """A tool call in a reply, and the text that the model wrote before it."""
 
     name: str
     arguments: str  # JSON

@@ -105,7 +105,7 @@ def salvage(path: Path) -> Salvage:
 
 
 def _apply(frames: Sequence[Frame], pages: list[bytes]) -> Pages:
-    """Replace pages with those of the log. Returns the replaced versions, latest first."""
+    """Replace pages with their versions in the log. Returns the replaced versions, latest first."""
     older: list[bytes] = []
     most = len(pages) + len(frames)
     for frame in frames:
@@ -135,7 +135,7 @@ def _rows(pages: Pages, page: bytes, number: int) -> Iterator[FoundRow | None]:
 def _found(rowid: int, values: Row) -> FoundRow | None:
     """Return the row of the table that fits best, or None if none fits."""
     layouts = _LAYOUTS.get(len(values), ())
-    if not layouts or values[0] is not None:  # SQLite stores NULL for the id, which is the rowid
+    if not layouts or values[0] is not None:  # SQLite stores NULL in the id column, because the rowid is the id
         return None
     return max((_fitted(table, rowid, values, has_digest) for table, has_digest in layouts), key=lambda fit: fit[0])[1]
 

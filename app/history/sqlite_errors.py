@@ -15,7 +15,7 @@ FAILURES = (sqlite3.Error, ValueError, OverflowError)
 
 
 class Damaged(sqlite3.DatabaseError):
-    """A file differs from what this program wrote."""
+    """A file is not as this program wrote it."""
 
 
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

@@ -3,8 +3,8 @@
 A log (https://sqlite.org/fileformat2.html#walformat) is a header and frames. A frame is a page that a transaction
 changed, and the last frame of a transaction commits it. The checksums of frames form a chain: SQLite applies the frames
 up to the last commit before the first wrong checksum, and silently drops the rest. A process that is killed during a
-write also leaves such a rest. The index of the log (the -shm file) distinguishes the two cases, because it counts the
-frames of committed transactions.
+write also leaves frames that SQLite drops. The index of the log (the -shm file) distinguishes the two cases, because it
+counts the frames of committed transactions.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""The stdio transport of MCP, with limits on what a server may send.
+"""The stdio transport of MCP, with limits on the data that a server may send.
 
 The transport of the `mcp` package collects a line of any length in memory. This one ends the server when a line, or
 all that it sends between two messages to it, exceeds a limit. The end of its standard error is kept for error messages.

@@ -64,7 +64,7 @@ SOURCE_KINDS: Mapping[str, type[Source]] = {"hub": HubSource, "package-index": P
 
 @dataclass(frozen=True)
 class Sampling:
-    """Recommended sampling of a model. The names are those of `SamplingParams`."""
+    """Recommended sampling of a model. The fields have the same names as in `SamplingParams`."""
 
     temperature: float
     top_p: float = 1.0
@@ -90,7 +90,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A model with a short name. `size` (bytes) and `sha256` (lower-case hex) are those of its file."""
+    """A model with a short name. `size` (bytes) and `sha256` (lower-case hex) describe its file."""
 
     name: str
     aliases: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Whether a model fits this machine, by its files or by headers from the Hub; and which recommended model fits.
+"""Check whether a model fits this machine, by its files or by headers from the Hub. Find a recommended model that fits.
 
 `engine.fit` computes the numbers. Importing this module imports torch.
 """
@@ -54,7 +54,7 @@ def fit_model(name: str, settings: Settings, progress: Progress | None = None, m
     """Return the memory needs of the model with that name. Only headers are downloaded.
 
     `memory`: bytes of the device to assume; 0: all free memory. Raises ModelNotFound, Offline, ModelFileError,
-    UnsupportedModel, and what opening a model raises.
+    UnsupportedModel, and the errors of `open_checkpoint`.
     """
     progress = progress or SilentProgress()
     store = ModelStore(settings)
@@ -130,7 +130,7 @@ def _can_be_quantized(path: Path) -> bool:
 
 
 def verdict(found: ModelFit) -> str:
-    """Return one line: whether it fits, how long its context can be, and what else would fit."""
+    """Return one line: whether the model fits, its longest context, and alternatives that would fit."""
     numbers = f"needs {format_bytes(found.fit.needed)}, {format_bytes(found.fit.memory)} free"
     if found.is_possible:
         contexts = _contexts(found.fit)

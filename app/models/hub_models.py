@@ -178,7 +178,7 @@ class HubModels:
         hub_cache.set_main(self._cache, name.repo, revision)
 
     def remove(self, name: RepositoryName, *, really: bool = True) -> list[Removal]:
-        """Remove the model that ingle downloaded by this name. Without `really`, only return what this would free.
+        """Remove the model that ingle downloaded by this name. Without `really`, only report the space to be freed.
 
         Raises AppError for a model that another tool downloaded, and ModelNotFound.
         """

@@ -195,8 +195,8 @@ def _copy_companions(source: Path, folder: Path) -> None:
 
 @contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder to write in, which becomes `target` if the body succeeds. Removes what a killed process left
-    there.
+    """Yield a folder to write in, which becomes `target` if the body succeeds. Removes the files that a killed
+    process left there.
     """
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

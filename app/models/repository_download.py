@@ -1,4 +1,4 @@
-"""Download the model of a Hub repository: only the files that form it."""
+"""Download a model from a Hub repository. Files that are not part of the model are not downloaded."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -79,7 +79,7 @@ def _rounded(value: object) -> object:
 
 
 def _checked(found: Mapping[str, tuple[str, object]], file: Path) -> Sampling | None:
-    """Return the sampling for (key, value) pairs of a file by field name; None if the file has none of them."""
+    """Return the sampling that (key, value) pairs of a file state, keyed by field; None if the file states none."""
     given: dict[str, float] = {}
     for name, (key, value) in found.items():
         least, most = _BOUNDS[name]

@@ -126,9 +126,10 @@ class ModelStore:
         return [*known, *fetched, *self.web_models.entries(), *others]
 
     def remove(self, name: str, *, really: bool = True) -> list[Removal]:
-        """Remove every stored copy of a model, partial downloads, and its record. Returns what was removed.
+        """Remove every stored copy of a model, partial downloads, and its record. Returns the removals.
 
-        Without `really`, removes nothing and returns what this would free. Raises ModelNotFound if there is none.
+        Without `really`, removes nothing and returns the removals that this would make. Raises ModelNotFound if there
+        is none.
         """
         entry = self.catalog.find(name)
         if entry is None:
@@ -228,7 +229,7 @@ class ModelStore:
         return Removal(path, freed, shared=False)
 
     def _at_path(self, name: str) -> StoredModel:
-        """Return the model at a path. Raises ModelNotFound with a message that fits what `name` looks like."""
+        """Return the model at a path. If there is none, raises ModelNotFound with a remedy that fits `name`."""
         path = _path(name)
         if is_model(path):
             return stored_model(name, path, LOCAL_FOLDER if path.is_dir() else LOCAL_FILE)

@@ -95,7 +95,7 @@ class WebModels:
         remember_sha256(final, self._records, name.sha256)
 
     def remove(self, name: WebName, *, really: bool = True) -> Removal:
-        """Remove the model. Without `really`, only return what this would free. Raises ModelNotFound."""
+        """Remove the model. Without `really`, only report the space that this would free. Raises ModelNotFound."""
         folder = self._folder_of(name.sha256)
         if not folder.is_dir():
             raise ModelNotFound(f"{name} is not on this machine", "ingle ls lists the stored models.")

@@ -1,1 +1,1 @@
-"""Processes and what they share: running servers, sockets, signals, child processes, and thread pools."""
+"""Running servers, listening sockets, signals, child processes, and thread pools."""

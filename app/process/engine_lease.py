@@ -41,12 +41,12 @@ def hold_lease(settings: Settings, engine_pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        mark.unlink(missing_ok=True)  # a chat that ends in order does not come back, so it leaves no file behind
+        mark.unlink(missing_ok=True)  # a chat that ends normally is not restarted, so it leaves no file
         lock.release()
 
 
 def count_other_leases(settings: Settings, engine_pid: int) -> int:
-    """Return the number of chats, other than that of this process, that hold a lease on the engine."""
+    """Return the number of other chats that hold a lease on the engine, without the chat of this process."""
     own = f"{os.getpid()}.lock"
     marks = (mark for mark in _folder(settings, engine_pid).glob("*.lock") if mark.name != own)
     return sum(_is_held(mark) for mark in marks)

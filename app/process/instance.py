@@ -145,7 +145,7 @@ def _read(record: Path) -> Instance | None:
 
 def _exists(pid: int) -> bool:
     """Whether the process still runs. It ends a moment after it has released its lock."""
-    if sys.platform == "win32":  # os.kill would end the process there
+    if sys.platform == "win32":  # on Windows, os.kill would end the process
         return False
     try:
         os.kill(pid, 0)

@@ -18,7 +18,7 @@ _POLL_SECONDS = 0.1  # interval at which pending signals are handled
 
 
 def run_uninterruptible(work: Callable[[], T]) -> T:
-    """Return the result of `work`. KeyboardInterrupt can end the wait for it. Raises what `work` raises."""
+    """Return the result of `work`. KeyboardInterrupt can end the wait for it. Raises the errors of `work`."""
     done = start_uninterruptible(work)
     while not done.done():
         wait({done}, _POLL_SECONDS)

@@ -39,7 +39,7 @@ class WorkPool:
     async def run(self, work: Callable[[Check], T]) -> T:
         """Return the result of `work`. It must often call its argument, which raises if the caller was cancelled.
 
-        Raises what `work` raises, and EngineError after `close`.
+        Raises the errors of `work`, and EngineError after `close`.
         """
         if self._is_closed:
             raise _closed()

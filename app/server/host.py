@@ -55,7 +55,7 @@ SWITCH_SECONDS = 0.0005
 def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None = None) -> None:
     """Download and load the model, then serve it until SIGINT, SIGTERM, or SIGHUP, or until the `leases` expire.
 
-    Raises PortTaken, InvalidSetting, and what `pull` and `load_model` raise. A second Ctrl-C ends the process at once.
+    Raises PortTaken, InvalidSetting, and the errors of `pull` and `load_model`. A second Ctrl-C ends the process.
     """
     policy = _access_policy(settings)
     with closing(_listen(settings)) as sockets, ChatTemplateRenderer() as renderer:

@@ -130,7 +130,7 @@ class OwnEndpoints:
         self._forget_decoder = msgspec.json.Decoder(ForgetRequest)
 
     def endpoints(self) -> list[Endpoint]:
-        abort, stop = "Abort a request", "Stop a reply, which still reports its usage"
+        abort, stop = "Abort a request", "End a reply early; it still reports its usage"
         count, forget = "Count the tokens of a text or a conversation", "Delete the cached blocks of a chat"
         return [
             Endpoint("GET", "/inglenook/engine", self.report, "Report the state of the engine", gives=EngineReport),

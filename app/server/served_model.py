@@ -70,7 +70,7 @@ class ServedModel:
             raise InvalidRequest(message, remedy, parameter="model", code="model_not_found", status=404)
 
     async def details(self) -> ModelDetails:
-        """Return the details that the model's files contain. Raises what `details_of` raises."""
+        """Return the details that the model's files contain. Raises the errors of `details_of`."""
         async with self._describe_lock:
             if self._details is None:
                 self._details = await asyncio.to_thread(self._describe)

@@ -44,7 +44,7 @@ async def infill_prompt_that_fits(
 ) -> tuple[tuple[int, ...], int]:
     """Return the ids of an infill prompt that leaves `reply_tokens` for the reply, and the number of files left out.
 
-    The first of the other files are left out until the prompt fits. Raises what `infill_prompt` raises.
+    The first of the other files are left out until the prompt fits. Raises the errors of `infill_prompt`.
     """
     kept = gap
     while kept.others:

@@ -85,7 +85,7 @@ def timings_so_far(
     writing_seconds: float,
     replies: int = 1,
 ) -> Timings:
-    """Return timings. `cached` and `computed` are tokens of the prompt, `completion` those of all `replies`."""
+    """Return timings. `cached` and `computed` count tokens of the prompt, `completion` the tokens of all `replies`."""
     later_tokens, prompt_ms, predicted_ms = completion - replies, 1000 * prefill_seconds, 1000 * writing_seconds
     return Timings(
         cache_n=cached,

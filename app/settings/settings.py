@@ -236,7 +236,7 @@ class Settings:
         metadata=_read_by(
             yes_or_no,
             False,
-            "On a GPU, return bitwise the same output regardless of batching, at some cost in speed. Default: no.",
+            "On a GPU, make the output bitwise identical regardless of batching, at some cost in speed. Default: no.",
         )
     )
     activation_bits: int = field(
@@ -359,7 +359,7 @@ class Settings:
         metadata=_read_by(
             text_list,
             (),
-            "Further host names for which the server accepts requests, such as mybox.lan or mybox.lan:8080. Default: "
+            "Additional host names for which the server accepts requests, such as mybox.lan or mybox.lan:8080. Default: "
             "none.",
         )
     )

@@ -101,7 +101,7 @@ class Incoming:
 
 @contextmanager
 def receive(final: Path, size: int, digest: str, *, resumable: bool = False) -> Iterator[Incoming]:
-    """Store what the body writes at `final`, once it is complete, verified, and synced to disk.
+    """Store the bytes that the body writes at `final`, once they are complete, verified, and synced to disk.
 
     `digest` in hex is the sha256, or git's sha1 of a blob with these bytes, which the Hub lists for small files. Until
     it is complete, the bytes are in a `.partial` file beside it, so only one process at a time may receive the same

@@ -48,8 +48,8 @@ class WebFile:
 def download_files(files: Sequence[WebFile], label: str, size: int, progress: Progress) -> None:
     """Download the files, which have `size` bytes together. Partial downloads are resumed.
 
-    Raises Offline if a connection cannot be established or kept, IntegrityError for wrong bytes, NoSpace, and what
-    `check` raises. The other files then stay as they are.
+    Raises Offline if a connection cannot be established or kept, IntegrityError for wrong bytes, NoSpace, and the
+    errors of `check`. The other files then stay as they are.
     """
     with progress.task(label, size) as report:
         asyncio.run(_download_all(files, report, progress))

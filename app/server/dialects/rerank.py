@@ -50,7 +50,7 @@ class RerankRequest(Struct, kw_only=True):
     return_documents: bool | None = None
     return_text: bool | None = None  # TEI's name for return_documents
     raw_scores: bool | None = None  # return a cross-encoder's logits
-    truncate: bool | None = None  # TEI's: cut texts to the model's context length
+    truncate: bool | None = None  # TEI's field: cut texts to the model's context length
     truncate_prompt_tokens: Truncation | None = None
     user: str | None = None
 
@@ -95,9 +95,9 @@ RERANK = FieldTable(
         supported("raw_scores", "TEI", True, "Returns a cross-encoder's logits; it does not change a cosine."),
         supported("truncate", "TEI", True),
         supported("truncate_prompt_tokens", "vLLM", -1),
-        supported("user", "vLLM", "me", "Validated, not used."),
-        refused("truncation_direction", "TEI", "Left", "The end of a text is cut.", neutral=["Right"]),
-        refused("truncation_side", "vLLM", "left", "The end of a text is cut.", neutral=["right"]),
+        supported("user", "vLLM", "me", "Validated, but not used."),
+        refused("truncation_direction", "TEI", "Left", "Texts are always cut at the end.", neutral=["Right"]),
+        refused("truncation_side", "vLLM", "left", "Texts are always cut at the end.", neutral=["right"]),
         refused("max_tokens_per_doc", "vLLM", 10, "Send truncate_prompt_tokens.", neutral=[0]),
         refused("max_tokens_per_query", "vLLM", 10, "Send a shorter query.", neutral=[0]),
         refused("use_activation", "vLLM", False, "Send raw_scores.", neutral=[True]),

@@ -183,7 +183,7 @@ class _Body:
         return message
 
     async def wait_for_disconnect(self) -> None:
-        """Return when the client has disconnected after it sent everything."""
+        """Wait until the client has sent its whole request and has then disconnected."""
         await self._is_read.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass

@@ -88,7 +88,7 @@ def messages_of(input_messages: Sequence[InputMessage]) -> list[Message]:
     Raises InvalidRequest naming the block that cannot be converted.
     """
     messages: list[Message] = []
-    names: dict[str, str] = {}  # tool names by the id of the call
+    names: dict[str, str] = {}  # id of a call -> name of the tool
     first = next(
         (index for index, message in enumerate(input_messages) if message.role != "system"), len(input_messages)
     )

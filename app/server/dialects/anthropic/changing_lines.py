@@ -15,7 +15,7 @@ _TABLE: Final[Sequence[tuple[str, str]]] = (("x-anthropic-billing-header", r"x-a
 
 @dataclass(frozen=True, slots=True)
 class RemainingTexts:
-    """Texts after lines were removed."""
+    """Texts without the removed lines, and the names of these lines."""
 
     texts: Sequence[str]
     left_out: tuple[str, ...]  # names of the removed lines

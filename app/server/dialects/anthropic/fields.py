@@ -28,7 +28,12 @@ _PROMPT = (
     ignored("cache_control", _A, {"type": "ephemeral"}, "Every prompt is cached."),
     ignored("context_management", _A, {"edits": []}, "Prompts are not edited; too long ones are refused."),
     ignored("speed", _A, "fast", "This server has only one speed."),
-    ignored("betas", _A, ["interleaved-thinking-2025-05-14"], "It names features, which have their own rows here."),
+    ignored(
+        "betas",
+        _A,
+        ["interleaved-thinking-2025-05-14"],
+        "It names beta features, whose fields have their own rows here.",
+    ),
     ignored("user_profile_id", _A, "p", "It names the user."),
     ignored("workspace_id", _A, "w", "This server has no workspaces."),
     ignored("diagnostics", _A, {"previous_message_id": "msg_1"}, "Every reply reports cache misses."),

@@ -164,9 +164,9 @@ FRAMING: Final = replace(NAMED_EVENTS, ping=lambda status: NAMED_EVENTS.frame(Pi
 
 
 async def events(replies: AsyncGenerator[Batch], model: str, counts: TokenCounts) -> AsyncGenerator[list[Event]]:
-    """Yield the events of a reply in batches. `counts` are those of `replies`.
+    """Yield the events of a reply in batches. `counts` is the object that `replies` fills.
 
-    Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest.
+    Raises the errors of `ChatService.reply`. Errors about the request become InvalidRequest.
     """
     writer = _EventWriter(model, counts)
     with convert_errors("messages"):

@@ -22,7 +22,7 @@ from app.server.refusals import RANKS_ONLY
 from app.server.served_model import ServedModel
 
 PATH = "/embedding"
-# Paths that a model without vectors refuses.
+# Path -> type of the request body, for paths that a model without vectors refuses.
 VECTORS: Mapping[str, type[Struct]] = {PATH: EmbeddingRequest}
 
 EUCLIDEAN = 2

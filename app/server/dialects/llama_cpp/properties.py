@@ -35,7 +35,7 @@ class Properties(Struct, kw_only=True):
     default_generation_settings: DefaultSettings
     total_slots: int  # requests that can run at the same time
     model_alias: str
-    model_path: str  # the model's name: the path is private
+    model_path: str  # the model's name, because the path is private
     chat_template: str
     chat_template_caps: dict[str, Any]
     bos_token: str

@@ -106,7 +106,7 @@ Event: TypeAlias = (
 
 
 def chat_events(reply: ResponseReply, earlier: Sequence[InputItem], model: str) -> AsyncGenerator[list[Event]]:
-    """Yield the events of a reply in batches. Raises what `ResponseReply.events` raises."""
+    """Yield the events of a reply in batches. Raises the errors of `ResponseReply.events`."""
     writer = _Writer(model, reply.writer.counts)
     return reply.events(earlier, lambda batch: [one for event in batch for one in writer.write(event)])
 

@@ -107,7 +107,7 @@ class ModelEndpoints:
     def endpoints(self) -> list[Endpoint]:
         names, one, path = (
             "List the model names that requests may use",
-            "Describe the model of one name",
+            "Describe the model with a given name",
             "/api/v0/models/{model:path}",
         )
         posting = partial(Endpoint, "POST", errors=ERRORS)

@@ -39,7 +39,7 @@ class Embedding(Struct):
     embedding: list[float]
 
 
-# Paths that a model without vectors refuses.
+# Path -> type of the request body, for paths that a model without vectors refuses.
 VECTORS: Mapping[str, type[Struct]] = {"/api/embed": EmbedRequest, "/api/embeddings": EmbeddingsRequest}
 
 

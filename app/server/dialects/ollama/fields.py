@@ -28,14 +28,18 @@ KEEP_ALIVE = ignored("keep_alive", OLLAMA, "5m", _LOADED)
 OPTIONS: Sequence[Field] = (
     supported("options", OLLAMA, {}),
     supported("options.num_ctx", OLLAMA, 4096, "Limit of prompt and reply together, in tokens."),
-    supported("options.num_predict", OLLAMA, 100, "Below 0: the rest of the context. 0: only prefill."),
+    supported(
+        "options.num_predict", OLLAMA, 100, "Below 0: generate until the context is full. 0: only prefill the prompt."
+    ),
     supported("options.seed", OLLAMA, 42),
     supported("options.temperature", OLLAMA, 0.8),
     supported("options.top_k", OLLAMA, 20),
     supported("options.top_p", OLLAMA, 0.9),
     supported("options.min_p", OLLAMA, 0.05),
     supported("options.repeat_penalty", OLLAMA, 1.2),
-    supported("options.repeat_last_n", OLLAMA, 33, "0 turns the penalty off; otherwise it covers all tokens."),
+    supported(
+        "options.repeat_last_n", OLLAMA, 33, "0 turns the penalty off. Any other value applies it to all tokens."
+    ),
     supported("options.presence_penalty", OLLAMA, 1.5),
     supported("options.frequency_penalty", OLLAMA, 1.0),
     supported("options.stop", OLLAMA, ["\n", "user:"]),

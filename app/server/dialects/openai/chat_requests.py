@@ -1,4 +1,4 @@
-"""Requests of OpenAI's chat completions: messages, tools, reasoning, and variables of the chat template.
+"""Requests for chat completions through OpenAI's API: messages, tools, reasoning, and variables of the chat template.
 
 `requests` declares the fields that other requests share with these.
 """

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's text completions.
+"""Requests for text completions through OpenAI's API.
 
 `requests` and `reports` declare the fields that other requests share with these.
 """

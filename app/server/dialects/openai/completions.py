@@ -137,7 +137,7 @@ async def chunks(
     """Yield the chunks of a reply in batches, and at the end the usage if the request asks for it.
 
     The first batch is empty during prefill: no chunk with a choice is sent before the first token. Adds to `counts`.
-    Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest.
+    Raises the errors of `ChatService.reply`. Errors about the request become InvalidRequest.
     """
     options = body.generation_options(service)
     given = body.prompts()

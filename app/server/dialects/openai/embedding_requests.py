@@ -1,4 +1,4 @@
-"""Requests of OpenAI's embeddings: texts or token ids."""
+"""Requests for embeddings through OpenAI's API: texts or token ids."""
 
 from typing import Literal, TypeAlias
 

@@ -59,7 +59,7 @@ class BareEmbedding(Struct):
     embedding: list[Raw]
 
 
-# Paths that a model without vectors refuses.
+# Path -> type of the request body, for paths that a model without vectors refuses.
 VECTORS: Mapping[str, type[Struct]] = {
     **dict.fromkeys((EMBEDDINGS, BARE_EMBEDDINGS), EmbeddingRequest),
     **dict.fromkeys(RERANKING, RerankRequest),

@@ -27,7 +27,9 @@ SAMPLING: Sequence[Field] = (
     supported("frequency_penalty", _OPENAI, 0.5, "-2 to 2."),
     supported("repetition_penalty", "vLLM", 1.1),
     alias("repeat_penalty", "llama.cpp, LM Studio", 1.1, of="repetition_penalty"),
-    supported("repeat_last_n", "llama.cpp", 0, "0 turns repetition_penalty off; otherwise it covers all tokens."),
+    supported(
+        "repeat_last_n", "llama.cpp", 0, "0 turns repetition_penalty off. Any other value applies it to all tokens."
+    ),
     supported(
         "logit_bias",
         _OPENAI,
@@ -54,7 +56,9 @@ SAMPLING: Sequence[Field] = (
     ignored("dynatemp_exponent", "llama.cpp", 1.0, "It has an effect only with dynatemp_range."),
     refused("adaptive_target", "llama.cpp", 0.5, _NO_SAMPLER, neutral=[-1]),
     ignored("adaptive_decay", "llama.cpp", 0.9, "It has an effect only with adaptive_target."),
-    ignored("backend_sampling", "llama.cpp", True, "It selects the device of the sampler, not the tokens."),
+    ignored(
+        "backend_sampling", "llama.cpp", True, "It selects the device that the sampler runs on, and changes no tokens."
+    ),
     refused("watermarking", "vLLM", True, "Replies have no watermark. Leave it out.", neutral=[False]),
     refused("logits_processors", "vLLM", ["a.b"], "A request cannot contain code. Leave it out.", neutral=[[]]),
     refused(
@@ -63,7 +67,7 @@ SAMPLING: Sequence[Field] = (
 )
 
 LENGTH: Sequence[Field] = (
-    supported("max_tokens", _OPENAI, 100, "-1 and -2: the rest of the context."),
+    supported("max_tokens", _OPENAI, 100, "-1 and -2: generate until the context is full."),
     alias("n_predict", "llama.cpp", 100, of="max_tokens"),
     supported("min_tokens", "vLLM", 2),
     supported("stop", _OPENAI, ["\n"]),
@@ -91,14 +95,14 @@ GRAMMARS: Sequence[Field] = (
     ),
     supported("structured_outputs.disable_any_whitespace", "vLLM", True),
     ignored("structured_outputs.disable_additional_properties", "vLLM", True, "Objects are closed by default."),
-    ignored("structured_outputs.disable_fallback", "vLLM", True, "There is only one grammar compiler."),
-    ignored("structured_outputs.backend", "vLLM", "xgrammar", "There is only one grammar compiler."),
+    ignored("structured_outputs.disable_fallback", "vLLM", True, "This server has only one grammar compiler."),
+    ignored("structured_outputs.backend", "vLLM", "xgrammar", "This server has only one grammar compiler."),
     supported("guided_json", "vLLM", {"type": "integer"}),
     supported("guided_regex", "vLLM", "a+"),
     supported("guided_choice", "vLLM", ["a", "b"]),
     supported("guided_grammar", "vLLM", 'root ::= "a"'),
     refused("guided_whitespace_pattern", "vLLM", " ?", "White space is already limited. Leave it out."),
-    ignored("guided_decoding_backend", "vLLM", "xgrammar", "There is only one grammar compiler."),
+    ignored("guided_decoding_backend", "vLLM", "xgrammar", "This server has only one grammar compiler."),
     supported("grammar", "llama.cpp", 'root ::= "a"', "GBNF."),
     supported("json_schema", "llama.cpp", {"type": "integer"}),
     refused(
@@ -137,7 +141,7 @@ STREAM: Sequence[Field] = (
 
 SERVICE: Sequence[Field] = (
     supported("model", _OPENAI, "a-model", "Default: the served model."),
-    supported("user", "OpenAI, vLLM", "me", "Validated, not used."),
+    supported("user", "OpenAI, vLLM", "me", "Validated, but not used."),
     supported("store", "OpenAI", False, "false: the request is not written to disk."),
     supported(
         "service_tier", "OpenAI", "flex", "flex sets the service class background, and priority sets interactive."
@@ -298,9 +302,9 @@ EMBEDDING: Sequence[Field] = (
     supported("model", _OPENAI, "a-model", "Default: the served model."),
     supported("encoding_format", "OpenAI, vLLM, llama.cpp, Ollama", "base64"),
     supported("dimensions", "OpenAI, vLLM, Ollama", 3),
-    supported("user", "OpenAI, vLLM", "me", "Validated, not used."),
+    supported("user", "OpenAI, vLLM", "me", "Validated, but not used."),
     supported("truncate_prompt_tokens", "vLLM", -1),
-    refused("truncation_side", "vLLM", "left", "The end of a text is cut.", neutral=["right"]),
+    refused("truncation_side", "vLLM", "left", "Texts are always cut at the end.", neutral=["right"]),
     refused("add_special_tokens", "vLLM", False, "Send token ids.", neutral=[True]),
     refused("embd_normalize", "llama.cpp", -1, "Vectors have length 1.", neutral=[2]),
     refused("normalize", "vLLM", False, "Vectors have length 1.", neutral=[True]),

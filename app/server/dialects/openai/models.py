@@ -69,7 +69,7 @@ class ModelEndpoints:
         self._sampling = sampling
 
     def endpoints(self) -> list[Endpoint]:
-        all_names, one = "List the model names that requests may use", "Describe the model of one name"
+        all_names, one = "List the model names that requests may use", "Describe the model with a given name"
         return [
             *(Endpoint("GET", path, self.list_models, all_names, gives=ModelList) for path in MODELS),
             *(Endpoint("GET", f"{path}/{{model:path}}", self.retrieve_model, one, gives=Model) for path in MODELS),

@@ -46,7 +46,7 @@ from app.server.structured_output import (
 from engine.sampling_params import MAX_BIASES, MAX_STOPS, MAX_WIDTH, BeamParams, SamplingParams
 
 MAX_PRIORITY = 100
-ANY_SEED = -1  # llama.cpp and vLLM then choose a random seed
+ANY_SEED = -1  # with this value, llama.cpp and vLLM choose a random seed
 
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
@@ -132,7 +132,7 @@ class GenerationRequest(DryFields, kw_only=True):
     guided_regex: GrammarText | None = None
     guided_choice: Choices | None = None
     guided_grammar: GrammarText | None = None
-    grammar: GbnfText | None = None  # llama.cpp's, like json_schema; empty: no grammar
+    grammar: GbnfText | None = None  # a field of llama.cpp, like json_schema; empty: no grammar
     json_schema: Schema | str | None = None
     return_progress: bool | None = None  # a stream reports the progress of prefill, as llama.cpp's server does
     num_ctx: PositiveCount | None = None  # limit of prompt and reply together, in tokens; the model is not reloaded

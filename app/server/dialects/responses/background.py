@@ -71,7 +71,7 @@ class BackgroundReplies:
         return log
 
     def find(self, owner: str, response_id: str) -> Response | None:
-        """Return a running response so far, or None."""
+        """Return the current state of a running response, or None."""
         found = self._running.get((owner, response_id))
         return None if found is None else found[0].writer.response
 

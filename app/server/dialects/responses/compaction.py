@@ -51,9 +51,9 @@ class Compaction(Struct, kw_only=True):
 async def compaction(
     service: ChatService, body: CompactRequest, earlier: Sequence[InputItem], origin: Origin
 ) -> AsyncGenerator[list[Compaction]]:
-    """Yield the compaction of `earlier` items and those of the request.
+    """Yield the compaction of the `earlier` items and the items of the request.
 
-    Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest.
+    Raises the errors of `ChatService.reply`. Errors about the request become InvalidRequest.
     """
     items = items_of(body.input)
     messages = messages_of(body.instructions, earlier, items, qualified)

@@ -209,7 +209,7 @@ class ResponseEndpoints:
         body = (await self._find(request)).body
         if not msgspec.json.decode(body)["background"]:
             raise InvalidRequest(
-                "Only background responses can be canceled", "Close the connection to end another one."
+                "Only background responses can be canceled", "To end another response, close its connection."
             )
         return _json_response(body)
 

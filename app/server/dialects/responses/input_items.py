@@ -200,7 +200,7 @@ class _MessageBuilder:
             self.add_instructions(text)
 
     def _join(self, role: Literal["system", "user"], text: str) -> None:
-        """Add a text, joined to a preceding message of the same role: many templates require alternating roles."""
+        """Add a text, to the last message if that has the same role: many templates require alternating roles."""
         if self._messages and self._messages[-1].role == role:
             text = f"{self._messages.pop().content}\n\n{text}"
         self._messages.append(Message(role, text))

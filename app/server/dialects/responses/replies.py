@@ -25,7 +25,7 @@ EventT = TypeVar("EventT")
 
 
 class ResponseReply:
-    """The reply to one request. `writer` has the response so far."""
+    """The reply to one request. `writer` holds the current state of the response."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ResponseReply:
     ) -> AsyncGenerator[list[EventT]]:
         """Yield the translated events of the response in batches. The response continues `earlier` items.
 
-        Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest. If the response had
+        Raises the errors of `ChatService.reply`. Errors about the request become InvalidRequest. If the response had
         started, a failed response is yielded first.
         """
         if not earlier and not self._body.items:  # an empty conversation
