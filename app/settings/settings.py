@@ -359,7 +359,7 @@ class Settings:
         metadata=_read_by(
             text_list,
             (),
-            "Additional host names for which the server accepts requests, such as mybox.lan or mybox.lan:8080. Default: "
+            "More host names for which the server accepts requests, such as mybox.lan or mybox.lan:8080. Default: "
             "none.",
         )
     )
