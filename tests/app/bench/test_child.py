@@ -1,4 +1,4 @@
-"""Child programs: start, failures with their output, and end."""
+"""Child programs: their start, their end, and errors that quote their output."""
 
 import os
 import sys
@@ -28,14 +28,14 @@ def test_missing_program_is_an_error() -> None:
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_child_ends_when_its_block_raises(error: type[BaseException]) -> None:
     with pytest.raises(error), child("sleeper", python("import time; time.sleep(600)")) as sleeper:  # noqa: PT012
-        os.kill(sleeper.pid, 0)  # it runs
+        os.kill(sleeper.pid, 0)  # raises if the program does not run
         raise error
     with pytest.raises(ProcessLookupError):
         os.kill(sleeper.pid, 0)
 
 
 def test_child_is_terminated_before_it_is_killed(tmp_path: Path) -> None:
-    """SIGTERM comes before SIGKILL."""
+    """The program receives SIGTERM before SIGKILL."""
     tidy = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(open('tidy', 'w').close()))"
     with child("tidy", python(f"{tidy}; {READY}"), cwd=tmp_path) as process:
         process.wait_for((tmp_path / "ready").exists)

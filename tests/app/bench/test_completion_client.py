@@ -64,7 +64,7 @@ def test_reply_in_whole_chunks_is_timed() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 50])
 def test_reply_is_read_in_pieces_of_any_size(size: int) -> None:
-    """Chunks without events, events in several chunks, and reads that end anywhere."""
+    """The stream has chunks without events and events in several chunks, and reads end anywhere."""
     events = b"".join(REPLY)
     chunks = b"".join(chunk(events[at : at + 33]) for at in range(0, len(events), 33))
     wire = HEAD + chunks + chunk(b"")
@@ -72,7 +72,7 @@ def test_reply_is_read_in_pieces_of_any_size(size: int) -> None:
     assert line.tokens == len(line.arrivals) == 3
 
 
-def test_streams_are_sent_together() -> None:
+def test_every_stream_sends_its_own_request() -> None:
     lines, requests = ask([HEAD, *map(chunk, REPLY)], streams=5)
     assert [line.tokens for line in lines] == [3] * 5
     assert len(requests) == 5

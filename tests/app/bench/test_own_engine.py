@@ -26,7 +26,7 @@ def test_all_prompts_are_computed_and_replies_have_full_length() -> None:
 
 
 def test_streams_that_start_one_by_one_decode_together() -> None:
-    """A budget of 16 tokens prefills one prompt after the other."""
+    """With a budget of 16 tokens per step, prompts are prefilled one after another."""
     engine, _ = hash_engine(budget=16)
     load = Load(16, 30, 4)
     assert OwnEngine(engine).measure(load, load.prompts(1, VOCABULARY)).together == 4

@@ -39,7 +39,7 @@ class Recorder:
 
 @dataclass
 class Disturbed(Recorder):
-    """Ends a disturbing program at its third run."""
+    """A competitor whose disturbing program ends at the third run."""
 
     disturber: int = 0
 
@@ -100,7 +100,7 @@ def process(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.mark.parametrize("process", ["while True: pass"], indirect=True)
 def test_disturbed_run_is_repeated_with_other_prompts(process: int) -> None:
-    """The least disturbed run counts: here the last one, after the other program has ended."""
+    """The least disturbed run counts: in this test the last one, after the disturbing program has ended."""
     assert process
     recorder = Disturbed("ours", seconds=0.4, disturber=process)
     said: list[str] = []

@@ -26,7 +26,7 @@ def test_decode_rate_counts_the_span_in_which_all_streams_decode() -> None:
     assert Rate.PREFILL not in sample.rates
 
 
-def test_streams_that_never_overlap_count_as_one() -> None:
+def test_streams_that_never_overlap_have_the_rate_of_one_stream() -> None:
     first, second = Timeline(0.0, [1.0, 1.5, 2.0], 3), Timeline(0.0, [3.0, 3.25, 3.5], 3)
     sample = sample_of(Load(8, 3, 2), [first, second])
     assert sample.together == 1

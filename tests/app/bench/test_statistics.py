@@ -1,4 +1,4 @@
-"""Medians and percentiles."""
+"""Tests of medians and percentiles."""
 
 import pytest
 

@@ -84,7 +84,7 @@ class StandIn:
         try:
             for part in self.parts:
                 yield part
-                await asyncio.sleep(0.001)  # so that the parts arrive separately
+                await asyncio.sleep(0.001)  # makes the parts arrive separately
             while self.endless:
                 yield b": still there\n\n"
                 await asyncio.sleep(0.01)
@@ -152,8 +152,9 @@ def test_invalid_cache_details_are_an_error(server: StandIn, address: Instance, 
 
 
 def test_events_are_read_in_pieces_of_any_size(server: StandIn, address: Instance) -> None:
-    """The stream arrives one byte at a time. It starts with a comment, and its text has separators that some parsers
-    treat as line ends.
+    """The stream arrives one byte at a time.
+
+    It starts with a comment, and its text has separators that some parsers treat as line ends.
     """
     text = "é\u2028\u0085\u2029 data: x"
     stream = ": comment\r\n\r\n" + TEXT % text + STOP % "stop" + DONE

@@ -1,4 +1,4 @@
-"""Finding the running server of a model."""
+"""Tests of finding the running server of a model."""
 
 import json
 import os

@@ -42,7 +42,7 @@ def keep(root: Path, number: int, about: About, blocks: int) -> Path:
 
 @pytest.fixture
 def kept(root: Path) -> list[Path]:
-    """Two models; the first was used last."""
+    """Caches of two models, the first of which was used last."""
     folders = [
         keep(root, 1, About(ENTRY.name, ENTRY.sha256, "cpu", "float16"), 3),
         keep(root, 2, About("my.gguf\x1b[2J", "ab" * 32, "cpu", "int8"), 2),

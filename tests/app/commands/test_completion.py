@@ -20,12 +20,12 @@ def test_script_calls_this_program(shell: str) -> None:
         assert subprocess.run(command, input=script.encode(), check=False).returncode == 0
 
 
-def test_other_shells_are_a_usage_error() -> None:
+def test_unknown_shell_is_a_usage_error() -> None:
     assert CliRunner().invoke(ingle, ["completion", "tcsh"]).exit_code == 2
 
 
 def completed(words: str) -> list[str]:
-    """Return the completions that bash receives for a line, at its last word."""
+    """Return the completions that bash receives for the last word of a line."""
     environment = {
         "_INGLE_COMPLETE": "bash_complete",
         "COMP_WORDS": words,

@@ -53,7 +53,7 @@ def test_set_and_unset_keep_the_rest_of_the_file(invoke: Invoke) -> None:
     assert invoke("unset", "threads").exit_code == 0
     assert path.read_text() == WRITTEN.replace("threads = 2\n", "")
     assert load_settings().threads == 0
-    assert invoke("set", "context", "512").exit_code == 0  # written before the table
+    assert invoke("set", "context", "512").exit_code == 0  # must be written before the table
     assert (load_settings().context, dict(load_settings().model_aliases)) == (512, {"gpt-4o": "smollm2:135m"})
 
 

@@ -20,8 +20,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_formula_gives_kv_and_weight_sizes() -> None:
-    """The formula is applied to 70 billion weights, and 80 layers of 64 heads of 128 without grouped queries. The KV
-    cache takes 2.6 MB per token.
+    """The formula is applied to 70 billion weights and 80 layers of 64 heads.
+
+    Heads have 128 dimensions and are not grouped, so the KV cache takes 2.6 MB per token.
     """
     figures = ("--layers", 80, "--kv-heads", 64, "--head-dim", 128, "--context", 4096)
     found = json.loads(fit("--params", "70b", *figures, "--json").stdout)

@@ -111,7 +111,7 @@ def test_status_of_a_stopped_engine_gives_the_reason(tokenizer: Tokenizer, rende
 
 @pytest.fixture
 def odd_server(tmp_path: Path) -> Iterator[tuple[int, list[bytes]]]:
-    """Return the port of a server that is not ingle, and the list whose first item is its response."""
+    """Run a server that is not ingle. Yields its port, and a list whose first item is its response."""
     body = [b""]
 
     async def application(scope: Any, receive: Any, send: Any) -> None:

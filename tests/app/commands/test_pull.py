@@ -45,7 +45,7 @@ def test_stop_ends_the_running_download(invoke: Callable[..., Result], tmp_path:
     assert exit_status(caught.value) == 130
 
 
-def test_interrupted_pull_reports_that_the_part_is_kept(
+def test_interrupted_pull_reports_that_the_downloaded_part_is_kept(
     invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*arguments: object) -> None:

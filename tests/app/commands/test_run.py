@@ -23,13 +23,13 @@ PROGRAM = [sys.executable, "-m", "app", "run"]
 def environment(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> dict[str, str]:
     """An environment in which the model is stored, kernels are compiled, and offline mode is on."""
     own = {"INGLE_MODELS_DIR": str(smollm2.parent), "INGLE_OFFLINE": "1", "XDG_CONFIG_HOME": str(tmp_path)}
-    own["INGLE_STATE_DIR"] = str(tmp_path / "state")  # so that no server of the developer is found
+    own["INGLE_STATE_DIR"] = str(tmp_path / "state")  # prevents the test from finding a server of the developer
     return {**os.environ, **own, "HF_HUB_CACHE": str(tmp_path / "hub")}
 
 
 @pytest.fixture
 def process(environment: dict[str, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A list of processes, which end with the test."""
+    """A list for processes that must end with the test."""
     started: list[subprocess.Popen[bytes]] = []
     yield started
     for one in started:

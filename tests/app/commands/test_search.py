@@ -25,7 +25,7 @@ def gguf(**sizes: int) -> dict[str, bytes]:
 
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
-    """Repositories from the least to the most downloaded."""
+    """Repositories of the fake hub, from the least to the most downloaded."""
     with serve() as served:
         served.repositories = {
             "org/Small-Chat-GGUF": gguf(Q8_0=4000, Q4_K_M=2500, Q2_K=900),
@@ -100,7 +100,7 @@ def test_known_models_are_searched_without_the_hub(search: Search, hub: FakeHub,
     assert "models with a short name" in answer.stderr
     names = [it["name"] for it in json.loads(answer.stdout)]
     assert set(names) == {model.name for model in load_families() if model.name.startswith("qwen2.5-coder:")}
-    assert names[0] == "qwen2.5-coder:0.5b"  # none fits, so the smallest comes first
+    assert names[0] == "qwen2.5-coder:0.5b"  # no model fits, so the smallest comes first
     assert hub.requests == []
 
 

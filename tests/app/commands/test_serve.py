@@ -35,7 +35,7 @@ ENDLESS = {
 
 @dataclass
 class Server:
-    """A process of `ingle serve` that is ready."""
+    """A running process of `ingle serve` that is ready."""
 
     process: "subprocess.Popen[str]"
     environment: dict[str, str]
@@ -46,7 +46,7 @@ class Server:
         return int(self.url.rpartition(":")[2])
 
     def ingle(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-        """Run another command of the same user."""
+        """Run another command as the same user."""
         own = self.environment | environment
         return subprocess.run([*PROGRAM, *arguments], cwd=ROOT, env=own, capture_output=True, text=True, check=False)
 
@@ -67,7 +67,7 @@ Start = Callable[..., Server]
 
 @pytest.fixture(scope="module")
 def start(smollm2: Path, cpu_kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Start servers, each with a separate home, which end with the test."""
+    """Return a function that starts servers, each with a separate home. They end with the test."""
     with ExitStack() as stack:
 
         def started(*arguments: str, home: Path | None = None) -> Server:
@@ -230,7 +230,7 @@ def test_run_gives_the_same_answer_with_and_without_a_server(server: Server, no_
     assert attached["timings"]["ttft_ms"] > 0
 
 
-def test_default_sampling_of_server_and_run_is_the_same(server: Server) -> None:
+def test_server_and_run_use_the_same_default_sampling(server: Server) -> None:
     question = "What is the capital of France?"
     own = json.loads(ingle(server.environment, "run", question, "--json", "--kv-disk-gb", "0", "-q").stdout)
     body = {"model": "smollm2:135m", "messages": [{"role": "user", "content": question}]}
@@ -245,7 +245,7 @@ def test_sampling_defaults_and_generic_tools_can_be_turned_off(start: Start) -> 
     [model] = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
     assert model["default_sampling"] is None
     answer = json.loads(server.ingle("run", "What is the capital of France?", "--json").stdout)
-    assert "Paris" in answer["text"]  # `ingle run` keeps its default sampling
+    assert "Paris" in answer["text"]  # `ingle run` uses its own default sampling
 
 
 def test_every_request_is_logged_in_a_line(other: Server) -> None:
@@ -276,7 +276,7 @@ def test_run_with_an_engine_option_starts_an_engine(server: Server, no_torch: di
         (["hi", "--model", "smolm2"], 3, "smollm2"),
     ],
 )
-def test_errors_of_run_are_the_same_with_a_server(
+def test_run_with_a_server_reports_errors(
     server: Server, no_torch: dict[str, str], arguments: list[str], status: int, words: str
 ) -> None:
     done = server.ingle("run", *arguments, **no_torch)
@@ -355,7 +355,7 @@ def test_stopping_ends_streams_with_an_error_and_leaves_nothing(start: Start, wa
 
 
 def test_ctrl_c_ends_a_stopping_server_at_once(other: Server) -> None:
-    """Stopping takes at least some hundredths of a second."""
+    """SIGINT arrives in time, because stopping takes at least some hundredths of a second."""
     other.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + HANGING_SECONDS
     while other.process.poll() is None:
@@ -401,5 +401,5 @@ def test_interrupt_while_loading_leaves_nothing(smollm2: Path, tmp_path: Path) -
         assert process.wait(HANGING_SECONDS) == 130
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
-    # the key is common to all servers of a user
+    # all servers of a user share this key, so it stays
     assert {path.name for path in (tmp_path / "state").iterdir()} <= {"own-key"}

@@ -39,7 +39,7 @@ def test_ps_lists_the_server(server: Server, folder: Path) -> None:
 
 
 def test_run_refuses_an_embedding_model(server: Server, folder: Path) -> None:
-    asked = server.ingle("run", "Hi", "--model", str(folder))  # with the running server
+    asked = server.ingle("run", "Hi", "--model", str(folder))  # the server is running, but cannot answer
     assert asked.returncode == 1
     assert "returns embeddings, and generates no text" in asked.stderr
     alone = ingle(server.environment, "run", "Hi", "--model", str(folder), "--kernels", "reference")

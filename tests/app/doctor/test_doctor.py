@@ -121,7 +121,7 @@ def test_missing_torch_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def _with_gpu(
     monkeypatch: pytest.MonkeyPatch, version: str | None, cuda: str | None, built: tuple[str, ...] = ()
 ) -> None:
-    """Simulate this driver, a torch build for this CUDA version and these architectures, and an sm_120 GPU."""
+    """Simulate a driver, an sm_120 GPU, and a torch build for the given CUDA version and architectures."""
     monkeypatch.setattr(gpu_checks, "driver_version", lambda: version)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(built))
@@ -242,7 +242,7 @@ def test_size_and_mode_of_the_disk_cache_are_checked(tmp_path: Path) -> None:
     assert result().remedy == f"chmod 700 {folder}"
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "kv"
-    assert result().status == "ok"  # the check accepts it; the engine reports the problem when it writes there
+    assert result().status == "ok"  # the check accepts the path; the engine reports the problem when it writes there
 
 
 def test_low_memory_and_low_disk_space_are_warnings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Helper that generates one reply to a prompt of token ids."""
+"""Generates one reply to a prompt of token ids, for tests."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

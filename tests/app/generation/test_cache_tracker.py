@@ -1,4 +1,4 @@
-"""Every reason of a cache miss, with texts in the default model's vocabulary."""
+"""Tests of every reason for a cache miss, with texts in the default model's vocabulary."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ NEXT = "\n<|im_start|>user\nAnd of Italy? Tell me its age, too.<|im_end|>\n" + B
 
 
 class History:
-    """Earlier exchanges, in which all but the last token of each reply is computed."""
+    """Records earlier exchanges. All tokens of a reply except the last one are computed."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -36,7 +36,7 @@ class History:
         return self.recent.nearest(packed(prompt), salt)
 
     def miss(self, prompt: Sequence[int], use: TokenSources | None = None, salt: str = "") -> Miss | None:
-        """Return the miss of a prompt. By default every block that can be cached is cached."""
+        """Return the miss of a prompt. By default, every block that can be cached is cached."""
         earlier = self.earlier(prompt, salt)
         if use is None:
             use = TokenSources(device=0 if earlier is None else findable(prompt, earlier))
@@ -83,7 +83,7 @@ def test_prefix_cached_before_start_has_no_miss(history: History) -> None:
 
 
 def test_changed_system_message_diverges(history: History) -> None:
-    """A prompt that contains the time of day."""
+    """The system message contains the time of day."""
     texts = [f"<|im_start|>system\nIt is Monday, {time} o'clock. Be brief.<|im_end|>\n" for time in ("nine", "ten")]
     history.answer(history.ids(texts[0] + QUESTION + BEGIN), history.ids(ANSWER + END))
     prompt = history.ids(texts[1] + QUESTION + BEGIN)
@@ -140,7 +140,7 @@ def test_long_removed_text_is_shortened(history: History) -> None:
 
 @pytest.mark.parametrize(("reply", "kept"), [("\n\nParis it is.", "Paris it is."), (" Paris it is.", "Paris it is.")])
 def test_dropped_white_space_is_reported_as_removed(history: History, reply: str, kept: str) -> None:
-    """After the white space, the first word may be encoded as another token."""
+    """Without the white space, the first word may be encoded as another token."""
     prompt = history.ids(SYSTEM + QUESTION + BEGIN)
     history.answer(prompt, history.ids(reply + END))
     miss = history.miss([*prompt, *history.ids(kept + END + NEXT)])
@@ -157,7 +157,7 @@ def test_replaced_word_is_not_reported_as_removed(history: History) -> None:
 
 
 def test_ids_are_compared_at_id_boundaries(history: History) -> None:
-    """A match of bytes across two neighboring ids is not a common prefix."""
+    """Equal bytes that start in the middle of an id are no match."""
     prompt = history.ids(SYSTEM + QUESTION + BEGIN)
     history.answer(prompt, [256] * 40)
     miss = history.miss([*prompt, *[1] * 40])
@@ -184,7 +184,7 @@ def test_uncomputed_tokens_are_not_reported_as_evicted(history: History) -> None
     prompt = history.ids(SYSTEM + QUESTION + BEGIN)[:35]
     history.recent.remember(Exchange("", packed(prompt), len(prompt), computed=17))
     assert history.miss(prompt, TokenSources(device=16)) == Miss(MissReason.FIRST_TIME, 17)
-    assert history.miss(prompt, TokenSources(device=32)) is None  # another request computed it in the meantime
+    assert history.miss(prompt, TokenSources(device=32)) is None  # another request computed the blocks in the meantime
     assert history.miss(prompt, TokenSources()) == Miss(MissReason.EVICTED, 0)
 
 
@@ -201,7 +201,7 @@ def test_skipped_disk_blocks_are_reported_as_recomputed(history: History) -> Non
 
 
 def test_excerpts_contain_whole_characters(history: History) -> None:
-    """The bytes of the characters are separate tokens, some of which are the same on both sides."""
+    """Each byte of the characters is a token, and some of these tokens are the same in both texts."""
     prompt = history.ids(SYSTEM + QUESTION + BEGIN)
     cut = 0
     for number in range(0x1F980, 0x1F9C0):

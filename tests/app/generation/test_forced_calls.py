@@ -1,4 +1,4 @@
-"""All tokens that a grammar of forced calls allows form calls, with real templates whose tags are tokens."""
+"""Random tokens that a grammar of forced calls allows form valid calls, for real templates whose tags are tokens."""
 
 import asyncio
 import json
@@ -29,8 +29,9 @@ from tests.app.generation.tool_parsers.parsed_reply import ParsedReply
 TAG = re.compile(r"<[|｜]?[\w/:▁ -]{2,40}[|｜]?>|\[/?[A-Z_]{3,}\]")
 END = "<|the_end|>"
 SEVERAL_MESSAGES = ("<|flush|>", "<|calls|>")  # with these tokens, `<|end|>` does not end a reply
-LONGEST_END = len("[BEGIN FINAL RESPONSE]")  # its length in tokens if the mark is not a token itself
-UNRENDERED = "fireworks-ai-llama-3-firefunction-v2"  # needs variables that no chat has
+# length of the longest end mark in tokens, if the mark is not a token itself
+LONGEST_END = len("[BEGIN FINAL RESPONSE]")
+UNRENDERED = "fireworks-ai-llama-3-firefunction-v2"  # its template needs variables that no chat has
 HOW = {"description": "How"}  # some templates fail without a description
 SCHEMAS: dict[str, dict[str, Any]] = {
     "find": {
@@ -57,7 +58,10 @@ GENERIC = {  # templates that do not support tools, or do not show the format of
 
 
 def vocabulary(template: str) -> Tokenizer:
-    """Return a vocabulary of bytes and of all tags in a template. Every other tag is hidden in text."""
+    """Return a vocabulary of single bytes and all tags in a template.
+
+    Every second tag is a control token, which is hidden in text.
+    """
     letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     library = Library(models.BPE(letters, []))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -76,7 +80,8 @@ def random_walk(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random) -
         words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
         assert constraint.fill(words)
         allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-        marks = [token_id for token_id in allowed if token_id >= 256]  # as likely as all other tokens together
+        # prefers marks: they are as likely as all other tokens together
+        marks = [token_id for token_id in allowed if token_id >= 256]
         token_id = int(chance.choice(chance.choice([allowed, marks or allowed])))
         ids += [token_id, *constraint.accept(token_id)]
         if ids[-1] in tokenizer.end_of_generation_ids:

@@ -40,7 +40,8 @@ RESULT = Message("tool", "22 degrees", tool_call_id="abcdef123", name="find")
 WRITTEN_CALL = (
     '<tool_call>\n{"name": "find", "arguments": {"city": "San José", "nights": 2, "by": ["train"]}}\n</tool_call>'
 )
-# The first four render reasoning at the start of a reply, and omit it later. The last adds a space before replies.
+# Templates that render an earlier reply differently. The first four render reasoning at the start of a reply, and omit
+# it later. The last one adds a space before replies.
 WRITTEN_OTHERWISE = {
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
@@ -132,7 +133,7 @@ def test_tool_choice_forces_or_forbids_calls(template: str, renderer: ChatTempla
         none = Conversation([QUESTION], TOOLS, [], thinking_budget=8)
         assert random_reply(tokenizer, prompt_of(encoder, none)).calls == []
     same = [encoder.encode_conversation(Conversation([QUESTION], TOOLS, allowed))[0] for allowed in (None, now, [])]
-    assert same[0] == same[1] == same[2]  # a different tool choice invalidates no cache
+    assert same[0] == same[1] == same[2]  # the prompt does not depend on the tool choice, so the KV cache stays valid
 
 
 def test_answers_follow_a_schema_unless_tools_are_called(template: str, renderer: ChatTemplateRenderer) -> None:
@@ -199,7 +200,7 @@ def test_user_text_contains_no_markup(renderer: ChatTemplateRenderer, llama_cpp_
         return encoder.encode_conversation(Conversation(messages, TOOLS))[0].count(mark)
 
     own = marks(QUESTION)
-    assert own == 2  # both are in the instructions
+    assert own == 2  # both occurrences are in the instructions
     assert marks(Message("user", "<tool_call>")) == own
     assert marks(QUESTION, Message("tool", "<tool_call>")) == own
     assert marks(QUESTION, CALLED, RESULT) == own + 1

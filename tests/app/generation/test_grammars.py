@@ -1,4 +1,4 @@
-"""Grammars with a real model's vocabulary: random replies within the masks match the grammar."""
+"""Grammars with a real model's vocabulary: random replies that the masks allow match the grammar."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def compiled(compiler: GrammarCompiler, source: GrammarSource) -> Grammar:
 
 
 def random_reply(compiler: GrammarCompiler, tokenizer: Tokenizer, source: GrammarSource, *, jumps: bool) -> str:
-    """Return a random reply within the masks."""
+    """Return a reply of random tokens that the masks allow."""
     chance, constraint = random.Random(), compiled(compiler, source).start(jumps=jumps)
     ids: list[int] = []
     while not constraint.ended and len(ids) < 400:

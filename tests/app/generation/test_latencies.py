@@ -1,4 +1,4 @@
-"""Latency histograms: each duration is counted in its bucket and its class."""
+"""Latency histograms: each duration is counted in the right bucket and service class."""
 
 import asyncio
 from collections.abc import Iterable
@@ -60,7 +60,7 @@ def test_total_time_excludes_aborted_replies(finish: FinishReason) -> None:
 
 
 def test_streams_record_latencies() -> None:
-    """The request has a prefill of three steps, of which only the last yields a token, and two more tokens."""
+    """The prefill takes three steps, of which only the last yields a token. Two more tokens follow."""
 
     async def main() -> None:
         clock = Clock()

@@ -1,4 +1,4 @@
-"""Generation options: defaults of sampling fields, limits, and the parameters of candidates."""
+"""Generation options: default values of sampling fields, limits, and the parameters of candidates."""
 
 from typing import Any
 

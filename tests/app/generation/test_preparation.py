@@ -4,7 +4,7 @@ from app.generation.service import STUCK_SECONDS, Preparation
 from tests.app.server.live_server import Clock
 
 
-def test_stuck_preparation_is_a_problem_until_one_finishes() -> None:
+def test_stuck_preparation_is_reported_until_a_request_is_prepared() -> None:
     clock = Clock()
     preparation = Preparation(clock)
     clock.seconds += 10 * STUCK_SECONDS  # a long idle time

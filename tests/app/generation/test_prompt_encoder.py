@@ -1,6 +1,6 @@
 """Prompts contain the generated ids of earlier replies, with real vocabularies and templates.
 
-The replies are random tokens. Encoding their text hardly ever gives the same tokens again.
+The replies are random tokens, because encoding their text hardly ever gives the same tokens again.
 """
 
 import copy
@@ -69,7 +69,7 @@ def told_text(tokenizer: Tokenizer, ids: Sequence[int], stop: Sequence[str] = ()
 
 
 def words(tokenizer: Tokenizer, rng: random.Random, count: int) -> list[int]:
-    """Return tokens of whole characters. The first and last ones are not white space, which templates strip."""
+    """Return random tokens of whole characters. The first and last ones are not white space, which templates strip."""
     while True:
         ids: list[int] = []
         while len(ids) < count:
@@ -86,7 +86,7 @@ def words(tokenizer: Tokenizer, rng: random.Random, count: int) -> list[int]:
 
 @dataclass
 class Chat:
-    """A client that keeps a conversation, and the encoder of its prompts."""
+    """Simulates a client that keeps a conversation, and encodes its prompts."""
 
     tokenizer: Tokenizer
     renderer: ChatTemplateRenderer
@@ -103,7 +103,7 @@ class Chat:
         return self.prompt_ids
 
     def reply(self, ids: Sequence[int], stop: Sequence[str] = (), *, stored: bool = True) -> str:
-        """Add the model's reply. The client keeps its text."""
+        """Add a reply of the model to the conversation. The client keeps only the text."""
         told = told_text(self.tokenizer, ids, stop)
         self.encoder.remember(GeneratedReply(self.prompt_ids, ids, told, continues_text=False, stored=stored))
         self.messages.append(Message("assistant", told))
@@ -178,7 +178,7 @@ def random_text(rng: random.Random) -> str:
 
 
 def client_edit(rng: random.Random, text: str) -> str:
-    """Return a reply as a client may change it."""
+    """Return the text of a reply as a client may change it."""
     cut = rng.randrange(len(text) + 1)
     choices = [text, text, text, text.strip(), text[:cut], text[cut:], text + random_text(rng), random_text(rng)]
     return rng.choice([*choices, text[:cut] + random_text(rng) + text[cut:]])
@@ -243,7 +243,7 @@ def test_stripped_white_space_only_drops_its_tokens(
 
 
 def test_partial_character_at_the_end_is_dropped(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
-    """Its first byte equals that of the replacement character, which the client receives and sends back."""
+    """The client receives a replacement character, whose first byte equals that of the partial character."""
     chat = Chat(tokenizer, renderer)
     before = chat.ask("Hello")
     ids = words(tokenizer, random.Random(9), 5)

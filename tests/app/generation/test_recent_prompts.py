@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.generation.recent_prompts import Exchange, RecentPrompts, common_prefix_len, packed, unpacked
 
-# Few different ids, for long common prefixes, and long runs, to cross the steps of the search.
+# Few different ids, for long common prefixes. Long runs, to cross the steps of the search.
 IDS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 1500)), max_size=6).map(
     lambda runs: [token_id for token_id, count in runs for _ in range(count)]
 )
@@ -88,7 +88,7 @@ def test_oldest_exchanges_are_dropped_beyond_the_limits() -> None:
     assert recent.nearest(packed([60]), "") is None
 
 
-def test_common_prefix_length_equals_counting() -> None:
+def test_common_prefix_length_equals_a_plain_count() -> None:
     chance = random.Random()
     for _ in range(2000):
         common = chance.randbytes(chance.randrange(70))

@@ -1,4 +1,4 @@
-"""The choices of a request: events before a failure are returned first, and the best candidates at the end."""
+"""Replies of one request: events before a failure are returned first, and the best candidates at the end."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def end(finish: FinishReason, error: str = "") -> tuple[int, ChatEvent]:
 
 
 def selected(*batches: Batch, count: int = 2, reports: bool = True) -> tuple[list[Batch], AppError | None]:
-    """Return the events for the caller of these batches, and the error after them."""
+    """Return the events that the caller gets for `batches`, and the error after them."""
     options = GenerationOptions([SamplingParams()] * 2, count, reports_logprobs=reports)
     prepared = PreparedRequest([(1, 2, 3)], options, grammar_field="format")
     choices = Choices(prepared, TokenCounts(), PrefillLog("scripted"))
@@ -48,7 +48,7 @@ def test_events_before_a_failure_are_returned() -> None:
     assert "out of memory" in error.message
 
 
-def test_single_failure_returns_no_events() -> None:
+def test_failure_without_earlier_events_returns_no_events() -> None:
     batches, error = selected([end(FinishReason.ABORT)])
     assert batches == []
     assert isinstance(error, ReplyAborted)

@@ -16,7 +16,7 @@ from app.generation.reply_token_file import FILE_NAME, OVERHEAD, ReplyTokenFile,
 from tests.support.processes import Started
 
 PLACE = b"p" * 32
-SECONDS = 60.0  # so that a hang fails the test
+SECONDS = 60.0  # timeout, so that a hang fails the test
 
 
 def generated(number: int, *, part_key: bytes = PLACE, stored: bool = True) -> TokenSpan:
@@ -133,7 +133,7 @@ def test_forgotten_spans_stay_forgotten(tmp_path: Path) -> None:
     assert reply_tokens.flush(SECONDS)
     assert numbers(reply_tokens.find_stored(PLACE)) == [2]
     assert numbers(ReplyTokenCache(tmp_path).find_stored(PLACE)) == [2]
-    remember(reply_tokens, generated(1))  # generated again
+    remember(reply_tokens, generated(1))  # the same reply is generated again
     assert reply_tokens.flush(SECONDS)
     assert numbers(ReplyTokenCache(tmp_path).find_stored(PLACE)) == [2, 1]
 

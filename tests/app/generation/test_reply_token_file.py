@@ -101,7 +101,7 @@ def test_deleted_file_is_created_again(tmp_path: Path) -> None:
     assert numbers(file.find(PLACE)) == numbers(ReplyTokenFile(tmp_path).find(PLACE)) == [2]
 
 
-def test_busy_file_is_waited_for(
+def test_write_waits_for_a_busy_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite itself does not always wait in this case."""

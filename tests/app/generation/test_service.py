@@ -180,7 +180,7 @@ def test_prompt_of_several_replies_is_prefilled_once(tokenizer: Tokenizer, rende
                     heard[index].append(event)
         for (prompt, count), events in zip(counts, heard, strict=True):
             assert text_of_deltas(events) == tokenizer.decode(expected_output(prompt, count))
-        # The last token of a reply is not computed.
+        # The last token of a reply is never computed, because no token follows it.
         assert runner.computed_tokens == len(PROMPT) + len(PROMPT[1:]) + sum(count - 1 for _, count in counts)
         built.assert_empty()
 
@@ -188,7 +188,7 @@ def test_prompt_of_several_replies_is_prefilled_once(tokenizer: Tokenizer, rende
 
 
 def test_stop_string_drops_later_tokens(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
-    """A slow reader finds tokens after the stop string."""
+    """When the stop string is found, a slow reader already has later tokens."""
 
     async def main() -> None:
         whole = tokenizer.decode(expected_output(PROMPT, 12), continues_text=True)

@@ -40,13 +40,13 @@ def renderer() -> Iterator[ChatTemplateRenderer]:
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[ChatTemplateRenderer]:
-    """A renderer with a late deadline, so that failures have other reasons."""
+    """A renderer with a late deadline, so that a failure never comes from the deadline."""
     with ChatTemplateRenderer(seconds=100) as renderer:
         yield renderer
 
 
 def refusal(renderer: ChatTemplateRenderer, template: str, **options: Any) -> str:
-    """Return the message of the error that `template` raises. It is safe to print."""
+    """Return the message of the error that `template` raises, and check that the message is safe to print."""
     with pytest.raises(TemplateError) as caught:
         renderer.render(template, HELLO, **options)
     assert caught.value.message.isprintable()
@@ -58,7 +58,7 @@ def assert_works(renderer: ChatTemplateRenderer) -> None:
     assert renderer.render(GOOD, HELLO) == "<user>hello"
 
 
-# ---- equal to transformers
+# ---- comparison with transformers
 
 
 class Conversation(NamedTuple):
@@ -167,7 +167,7 @@ def our_text(
 def test_real_templates_render_like_transformers(
     llama_cpp_models: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    """One test per template, because both renderers compile it once. Each run tests a quarter of the templates."""
+    """Each template has its own test, so that both renderers compile it only once. Each run tests a quarter of them."""
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", FixedDatetime)
     templates = sorted((llama_cpp_models / "templates").glob("*.jinja"))
     assert len(templates) == 70
@@ -181,7 +181,8 @@ def test_real_templates_render_like_transformers(
             if our_text(renderer, template, conversation, variables) != expected:
                 different.append((path.stem, name))
     assert different == []
-    assert all(rendered[name] > 10 for name in CONVERSATIONS)  # both refuse the others
+    # templates whose text is shorter are refused by both renderers
+    assert all(rendered[name] > 10 for name in CONVERSATIONS)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +364,7 @@ print(json.dumps([defused, after - before, resource.getrusage(resource.RUSAGE_CH
 
 
 class Defused(NamedTuple):
-    """The error of an expensive template, empty if there was none, and the text of a harmless template after it."""
+    """The error of an expensive template (empty if there was none), and the text of a harmless template after it."""
 
     message: str
     remedy: str
@@ -371,7 +372,7 @@ class Defused(NamedTuple):
 
 
 class Harm(NamedTuple):
-    """The effects of all expensive templates, one after another, in a separate program."""
+    """The effects of running all expensive templates, one after another, in a separate program."""
 
     defused: list[Defused]
     parent_grew: int  # bytes
@@ -424,7 +425,7 @@ def test_endless_templates_are_killed(renderer: ChatTemplateRenderer, template: 
     assert_works(renderer)
 
 
-def test_composed_attacks_fail(patient: ChatTemplateRenderer, mutations: int) -> None:
+def test_attacks_within_other_constructs_fail(patient: ChatTemplateRenderer, mutations: int) -> None:
     """Attacks within other constructs, nested twice, fail as well."""
     wrappers = [
         "%s",
@@ -467,7 +468,7 @@ def test_harmless_text_is_unchanged(patient: ChatTemplateRenderer, template: str
 
 def test_memory_of_both_processes_is_limited(harm: Harm) -> None:
     assert harm.parent_grew < 32 << 20
-    assert 32 << 20 < harm.child_took < subject.MEMORY_BYTES  # it used much memory before it was stopped
+    assert 32 << 20 < harm.child_took < subject.MEMORY_BYTES  # the child used much memory before it was stopped
 
 
 def test_memory_of_compiled_templates_is_released() -> None:

@@ -30,7 +30,9 @@ SWITCH = "{% if enable_thinking is defined and not enable_thinking %}now{% endif
         ("{% broken", TemplateFeatures(system=False, tools=False, thinking=False)),
     ],
 )
-def test_features_are_detected(renderer: ChatTemplateRenderer, template: str, features: TemplateFeatures) -> None:
+def test_template_features_are_detected(
+    renderer: ChatTemplateRenderer, template: str, features: TemplateFeatures
+) -> None:
     assert probe_template(template, "<s>", renderer) == features
 
 

@@ -89,7 +89,7 @@ def test_prompts_do_not_depend_on_the_time(
         for template in sorted((llama_cpp_models / "templates").glob("*.jinja")):
             try:
                 found[template.name] = prompt(template, tokenizer, timed)
-            except TemplateError:  # some refuse a conversation without tools
+            except TemplateError:  # some templates refuse a conversation without tools
                 found[template.name] = ""
         return found
 

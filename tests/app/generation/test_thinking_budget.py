@@ -22,7 +22,7 @@ def budget(
 
 
 def allowed(constraint: Constraint, tokenizer: Tokenizer) -> Sequence[int] | None:
-    """Return the allowed token ids. None: all."""
+    """Return the token ids that the grammar allows, or None if it allows all."""
     words: Words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
     if not constraint.fill(words):
         assert not words.any()
@@ -31,7 +31,7 @@ def allowed(constraint: Constraint, tokenizer: Tokenizer) -> Sequence[int] | Non
 
 
 def generate(constraint: Constraint, tokenizer: Tokenizer, wanted: Sequence[int]) -> list[int]:
-    """Return the tokens of a model that generates `wanted` whenever no token is forced."""
+    """Return the tokens of a simulated model, which generates `wanted` while no token is forced."""
     ids: list[int] = []
     left = list(wanted)
     while left:
@@ -80,7 +80,7 @@ def test_budget_covers_all_reasoning_together(tokenizer: Tokenizer) -> None:
 
 
 def test_characters_are_never_split(tokenizer: Tokenizer) -> None:
-    thought = tokenizer.encode("𓀀𓀁𓀂𓀃!")  # several tokens each
+    thought = tokenizer.encode("𓀀𓀁𓀂𓀃!")  # each character is several tokens
     assert len(thought) > 8
     for tokens in range(len(thought)):
         ids = generate(budget(tokenizer, tokens, thinks=True), tokenizer, thought)

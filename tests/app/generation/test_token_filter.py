@@ -15,7 +15,7 @@ SIZE = 100
 
 
 def allowed(constraint: Constraint, size: int = SIZE) -> Sequence[int] | None:
-    """Return the allowed token ids. None: all."""
+    """Return the token ids that the grammar allows, or None if it allows all."""
     words: Words = np.zeros(-(-size // 32), np.int32)
     if not constraint.fill(words):
         return None

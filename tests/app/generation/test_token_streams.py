@@ -22,10 +22,10 @@ def submit(stream: TokenStream, last: int = 7, max_tokens: int = 100) -> Request
 
 
 async def finished(streams: TokenStreams, *requests: Request) -> None:
-    """Wait until the engine is done with all requests and all events are delivered."""
+    """Wait until the engine has finished all requests and all events are delivered."""
     while streams.num_running or any(request.status is not RequestStatus.FINISHED for request in requests):
         await asyncio.sleep(0)
-    await asyncio.to_thread(lambda: None)  # after the callbacks that were scheduled before
+    await asyncio.to_thread(lambda: None)  # runs after all callbacks that are scheduled so far
 
 
 async def read(stream: TokenStream) -> list[list[TokenEvent]]:

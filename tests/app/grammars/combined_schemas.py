@@ -18,7 +18,7 @@ def combined_schema(chance: random.Random) -> Schema:
 
 
 def _named(chance: random.Random, prefix: str) -> Schema:
-    """Return a schema of an object with its own member names."""
+    """Return a schema of an object whose members have unique names."""
     members = {f"{prefix}_{number}": _leaf(chance) for number in range(chance.randint(1, 3))}
     required = [name for name in members if chance.random() < 0.6]
     return {"type": "object", "properties": members, **({"required": required} if required else {})}
@@ -108,7 +108,7 @@ def _closed_within(key: str, value: Any) -> Any:
 
 
 def _opened(schema: Any) -> Any:
-    """Close the members of a schema, but not the schema itself, which is part of another."""
+    """Close the schemas of an object's members. The object itself stays open, because it is part of another schema."""
     return {key: _closed_within(key, value) for key, value in schema.items()}
 
 

@@ -1,5 +1,7 @@
-"""Random grammars and schemas that are expensive: huge numbers, circular references, nested repetitions, wide and
-ambiguous rules, and any of these after a harmless start.
+"""Random grammars and schemas that are expensive to compile or to follow.
+
+They contain huge numbers, circular references, nested repetitions, wide and ambiguous rules, and any of these after a
+harmless start.
 """
 
 import json
@@ -35,7 +37,7 @@ REPEATED = ("", "", "", "*", "+", "?", "{2,5}", "{1,1000}", "{999999999}")
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """A grammar as a request sends it."""
+    """A hostile grammar in the form in which a request sends it."""
 
     kind: Kind
     text: str

@@ -15,7 +15,7 @@ from app.text.tokenizer import Tokenizer
 from engine.grammar import Grammar
 from tests.app.grammars.hostile_grammars import hostile
 
-MOST_SECONDS = 60.0  # per case
+MOST_SECONDS = 60.0  # time limit of each case
 
 
 @pytest.fixture(scope="module")

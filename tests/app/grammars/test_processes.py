@@ -26,11 +26,11 @@ from engine.sampling_params import SamplingParams
 from tests.support.processes import HANGING_SECONDS, until
 
 FAST = GrammarSource("regex", "[a-z]{1,5}")
-# One row of the parser takes minutes, because each rule may start and end with any other rule.
+# The parser takes minutes for one position, because each rule may start and end with any other rule.
 _WIDE = "wide: " + " | ".join(f"r{number}" for number in range(1000))
 _RULES = "\n".join(f'r{number}: wide? "y" wide?' for number in range(1000))
 SLOW = GrammarSource("lark", f'start: "a" wide\n{_WIDE}\n{_RULES}')
-# The same rules after a text that the compiler's trial never completes.
+# The same slow rules after a long text, which the compiler's trial never completes.
 SLOW_LATER = GrammarSource("lark", f'start: /[A-Z ]{{3000}}/ "q" wide\n{_WIDE}\n{_RULES}')
 
 
@@ -81,7 +81,7 @@ def test_ended_stream_keeps_its_descriptor_until_closed() -> None:
     line = SocketStream(ours)
     with theirs:
         line.end()
-        other, also = socket.socketpair()  # get the lowest free descriptors
+        other, also = socket.socketpair()  # these sockets get the lowest free descriptors
         with other, also:
             assert ours.fileno() not in (-1, other.fileno(), also.fileno())
             assert (line.receive(1), theirs.recv(1)) == (b"", b"")
@@ -186,7 +186,7 @@ def test_compilation_stops_when_the_last_request_leaves(
         waiting[2].cancel()
         await asyncio.to_thread(until, lambda: starter.children() == 0)
         await compiler.compile(FAST)
-        again = asyncio.create_task(compiler.compile(SLOW))  # starts a new compilation
+        again = asyncio.create_task(compiler.compile(SLOW))  # this request starts a new compilation
         await asyncio.to_thread(until, lambda: starter.children() == 2)
         again.cancel()
 
@@ -298,7 +298,7 @@ def test_first_process_is_restarted_after_it_dies(
     assert longest_reply_length(asyncio.run(compiler.compile(FAST)), tokenizer)
 
 
-def test_processes_without_fork_work_the_same(
+def test_grammar_process_without_fork_compiles_and_enforces_limits(
     tokenizer: Tokenizer, make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]]
 ) -> None:
     compiler, _ = make_compiler(GrammarLimits(compile_cpu_seconds=600, compile_wall_seconds=1), forks=False)

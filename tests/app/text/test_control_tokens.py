@@ -50,7 +50,7 @@ def test_split_agrees_with_the_tokenizers_library(tokens: list[str], text: str) 
 
 
 def render(parts: Sequence[tuple[str, bool]], control: ControlTokens) -> str:
-    """Join literals of a template and contents (marked by True), as a template would."""
+    """Join texts as a template does. True marks the contents of messages; other texts are literals of the template."""
     return "".join(control.protect(text) if is_content else text for text, is_content in parts)
 
 
@@ -77,7 +77,7 @@ def test_protected_text_cannot_be_the_middle_of_a_token() -> None:
 @given(st.text("<>xy \n", max_size=8), st.text("<>xy", max_size=8))
 def test_template_tokens_do_not_depend_on_contents(first: str, second: str) -> None:
     control = control_tokens("<x>", "<y>")
-    # Templates strip contents, which must not move a mark to the start of a template's token.
+    # Templates strip contents. This must not move a mark to the start of a template's token.
     rendered = "<x>" + control.protect(first).strip() + control.protect(second) + "<y>"
     plain = first.strip() + second
     assert list(control.split(rendered, marked=True)) == [0, *([plain] if plain else []), 1]

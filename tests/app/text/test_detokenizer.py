@@ -47,7 +47,7 @@ def cut_at_stop(text: str, stop: Sequence[str], *, include: bool = False) -> tup
     return text, None
 
 
-# Few letters, for frequent stop strings; characters of two and four bytes; and invalid UTF-8.
+# Few letters, so that stop strings are frequent; characters of two and four bytes; and invalid UTF-8.
 PIECES = st.sampled_from(
     [b"a", b"b", b"ab", b"ba", b"aab", " ä".encode(), "🦙".encode(), b"\xc3", b"\xff", b"\xf0\x9f"]
 )
@@ -79,7 +79,7 @@ def test_text_is_returned_once_certain(tokens: list[bytes], stop: list[str]) -> 
         given_text += token
         text += under_test.push(id_)
         if under_test.stopped is None:
-            # Text that is held back starts a stop string or a character.
+            # Every text that is held back is the start of a stop string or of a character.
             whole = given_text.decode(errors="replace")
             held = whole[len(text) :]
             characters = held.removesuffix("\ufffd")

@@ -79,7 +79,7 @@ def test_case_and_accents_are_kept_if_configured() -> None:
     assert stripping.encode("café") == ids("cafe")
 
 
-def test_other_marker_keys_are_supported() -> None:
+def test_alternative_marker_keys_are_supported() -> None:
     renamed = metadata(cls_token_id=None, bos_token_id=2, seperator_token_id=None, eos_token_id=3)
     assert from_gguf(renamed).encode("a") == ids("a")
 
@@ -120,7 +120,7 @@ def test_malformed_tokenizer_json_error_names_the_field(content: bytes, message:
 
 
 def with_added(**token: object) -> bytes:
-    """Return a tokenizer.json with one more added token."""
+    """Return a tokenizer.json with one additional added token."""
     changed = json.loads(document())
     changed["added_tokens"].append({**changed["added_tokens"][0], **token})
     return json.dumps(changed).encode()

@@ -76,7 +76,7 @@ def test_newer_template_file_overrides(folder: Path, number: int) -> None:
     assert from_folder(folder).chat_template == PLACES[number]
 
 
-def test_default_template_is_used(folder: Path) -> None:
+def test_template_named_default_is_used(folder: Path) -> None:
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     write(folder, "tokenizer_config.json", {"chat_template": named})
     assert from_folder(folder).chat_template == "D"

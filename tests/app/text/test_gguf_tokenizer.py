@@ -37,7 +37,7 @@ VOCABULARIES = {
 EXPECT_BOS = {"command-r", "deepseek-coder", "deepseek-llm", "gemma-4", "llama-bpe", "llama-spm", "phi-3"}
 PREFIX_SPACE = {"llama-spm", "phi-3"}
 
-half_of_them = pytest.mark.share(7)  # the same for each test, because a large vocabulary takes seconds to build
+half_of_them = pytest.mark.share(7)  # every test gets the same half, because a large vocabulary takes seconds to build
 
 
 def vocabulary_metadata(models: Path, name: str) -> dict[str, object]:
@@ -60,7 +60,7 @@ def vocabulary(request: pytest.FixtureRequest, vocabularies: Callable[[str], Tok
     return name, vocabularies(name)
 
 
-# Parts of texts, joined with and without spaces.
+# Pieces of text that tests join with and without spaces.
 WORDS = (
     *("the", "cat", "a", "1", "23", "456,", "7.5", '"x": ', "don't", "I'm", "foo_bar", "(x)", "x.y,", "0x1f", "-", "!"),
     *(" ", "  ", "\n", "\n\n", "\t", "\u00a0", "é", "中文", "🙂", "<|im_end|>"),

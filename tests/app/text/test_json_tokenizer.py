@@ -100,7 +100,7 @@ def test_space_prefix_encodes_like_the_library(scheme: str, in_sequence: bool, t
 
 @functools.cache
 def with_metaspace(scheme: str, in_sequence: bool) -> tuple[tokenizers.Tokenizer, Tokenizer]:
-    """Return the library's tokenizer, and ours from its file."""
+    """Return the library's tokenizer, and Inglenook's tokenizer for the same file."""
     library = sentencepiece()
     metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     library.pre_tokenizer = pre_tokenizers.Sequence([metaspace]) if in_sequence else metaspace

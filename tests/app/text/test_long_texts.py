@@ -1,4 +1,4 @@
-"""Encoding in pieces: positions of the cuts, token limits, and cancellation."""
+"""Encoding of long texts in pieces: positions of the cuts, token limits, and cancellation."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ PIECE = 100
 
 
 class Abandoned(Exception):
-    """Raised when the caller is gone."""
+    """Raised by a check when the caller is gone."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def tokenizer() -> Tokenizer:
 
 
 def calls(allowed: int) -> Callable[[], None]:
-    """Return a check that raises after `allowed` calls."""
+    """Return a check that raises Abandoned after `allowed` calls."""
     left = [allowed]
 
     def check() -> None:
@@ -65,7 +65,7 @@ def test_text_within_its_limit_is_encoded(tokenizer: Tokenizer, text: str) -> No
 
 
 def test_text_without_a_limit_is_encoded_once(tokenizer: Tokenizer) -> None:
-    assert tokenizer.splits_at_words  # first use, which encodes a few words
+    assert tokenizer.splits_at_words  # the first use encodes a few words
     before = tokenizer.characters_encoded
     tokenizer.encode_plain("9" * 2000, at_start=True, limit=TextLimit(check=calls(10)))
     assert tokenizer.characters_encoded - before == 2000
@@ -86,7 +86,7 @@ def test_very_long_text_is_refused_before_encoding(tokenizer: Tokenizer) -> None
 
 
 def test_texts_are_not_split_within_tokens() -> None:
-    """The words of this vocabulary may be single letters with spaces between them."""
+    """In this vocabulary, a letter and the space after it may be one token."""
     tokens = (*BYTES, "dĠ", "<|bos|>", "<|im_end|>")
     ids = {"bos_token_id": tokens.index("<|bos|>"), "eos_token_id": tokens.index("<|im_end|>")}
     joining = from_gguf(metadata(tokens=tokens, token_type=None, merges=("d Ġ",), pre="exaone-moe", **ids))
@@ -96,7 +96,7 @@ def test_texts_are_not_split_within_tokens() -> None:
 
 
 class Words:
-    """One id per word, and none for blanks."""
+    """A tokenizer with one id per word, and none for blanks."""
 
     longest_token = 5
     splits_at_words = True

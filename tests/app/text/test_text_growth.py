@@ -59,7 +59,7 @@ def test_steps_that_multiply_text_are_refused(name: str) -> None:
         )
 
 
-def test_encoder_with_multiplying_steps_is_refused() -> None:
+def test_encoder_tokenizer_with_steps_that_multiply_text_is_refused() -> None:
     changed = json.loads(document()) | {"normalizer": GROWING["replacements"][0]}
     with pytest.raises(UnsupportedTokenizer, match="normalizers"):
         encoder_tokenizer.from_json(json.dumps(changed).encode())

@@ -60,7 +60,7 @@ def test_only_plain_text_has_plain_bytes(smollm: Tokenizer) -> None:
     assert smollm.plain_bytes(smollm.vocab_size) == b""
 
 
-def test_longest_token_is_correct(smollm: Tokenizer, llama2: Tokenizer) -> None:
+def test_longest_token_equals_the_maximum_byte_length(smollm: Tokenizer, llama2: Tokenizer) -> None:
     for tokenizer in (smollm, llama2, from_gguf(metadata())):
         lengths = [len(tokenizer.token_bytes(it, show_control=True)) for it in range(tokenizer.vocab_size)]
         assert tokenizer.longest_token == max(lengths)
@@ -188,7 +188,7 @@ def test_cache_is_bounded_and_drops_the_oldest(monkeypatch: pytest.MonkeyPatch) 
 
 def test_library_panic_raises_a_typed_error() -> None:
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
-    # Endless backtracking, to which the library responds with a panic.
+    # A pattern with endless backtracking, to which the library responds with a panic.
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")
     with pytest.raises(UnsupportedTokenizer, match="encoding text"):
         TextEncoder(backend).encode("a" * 40 + "b", at_start=True)

@@ -9,8 +9,9 @@ BOS, EOS, TURN = "<s>", "</s>", "<|turn|>"
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """Return the tokenizer. BOS and EOS are the first ids. TURN is a special token, `<tool>` an added one that is not
-    special.
+    """Return the tokenizer.
+
+    BOS and EOS are the first ids. TURN is a special token, and `<tool>` is an added token that is not special.
     """
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

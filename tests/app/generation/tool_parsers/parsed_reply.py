@@ -1,4 +1,4 @@
-"""The contents of a reply, built from the events of a parser, and helpers to split and mutate texts."""
+"""Collects the contents of a reply from a parser's events, and splits and mutates texts for tests."""
 
 import random
 import re
@@ -47,7 +47,7 @@ class ParsedReply:
                 self.calls[index].ended = True
 
     def contents(self) -> tuple[str, str, list[tuple[str, str, bool]]]:
-        """Return everything except the ids, which are random."""
+        """Return everything in the reply except the ids of calls, which are random."""
         return self.text, self.reasoning, [(call.name, call.arguments, call.ended) for call in self.calls]
 
 
@@ -67,7 +67,7 @@ def parsed(written: str | Iterable[str], format: ReplyFormat, tools: Tools, *, o
 
 
 def cut(text: str, chance: random.Random) -> Iterator[str]:
-    """Split the text into pieces of a few characters."""
+    """Split the text into random pieces of at most a few characters."""
     start = 0
     while start < len(text):
         end = start + chance.choice((1, 1, 2, 3, 5, 9))

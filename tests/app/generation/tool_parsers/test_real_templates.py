@@ -68,32 +68,32 @@ MESSAGES = [
     Message("assistant", SAID, THOUGHT),
 ]
 
-# Templates whose output cannot be parsed back, and why.
+# Templates whose calls cannot be parsed back, and the reason.
 NO_CALLS = {
-    "HuggingFaceTB-SmolLM3-3B": "knows no tools",
-    "LFM2-8B-A1B": "leaves calls out",
-    "LFM2.5-Instruct": "leaves calls out",
-    "google-gemma-2-2b-it": "knows no tools",
-    "ibm-granite-granite-3.3-2B-Instruct": "leaves calls out",
-    "llama-cpp-rwkv-world": "knows no tools",
-    "microsoft-Phi-3.5-mini-instruct": "knows no tools",
-    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "leaves calls out",
-    "Kimi-K2-Instruct": "appends to a list, which the sandbox refuses, and transformers as well",
-    "Kimi-K2-Thinking": "appends to a list, which the sandbox refuses, and transformers as well",
-    "fireworks-ai-llama-3-firefunction-v2": "needs variables that belong to no chat",
-    "llama-cpp-deepseek-r1": "gives a generator to tojson, which fails in transformers as well",
+    "HuggingFaceTB-SmolLM3-3B": "does not support tools",
+    "LFM2-8B-A1B": "omits calls",
+    "LFM2.5-Instruct": "omits calls",
+    "google-gemma-2-2b-it": "does not support tools",
+    "ibm-granite-granite-3.3-2B-Instruct": "omits calls",
+    "llama-cpp-rwkv-world": "does not support tools",
+    "microsoft-Phi-3.5-mini-instruct": "does not support tools",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "omits calls",
+    "Kimi-K2-Instruct": "appends to a list, which transformers refuses as well",
+    "Kimi-K2-Thinking": "appends to a list, which transformers refuses as well",
+    "fireworks-ai-llama-3-firefunction-v2": "needs variables that no chat has",
+    "llama-cpp-deepseek-r1": "passes a generator to tojson, which fails in transformers as well",
 }
 ONE_CALL = {
-    "GigaChat3-10B-A1.8B": "leaves all but the first out",
-    "GigaChat3.1-10B-A1.8B": "leaves all but the first out",
-    "openai-gpt-oss-120b": "leaves all but the first out",
-    "meta-llama-Llama-3.1-8B-Instruct": "refuses several",
-    "meta-llama-Llama-3.2-3B-Instruct": "refuses several",
-    "meta-llama-Llama-3.3-70B-Instruct": "refuses several",
+    "GigaChat3-10B-A1.8B": "omits all calls but the first",
+    "GigaChat3.1-10B-A1.8B": "omits all calls but the first",
+    "openai-gpt-oss-120b": "omits all calls but the first",
+    "meta-llama-Llama-3.1-8B-Instruct": "refuses several calls",
+    "meta-llama-Llama-3.2-3B-Instruct": "refuses several calls",
+    "meta-llama-Llama-3.3-70B-Instruct": "refuses several calls",
 }
-NO_NULL = {"MiniMax-M3": "leaves out what is null"}
-NO_TEXT = {"NVIDIA-Nemotron-Nano-v2": "writes the text where thoughts are, and the calls in a turn of their own"}
-# Templates whose format of calls is detected without a rendered call.
+NO_NULL = {"MiniMax-M3": "omits null values"}
+NO_TEXT = {"NVIDIA-Nemotron-Nano-v2": "writes the text as reasoning, and the calls in a separate turn"}
+# Templates that render no call, but whose format of calls is detected.
 WITHOUT_CALLS = {
     "ibm-granite-granite-3.3-2B-Instruct": "granite",
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "deepseek",
@@ -119,7 +119,8 @@ class Template:
         self.replies: DetectedFormat = detect_format(source, VARIABLES, renderer)
         self.markup = FormatMarkup(self.replies.format)
         self.prompt = self.render([USER], prompt=True)
-        self.written = [self.reply(message) for message in MESSAGES]  # at once, while the template is compiled
+        # rendered now, while the renderer caches the compiled template
+        self.written = [self.reply(message) for message in MESSAGES]
 
     def render(self, messages: Sequence[Message], *, prompt: bool = False) -> str | None:
         try:
@@ -167,7 +168,7 @@ def templates(llama_cpp_models: Path, renderer: ChatTemplateRenderer) -> dict[st
 
 
 def differences(parsed: ParsedReply, calls: Sequence[ToolCall]) -> list[object]:
-    """Return the calls that differ from `calls`. Raises if the arguments of a call are not JSON."""
+    """Return the calls of the reply that differ from `calls`. Raises if the arguments of a call are not JSON."""
     heard = [(call.name, json.loads(call.arguments), call.ended) for call in parsed.calls]
     return [
         pair for pair in zip_longest(heard, ((call.name, call.arguments, True) for call in calls)) if pair[0] != pair[1]
@@ -192,7 +193,7 @@ def test_rendered_calls_are_parsed_back(templates: dict[str, Template], calls: t
         assert again.contents() == parsed.contents(), name
 
 
-def test_listed_templates_still_fail(templates: dict[str, Template]) -> None:
+def test_listed_templates_cannot_be_parsed_back(templates: dict[str, Template]) -> None:
     for name in NO_CALLS:
         parsed = templates[name].read(Message("assistant", "", None, (CALL,)))
         assert parsed is None or not parsed.calls, name

@@ -23,7 +23,7 @@ from tests.app.generation.tool_parsers.parsed_reply import parse_pieces, parsed
 
 THINK = ThinkingSyntax(("<think>",), ("</think>",))
 BY_NAME = {syntax.name: syntax for syntax in CALLS}
-# All parts are bounded.
+# Schemas of bounded values, so that random texts end.
 PARAMETERS: Mapping[str, Json] = {
     "type": "object",
     "properties": {
@@ -65,7 +65,7 @@ def walk(made: llguidance.LLMatcher, chance: random.Random) -> str:
         allowed = [token for token in range(256) if mask >> token & 1]
         if made.is_accepting() and (not allowed or chance.random() < 0.3):
             break
-        # Characters that end something are as likely as all others together.
+        # Prefer characters that end a part: they are as likely as all other characters together.
         token = chance.choice(chance.choice([allowed, [one for one in allowed if chr(one) in '"<}'] or allowed]))
         assert made.consume_token(token)
         said.append(token)

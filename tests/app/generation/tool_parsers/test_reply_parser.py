@@ -31,7 +31,7 @@ def format_with(syntax: CallSyntax) -> ReplyFormat:
 
 
 def called(written: str, syntax: CallSyntax) -> str:
-    """Return a call in the markup of a format."""
+    """Return a call as the format writes it."""
     parameter = (
         syntax.parameters[0].replace("{key}", "a").replace("{value}", "x").replace("{type}", "true")
         if syntax.parameters
@@ -53,7 +53,7 @@ def called(written: str, syntax: CallSyntax) -> str:
 
 
 def fragments(syntax: CallSyntax) -> list[str]:
-    """Return parts of texts of a format, to be joined in any order."""
+    """Return fragments of a format's markup and of other text, to be joined in any order."""
     written = [*syntax.calls, *syntax.parameters, *syntax.around]
     filled = [
         text.replace("{name}", "f").replace("{key}", "a").replace("{id}", "1").replace("{any}", "") for text in written
@@ -236,7 +236,7 @@ def test_generic_calls_are_parsed(seed: int) -> None:
         ("<respon", GENERIC, ""),
         ("<tool_c", GENERIC, ""),
         ("<response>a <", GENERIC, "a <"),
-        ("<", HERMES, "<"),  # without an answer mark, an answer may start like this
+        ("<", HERMES, "<"),  # an answer without a mark may start like this
         ("a <tool_", HERMES, "a <tool_"),
         ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_', HERMES, ""),
         ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<to', HERMES, ""),

@@ -1,4 +1,4 @@
-"""Response templates are parsed like in transformers, and their markup is found in streamed replies."""
+"""Response templates are parsed as in transformers, and their markup is found in streamed replies."""
 
 import json
 import random
@@ -115,7 +115,7 @@ CITIES = ("Rome", "San José", "a<b", "x\ny", "{x}")
 
 
 def reply(name: str, chance: random.Random) -> str:
-    """Return a reply of a model with the format: reasoning, text, and calls, each optional."""
+    """Return a reply as a model with this format writes it: reasoning, text, and calls, each optional."""
     thought = chance.choice(("", "Well.", "1 < 2\n\nso <b>"))
     text = chance.choice(("", "It is warm.", "a\n\n* b <i>"))
     calls: list[Any] = [
@@ -179,7 +179,7 @@ def told(parsed: ParsedReply) -> tuple[str, str, list[Any]]:
 
 
 def expected(text: str, template: dict[str, Any]) -> tuple[str, str, list[Any]]:
-    """Return the result of transformers."""
+    """Return the reply as transformers parses it."""
     message = parse_response(text, template, prefix="")
     thought = next((message[name] for name in ("thinking", "reasoning_content") if name in message), "")
     functions = [call["function"] for call in message.get("tool_calls", ())]

@@ -1,6 +1,6 @@
-"""An agent's second turn starts with the ids of its first turn, including reasoning and calls.
+"""The prompt of an agent's second turn starts with the ids of its first turn, including reasoning and calls.
 
-This requires that the chat template renders them as they were generated.
+The chat template must render reasoning and calls as they were generated.
 """
 
 import copy
@@ -63,7 +63,7 @@ def asked(messages: Sequence[Message]) -> Conversation:
 
 
 def generated(tokenizer: Tokenizer, text: str, chance: random.Random) -> list[int]:
-    """Encode a text to other tokens than the tokenizer would, as a model may generate it."""
+    """Encode a text to different tokens than the tokenizer does, as a model may generate it."""
     ids: list[int] = []
     for part in tokenizer.split(text):
         pieces = [part] if isinstance(part, int) else list(cut(part, chance))
@@ -73,7 +73,7 @@ def generated(tokenizer: Tokenizer, text: str, chance: random.Random) -> list[in
 
 
 def written(encoder: PromptEncoder, messages: Sequence[Message], answer: Message) -> str:
-    """Return the answer as the template renders it, whether it is the last message or a tool result follows."""
+    """Return the start of the rendered answer that is the same with and without a tool result after it."""
     first, *others = (
         encoder.encode_conversation(asked(told))[1]
         for told in ([*messages], [*messages, answer], [*messages, answer, RESULT])
