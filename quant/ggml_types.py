@@ -1,7 +1,7 @@
 """The tensor types of GGUF files: the elements and bytes of one block.
 
 The size of a tensor of any of these types can be checked. `quant.ggml_blocks` has the types that can be decoded. The
-numbers are those of the `gguf` package.
+type numbers are those of the `gguf` package.
 """
 
 import functools

@@ -112,7 +112,7 @@ def _loads(machine: Machine) -> dict[Load, Rate]:
 
 @dataclass
 class _Runs:
-    """An engine to measure. All prompts are different."""
+    """An engine to measure. No two prompts are equal, so no prefix is cached."""
 
     engine: OwnEngine
     vocab_size: int

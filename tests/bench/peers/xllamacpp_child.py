@@ -69,7 +69,7 @@ def _run(server: Any, prompts: list[list[int]], output_tokens: int) -> dict[str,
             index = choice["index"]
             if "usage" in event:
                 tokens[index] = event["usage"]["completion_tokens"]
-            # Tokens may have no text. If no token of a reply has any, its arrival is that of its last event.
+            # Tokens may have no text. If no token of a reply has any, the arrival of the reply's last event counts.
             if choice["text"] or (tokens[index] and not arrivals[index]):
                 arrivals[index].append(now)
 
