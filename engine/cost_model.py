@@ -18,7 +18,7 @@ READ_LATENCY = 0.003  # assumed seconds until the first byte arrives
 READ_RATE_GROWTH = 1.05
 RECENT = 8  # approximate number of copies in the average rate
 OUTLIER = 4.0  # multiple of the expected time above which another program is assumed to have slowed the step
-# share of the target latency that a step may take; step times vary, and few steps may exceed the target
+# share of the target latency that a step may take; step times vary, and most steps must stay below the target
 LATENCY_FRACTION = 0.5
 # Minimum compute time of a chunk, as a multiple of a step's fixed cost. The fixed costs are then at most a fifth of the
 # prefill time.

@@ -70,7 +70,7 @@ class SamplingParams:
     presence_penalty: float = 0.0  # subtracted once from tokens already generated
     frequency_penalty: float = 0.0  # subtracted once for each time the token was generated
     dry: DryParams | None = None  # penalty on repetitions of several tokens; None: off
-    xtc_probability: float = 0.0  # probability that the most likely tokens are removed: see `engine.sampling.filters`
+    xtc_probability: float = 0.0  # probability of removing the most likely tokens (see `engine.sampling.filters`)
     xtc_threshold: float = 0.1  # minimum probability of the tokens that may be removed
     seed: int = field(default_factory=lambda: secrets.randbits(63))
     max_tokens: int | None = None  # length limit of the reply; None: limited by the context only

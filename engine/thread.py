@@ -73,14 +73,14 @@ class EngineThread:
         failed.
         """
         if problem := self._fatal_problem():
-            raise EngineError(f"The engine does not run: {problem}", "Start it again.")
+            raise EngineError(f"The engine is not running: {problem}", "Start it again.")
         first, *others = several
         if first.beams is None:
             requests = [self._engine.request(prompt_ids, params, end_ids, origin) for params in several]
         elif not others:
             requests = self._engine.search(prompt_ids, first, end_ids, origin)
         else:
-            raise ValueError("a beam search is submitted alone")
+            raise ValueError("a beam search must be submitted alone")
         for request in requests:
             before(request)
         self._commands.put(lambda: self._add(requests))
@@ -109,7 +109,7 @@ class EngineThread:
         if now - began >= self._turn_limit():
             return f"a step has been running for {now - began:.0f} s"
         waiting = began - moved_at  # includes iterations that planned no step
-        return f"requests wait, and no step has run for {waiting:.0f} s" if waiting >= UNKNOWN_SECONDS else ""
+        return f"requests are waiting, but no step has run for {waiting:.0f} s" if waiting >= UNKNOWN_SECONDS else ""
 
     def _turn_limit(self) -> float:
         """Return the maximum seconds of one iteration. The limit is higher for steps that are expected to take long."""

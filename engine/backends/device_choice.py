@@ -140,7 +140,7 @@ def check_backend(options: LoadOptions) -> None:
     if options.backend == "cpu" and not _has_compiler():
         raise UnsupportedModel("The fast CPU kernels need numba, which is not installed", "Use --kernels auto.")
     if not DEVICE_NAME.fullmatch(options.device):
-        raise UnsupportedModel(f"There is no device {options.device!r}", "Use --device auto, cpu, cuda or cuda:N.")
+        raise UnsupportedModel(f"There is no device {options.device!r}", "Use --device auto, cpu, cuda, or cuda:N.")
     if options.device != ANY_DEVICE and options.backend not in ("auto", options.device.partition(":")[0]):
         raise UnsupportedModel(
             f"The {options.backend} kernels do not run on the device {options.device}", "Use --kernels auto."

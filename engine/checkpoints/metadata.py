@@ -35,26 +35,26 @@ class Metadata:
         """Return an integer from `minimum` to `maximum`."""
         name, value = self._find(key, default)
         if type(value) is not int or not minimum <= value <= maximum:
-            raise UnsupportedModel(f"{name} is {value!r}, and must be a whole number from {minimum} to {maximum}")
+            raise UnsupportedModel(f"{name} is {value!r}, but must be a whole number from {minimum} to {maximum}")
         return value
 
     def number(self, key: Key, default: float | None = None, *, minimum: float, maximum: float) -> float:
         """Return a float from `minimum` to `maximum`."""
         name, value = self._find(key, default)
         if type(value) not in (int, float) or not minimum <= value <= maximum:  # type: ignore[operator]  # also NaN
-            raise UnsupportedModel(f"{name} is {value!r}, and must be a number from {minimum} to {maximum}")
+            raise UnsupportedModel(f"{name} is {value!r}, but must be a number from {minimum} to {maximum}")
         return float(value)  # type: ignore[arg-type]
 
     def flag(self, key: Key, default: bool | None = None) -> bool:
         name, value = self._find(key, default)
         if type(value) is not bool:
-            raise UnsupportedModel(f"{name} is {value!r}, and must be true or false")
+            raise UnsupportedModel(f"{name} is {value!r}, but must be true or false")
         return value
 
     def text(self, key: Key, default: str | None = None) -> str:
         name, value = self._find(key, default)
         if not isinstance(value, str):
-            raise UnsupportedModel(f"{name} is {value!r:.60}, and must be a string")
+            raise UnsupportedModel(f"{name} is {value!r:.60}, but must be a string")
         return value
 
     def one_of(self, key: Key, choices: Mapping[str, Item], default: str | None = None) -> Item:
@@ -73,14 +73,14 @@ class Metadata:
             return None
         fits = isinstance(value, list | tuple) and len(value) <= MAX_ITEMS and all(type(item) is kind for item in value)
         if not fits:
-            raise UnsupportedModel(f"{self.name(key)} is {value!r:.60}, and must be a list of {kind.__name__} values")
+            raise UnsupportedModel(f"{self.name(key)} is {value!r:.60}, but must be a list of {kind.__name__} values")
         return tuple(value)  # type: ignore[arg-type]
 
     def numbers(self, key: Key, *, minimum: float, maximum: float) -> tuple[float, ...]:
         """Return a list of floats from `minimum` to `maximum`."""
         value = self.get(key)
         if not isinstance(value, list | tuple) or len(value) > MAX_ITEMS:
-            raise UnsupportedModel(f"{self.name(key)} is {value!r:.60}, and must be a list of numbers")
+            raise UnsupportedModel(f"{self.name(key)} is {value!r:.60}, but must be a list of numbers")
         one = Key(self.name(key), self.name(key))
         return tuple(Metadata({one.gguf: item}, "").number(one, minimum=minimum, maximum=maximum) for item in value)
 

@@ -41,7 +41,7 @@ class SafetensorsCheckpoint(Closing):
         self.path = folder
         raw = read_bytes(folder, CONFIG)
         if raw is None:
-            raise ModelFileError(f"{folder} has no {CONFIG}", "Name the folder of a checkpoint with all its files.")
+            raise ModelFileError(f"{folder} has no {CONFIG}", "Give the folder of a complete checkpoint.")
         values = as_object(raw, folder / CONFIG)
         architecture = values.get("model_type")
         if not isinstance(architecture, str):

@@ -70,7 +70,7 @@ class Weights:
 
     def _check_shape(self, name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         if shape != wanted:
-            raise ModelFileError(f"{self._path}: {name} has shape {shape}, and the model needs {wanted}")
+            raise ModelFileError(f"{self._path}: {name} has shape {shape}, but the model needs {wanted}")
 
     def drop(self, name: str) -> None:
         """Skip a weight that the configuration does not use."""

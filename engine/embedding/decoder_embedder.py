@@ -149,7 +149,9 @@ class DecoderEmbedder:
             if not future.set_running_or_notify_cancel():
                 continue
             if vector is None:
-                future.set_exception(EngineError(f"There is no vector: {event.error or 'the model is being stopped'}"))
+                future.set_exception(
+                    EngineError(f"The vector was not computed: {event.error or 'the model is being stopped'}")
+                )
             else:
                 future.set_result(vector)
 

@@ -119,10 +119,13 @@ class Encoder:
         """
         if len(ids) > self.context_length:
             raise PromptTooLong(
-                f"The text has {len(ids)} tokens, and the model reads {self.context_length}", "Send it in pieces."
+                f"The text has {len(ids)} tokens, but the model reads at most {self.context_length}",
+                "Split the text into shorter pieces.",
             )
         if not ids or not 0 <= min(ids) <= max(ids) < self.vocab_size:
-            raise IndexError(f"a text has no token, or one that is not in the vocabulary of {self.vocab_size} tokens")
+            raise IndexError(
+                f"a text has no tokens, or a token id is not in the vocabulary of {self.vocab_size} tokens"
+            )
         return self._pool.submit(self._vector, torch.tensor(ids), second_start)
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> Tensor:

@@ -21,7 +21,7 @@ from engine.step import SampledToken
 ALIGNMENT = 16  # bytes; kernels use vector loads of this size
 UNSEEN = -1
 NOT_A_NUMBER = -1  # replaces the token id if the model computed NaN
-NO_TOKEN = -1  # fills up the alternatives if there are fewer possible tokens
+NO_TOKEN = -1  # pads the alternatives if fewer tokens are possible
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Columns(NamedTuple):
     xtc_rows: Tensor  # int64 [X]: rows that use XTC
     xtc_thresholds: Tensor  # float32 [X]: minimum probability of a top choice
     words: Tensor  # int32 [masks, ceil(vocabulary / 32)]: one bit per token, 1 if it is allowed
-    drawn: Tensor  # int64 [D]: rows that report the distribution that they are drawn from, instead of the model's own
+    drawn: Tensor  # int64 [D]: rows whose report refers to the distribution drawn from, not to the model's own
 
 
 @dataclass(frozen=True, slots=True)

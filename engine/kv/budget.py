@@ -118,7 +118,7 @@ def host_kv_memory(needed: int, memory: int = 0) -> int:
     free = host_memory(memory)
     if needed >= free:
         raise OutOfMemory(
-            f"The model needs {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free", LESS_MEMORY
+            f"The model needs {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free", LESS_MEMORY
         )
     return min(int(free * KV_SHARE), free - needed)
 

@@ -175,7 +175,7 @@ class Transfers:
     def block_transfer(self) -> BlockTransfer:
         """The backend that performs the copies. Raises RuntimeError if there is none."""
         if self._block_transfer is None:
-            raise RuntimeError("no block transfer, so no blocks can be copied")
+            raise RuntimeError("there is no block transfer, so blocks cannot be copied")
         return self._block_transfer
 
     def move(self, moves: Sequence[MoveBlock], purpose: Purpose, *, cold: bool = False) -> None:

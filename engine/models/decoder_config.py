@@ -78,7 +78,7 @@ def read_decoder(
     if heads % kv_heads:
         raise UnsupportedModel(f"{heads} attention heads do not share {kv_heads} KV heads evenly")
     if head_dim % 2:
-        raise UnsupportedModel(f"A head dimension of {head_dim} is odd, and rotary embedding needs pairs")
+        raise UnsupportedModel(f"A head dimension of {head_dim} is odd, but rotary embedding needs pairs")
     _check_types(metadata)
     metadata.require(VALUE_DIM, head_dim)
     for key, allowed in SUPPORTED_VALUES:

@@ -73,7 +73,7 @@ def _rope(section: Metadata, base: float, rotary_dim: int, interleaved: bool) ->
         for key, factors in ((SHORT_FACTORS, scaling.short), (LONG_FACTORS, scaling.long)):
             if len(factors) != rotary_dim // 2:
                 raise UnsupportedModel(
-                    f"{section.name(key)} has {len(factors)} numbers, and must have {rotary_dim // 2}"
+                    f"{section.name(key)} has {len(factors)} numbers, but must have {rotary_dim // 2}"
                 )
     return RopeConfig(base, rotary_dim, interleaved, scaling)
 
@@ -84,7 +84,7 @@ def _sections(metadata: Metadata) -> dict[str, object]:
         if isinstance(found, dict):
             return found
         if found is not None:
-            raise UnsupportedModel(f"{name} is {found!r:.60}, and must be an object")
+            raise UnsupportedModel(f"{name} is {found!r:.60}, but must be an object")
     return {}
 
 
@@ -141,7 +141,7 @@ def _linear(section: Metadata) -> RopeScaling:
 def _llama3(section: Metadata) -> RopeScaling:
     low, high = (section.number(key, minimum=0.01, maximum=1024.0) for key in (LOW, HIGH))
     if low >= high:
-        raise UnsupportedModel(f"{section.name(LOW)} is {low}, and must be below the other factor, {high}")
+        raise UnsupportedModel(f"{section.name(LOW)} is {low}, but must be below the other factor, {high}")
     return Llama3Scaling(section.number(FACTOR, minimum=1.0, maximum=MAX_FACTOR), low, high, _original(section))
 
 
@@ -151,7 +151,7 @@ def _yarn(section: Metadata) -> RopeScaling:
         section.number(key, default, minimum=0.01, maximum=1024.0) for key, default in ((FAST, 32.0), (SLOW, 1.0))
     )
     if slow >= fast:
-        raise UnsupportedModel(f"{section.name(SLOW)} is {slow}, and must be below the other, {fast}")
+        raise UnsupportedModel(f"{section.name(SLOW)} is {slow}, but must be below the other, {fast}")
     original = _original(section)
     return YarnScaling(
         factor=section.number(FACTOR, _context(section) / original, minimum=1.0, maximum=MAX_FACTOR),

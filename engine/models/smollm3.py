@@ -41,7 +41,7 @@ def _rope_layers(metadata: Metadata, layers: int) -> list[bool]:
         return all_but_every(metadata.integer(INTERVAL, 4), layers)
     if len(listed) != layers or not {0, 1}.issuperset(listed):
         raise UnsupportedModel(
-            f"{ROPE_LAYERS.config} is {listed!r:.60}, and must be 0 or 1 for each of {layers} layers"
+            f"{ROPE_LAYERS.config} is {listed!r:.60}, but must be 0 or 1 for each of {layers} layers"
         )
     return [rope == 1 for rope in listed]
 

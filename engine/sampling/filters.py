@@ -1,4 +1,4 @@
-"""Logit filters that need more than the filter columns of a batch: DRY repetition penalties and XTC."""
+"""DRY repetition penalties, and the XTC filter."""
 
 import hashlib
 from array import array

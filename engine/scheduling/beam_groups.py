@@ -41,7 +41,7 @@ class BeamGroups:
         """
         prompt, most = len(result.prompt_ids), self._memory.max_tokens(result)
         if beams.width > self._config.max_running:
-            problem = f"a beam search of this width needs {beams.width} slots, and there are {self._config.max_running}"
+            problem = f"a beam search of this width needs {beams.width} slots, but there are {self._config.max_running}"
             raise InvalidSampling("width", problem)
         fits = min(self._most_tokens(number, prompt, beams.width) for number in range(len(self._memory.groups)))
         if fits <= prompt or (result.params.max_tokens is not None and fits < most):

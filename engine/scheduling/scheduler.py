@@ -262,7 +262,7 @@ class Scheduler:
         if self.has_work or not self._memory.is_empty:
             raise RuntimeError(
                 f"{self.num_waiting} waiting, {self.num_running} running, {len(self._requests.ending)} ending, "
-                f"{[(pool.num_free, pool.num_usable) for pool in self._memory.pools]} blocks free and in all"
+                f"(free, usable) blocks per pool: {[(pool.num_free, pool.num_usable) for pool in self._memory.pools]}"
             )
 
     def _resume_arrived(self) -> None:

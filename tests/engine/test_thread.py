@@ -299,7 +299,7 @@ def test_waiting_requests_without_steps_are_a_problem(monkeypatch: pytest.Monkey
         time.sleep(0.05)
         assert client.thread.problem() == ""
         hang.seconds += 1
-        until(lambda: client.thread.problem() == "requests wait, and no step has run for 60 s")
+        until(lambda: client.thread.problem() == "requests are waiting, but no step has run for 60 s")
     client.endings([request])
     until(lambda: client.thread.problem() == "")
     client.thread.stop()

@@ -24,7 +24,7 @@ COPY_ALIGNMENT = 128  # bytes; the copies of two threads must not share a cache 
 def check_multiple(what: str, width: int, of: int) -> None:
     """Raise UnsupportedModel if a width is not a multiple of the columns that a kernel processes at a time."""
     if width % of:
-        message = f"{what}, not a multiple of {of}, has no CPU kernel"
+        message = f"{what} has no CPU kernel: the width is not a multiple of {of}"
         raise UnsupportedModel(message, USE_REFERENCE)
 
 

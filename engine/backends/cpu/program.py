@@ -183,7 +183,7 @@ class Program:
     def append(self, op: Op, **words: int) -> None:
         """Append an instruction. Words that are not given are 0, except for `barrier`, which is 1."""
         if unknown := words.keys() - set(_WORDS):
-            raise KeyError(f"an instruction has no words {sorted(unknown)}")
+            raise KeyError(f"unknown instruction words: {sorted(unknown)}")
         self._rows.append({**dict.fromkeys(_WORDS, 0), "op": int(op), "barrier": 1, **words})
 
     def scratch_bytes(self) -> int:
@@ -199,7 +199,9 @@ class Program:
                 raise IndexError(f"instruction {number} ({op.name}): group {row['group']} does not exist")
             for name, address, size in _TOUCHED[op](row, self.limits):
                 if not ranges.contains(address, size):
-                    raise IndexError(f"instruction {number} ({op.name}): {name} and {size} bytes are not in one region")
+                    raise IndexError(
+                        f"instruction {number} ({op.name}): {size} bytes at {name} are not in one memory region"
+                    )
         return np.array([tuple(row[name] for name in _WORDS) for row in self._rows], INSTRUCTION)
 
 

@@ -21,7 +21,7 @@ from engine.errors import NoCompiler
 
 NAMES = ("gcc", "clang", "cc")
 TIMEOUT = 300  # seconds; the first build with ziglang is slow, especially on a slow disk
-INSTALL_COMPILER = "Run `pipx inject inglenook ziglang`, or install the system's: `sudo apt install gcc`."
+INSTALL_COMPILER = "Run `pipx inject inglenook ziglang`, or install the system's compiler: `sudo apt install gcc`."
 MODULE = "inglenook_trial"
 SOURCE = """
 #include <Python.h>
@@ -119,8 +119,10 @@ def _working_compiler(named: str | None) -> Compiler:
     headers = Path(python_headers(), "Python.h")
     if not headers.is_file():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        remedy = f"Run `sudo apt install python{version}-dev`, or install with uv, whose Python has them."
-        raise NoCompiler(f"Triton needs Python's header files, and there is no {headers}", remedy)
+        remedy = (
+            f"Run `sudo apt install python{version}-dev`, or install Inglenook with uv, whose Python includes them."
+        )
+        raise NoCompiler(f"Triton needs Python's header files, but {headers} does not exist", remedy)
     problem = NoCompiler("Triton needs a C compiler, and this machine has none", INSTALL_COMPILER)
     for compiler in compilers(named):
         try:

@@ -46,7 +46,7 @@ def find_gpu(index: int | None = None) -> Gpu | Unusable:
         return Unusable("there is no GPU, or its driver is too old", "Update the driver.", driver_version() is not None)
     count = torch.cuda.device_count()
     if index is not None and index >= count:
-        return Unusable(f"there is no GPU {index}: {count} GPUs are numbered from 0")
+        return Unusable(f"there is no GPU {index}: this machine has GPUs 0 to {count - 1}")
     problem: Unusable | None = _toolchain_problem()
     for number in range(count) if index is None else [index]:
         if problem is not None:
@@ -55,7 +55,7 @@ def find_gpu(index: int | None = None) -> Gpu | Unusable:
         if card.capability >= MIN_CAPABILITY:
             return Gpu(card, number)
     capability = ".".join(map(str, MIN_CAPABILITY))
-    return Unusable(f"{card.name} is too old: kernels need compute capability {capability}")
+    return Unusable(f"{card.name} is too old: the kernels need compute capability {capability} or higher")
 
 
 def _toolchain_problem() -> Unusable | None:

@@ -43,7 +43,7 @@ class GpuMemory:
         room = self.allowed()
         if room <= needed:
             raise OutOfMemory(
-                f"The model needs {needed / 1e9:.1f} GB of GPU memory, and {room / 1e9:.1f} GB are available",
+                f"The model needs {needed / 1e9:.1f} GB of GPU memory, but only {room / 1e9:.1f} GB are available",
                 USE_LESS,
             )
         return room - needed

@@ -118,7 +118,7 @@ class CudaRunner:
         if not pending:
             return PendingTokens([], [])
         if self._last is None:
-            raise RuntimeError("a step needs pending tokens, and no previous step is running")
+            raise RuntimeError("a step needs pending tokens, but no previous step is running")
         rows = {target.request.id: row for row, target in enumerate(self._last.targets)}
         return PendingTokens(
             [index for index, _ in pending], [rows[part.request.id] for _, part in pending], self._last.sampled

@@ -22,7 +22,7 @@ from quant.linear import QLinear
 from quant.tensor import QTensor
 
 Call = Callable[[], object]
-Timer = Callable[[Sequence[Call]], float]  # returns the seconds per call, when all calls run in turn
+Timer = Callable[[Sequence[Call]], float]  # runs all calls in turn, and returns the seconds per call
 CONTEXT = 64  # tokens in the rotary tables, which no measurement uses
 REPLAYS = 7
 

@@ -63,7 +63,7 @@ class CachedModel:
     size: int  # size of all files in bytes
     blocks: int  # number of blocks in readable files
     tokens: int
-    used: int  # time of the last use, in ns of Unix time; 0: there are no files
+    used: int  # time of the last use, as Unix time in ns; 0: there are no files
 
     @property
     def fingerprint(self) -> str:

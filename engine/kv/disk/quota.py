@@ -29,7 +29,7 @@ class CachedFile:
 
     path: Path
     size: int  # size in bytes
-    used: int  # time of the last use in ns of Unix time
+    used: int  # time of the last use, as Unix time in ns
 
 
 def cached_files(root: Path) -> Iterator[CachedFile]:

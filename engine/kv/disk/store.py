@@ -282,8 +282,8 @@ class DiskStore:
         if not self._has_warned:
             self._has_warned = True
             log.warning(
-                "the KV cache in %s is not written for now: %s. Its tokens are computed again after a restart; "
-                "free some space there, or choose another folder (kv_disk_dir).",
+                "writing the KV cache to %s is suspended: %s. New tokens will be computed again after a restart. "
+                "Free some space there, or choose another folder (kv_disk_dir).",
                 self.folder,
                 problem,
             )

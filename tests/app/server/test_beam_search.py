@@ -228,7 +228,7 @@ def test_search_larger_than_the_cache_is_refused_with_the_numbers(small: LiveSer
     with httpx.Client(base_url=small.url, timeout=HANGING_SECONDS) as http:
         wide = http.post(COMPLETION, json={**asked, "n": 5}).json()["error"]
         assert wide["param"] == "best_of"
-        assert wide["message"].startswith("best_of: a beam search of this width needs 5 slots, and there are 4")
+        assert wide["message"].startswith("best_of: a beam search of this width needs 5 slots, but there are 4")
         long = http.post(COMPLETION, json={**asked, "n": 4, "max_tokens": 1000}).json()["error"]
         assert (long["param"], long["code"]) == ("prompt", "context_length_exceeded")
         assert "width 4" in long["message"]

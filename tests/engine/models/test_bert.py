@@ -89,7 +89,7 @@ def test_vectors_are_normalized(tmp_path: Path) -> None:
 
 def test_too_long_texts_and_invalid_ids_are_rejected(tmp_path: Path) -> None:
     with load(make(tmp_path).folder, "reference") as encoder:
-        with pytest.raises(PromptTooLong, match="49 tokens, and the model reads 48"):
+        with pytest.raises(PromptTooLong, match="49 tokens, but the model reads at most 48"):
             encoder.encode([[1] * 49])
         for ids in ([], [97], [-1]):
             with pytest.raises(IndexError):

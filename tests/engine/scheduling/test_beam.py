@@ -277,7 +277,7 @@ def test_running_search_reserves_slots_for_its_beams() -> None:
 
 def test_search_that_never_fits_is_rejected_with_the_numbers() -> None:
     engine, _ = hash_engine(running=4, num_blocks=11)
-    with pytest.raises(InvalidSampling, match=r"needs 5 slots, and there are 4") as caught:
+    with pytest.raises(InvalidSampling, match=r"needs 5 slots, but there are 4") as caught:
         engine.search((1, 2), SamplingParams(beams=BeamParams(5)), frozenset())
     assert caught.value.parameter == "width"
     prompt = prompt_of(40)
