@@ -43,7 +43,7 @@ class YarnScaling:
     # scale of cosine and sine; None: computed from the factor and the two fields below
     attention_factor: float | None = None
     mscale: float = 1.0
-    mscale_all: float = 0.0  # 0: both mscale fields are ignored
+    mscale_all: float = 0.0  # second factor of the YaRN attention scale; 0: both mscale fields are ignored
     truncate: bool = True  # whether the bounds of the blended frequencies are rounded to whole indices
 
 
@@ -153,7 +153,7 @@ class ModelConfig:
     ropes: tuple[RopeConfig, ...]
     layout: tuple[LayerConfig, ...] = ()  # one per layer; empty: all layers are alike
     attention_scale: float = 0.0  # scale of scores; 0: 1 / sqrt(head_dim)
-    attention_softcap: float = 0.0  # c: scores become c * tanh(score / c); 0: no soft cap
+    attention_softcap: float = 0.0  # soft cap c: scores become c * tanh(score / c); 0: no soft cap
     logit_softcap: float = 0.0
     logit_scale: float = 1.0  # scale of logits, before the soft cap
     embedding_scale: float = 1.0

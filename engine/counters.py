@@ -16,7 +16,7 @@ class Counters:
     prompts: TokenSources = NO_TOKENS  # sources of the prompt tokens
     disk_read_bytes: int = 0
     disk_written_bytes: int = 0
-    disk_misses: int = 0  # restores from files that failed; the tokens were computed
+    disk_misses: int = 0  # restores from files that failed, after which the tokens were computed
     computed_tokens: int = 0  # tokens that steps have computed, in prompts and replies, including recomputed ones
     generated_tokens: int = 0
     swapped_out: int = 0  # preemptions that copied the request's blocks to the host pools

@@ -38,7 +38,7 @@ class LoadOptions:
     preemption: Preemption = Preemption.AUTO
     target_latency: float = TARGET_LATENCY
     fingerprint: str = ""  # sha256 of the model file, in hex; empty: unknown
-    disk: DiskOptions | None = None  # None: no disk tier
+    disk: DiskOptions | None = None  # None: the disk tier is off
     code_cache: Path | None = None  # folder for compiled kernels and measured tiles; None: they are not saved
 
     @property

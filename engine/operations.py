@@ -46,9 +46,9 @@ class Attention:
     """The attention parameters of one layer."""
 
     scale: float  # scale of scores
-    rotary: RotaryTable | None  # None: q and k are not rotated
+    rotary: RotaryTable | None  # table of the rotation angles; None: q and k are not rotated
     norms: HeadNorms | None = None
-    softcap: float = 0.0  # c: scores become c * tanh(score / c); 0: no soft cap
+    softcap: float = 0.0  # soft cap c: scores become c * tanh(score / c); 0: no soft cap
     window: int | None = None  # number of tokens that a query attends to, including its own; None: all
 
 

@@ -49,7 +49,7 @@ class PoolingConfig:
     """How states are pooled, and the maximum length of a text."""
 
     pooling: Pooling = Pooling.MEAN
-    max_tokens: int | None = None  # None: the number of positions of the model
+    max_tokens: int | None = None  # token limit of a text; None: the number of positions of the model
 
 
 def has_pooling_config(path: Path, metadata: Metadata) -> bool:

@@ -21,8 +21,8 @@ from quant.kernels.card import Card
 class TileQueries:
     """Maximum number of tokens per tile. Both are equal if results must not depend on the tile size."""
 
-    few: int  # for requests with at most this many tokens in the step
-    many: int  # for all other requests
+    few: int  # limit for requests with at most this many tokens in the step
+    many: int  # limit for all other requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,8 +203,7 @@ def paged_attention(
     card: Card,
     deterministic: bool,
 ) -> Tensor:
-    """Causal attention of all tokens of a step over keys and values in the pool. Returns bfloat16 [tokens, heads *
-    head_dim].
+    """Compute causal attention of all tokens of a step over keys and values in the pool.
 
     - q: bfloat16 [tokens, heads, head_dim]
     - pool: one layer, [blocks, 2, kv_heads, BLOCK_SIZE, head_dim], bfloat16, float16, or uint8 for e4m3; there may be
@@ -215,6 +214,8 @@ def paged_attention(
     - sinks: float32 [heads]
     - tiles: those of the same step, made with the sizes of `tile_queries` for these heads, this card, and the same
       `deterministic`
+
+    Returns bfloat16 [tokens, heads * head_dim].
     """
     out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=torch.bfloat16, device=q.device)
     for it in tiles.lists:

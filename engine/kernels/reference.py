@@ -98,7 +98,7 @@ def paged_attention(
     rule: ScoreRule,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of the queries of one request over its blocks. Returns [n, heads, head_dim].
+    """Compute causal attention of the queries of one request over its blocks. Returns [n, heads, head_dim].
 
     - q: float32 [n, heads, head_dim], at consecutive `positions` [n]
     - pool: see `LayerKV`

@@ -134,9 +134,12 @@ def rope_and_store(
 ) -> Tensor:
     """Normalize and rotate q and k, and write k and v to their slots.
 
-    qkv bfloat16 or float32 [tokens, (heads + 2 * kv_heads) * head_dim]. positions and slots int64 [tokens]. pool: of
-    one layer, [blocks, 2, kv_heads, BLOCK_SIZE, head_dim], bfloat16, float16, or uint8 for e4m3; there may be gaps
-    between blocks. -> q bfloat16 [tokens, heads, head_dim].
+    - qkv: bfloat16 or float32 [tokens, (heads + 2 * kv_heads) * head_dim]
+    - positions, slots: int64 [tokens]
+    - pool: one layer, [blocks, 2, kv_heads, BLOCK_SIZE, head_dim], bfloat16, float16, or uint8 for e4m3; there may be
+      gaps between blocks
+
+    Returns q, bfloat16 [tokens, heads, head_dim].
     """
     norms, rotary = attention.norms, attention.rotary
     together = norms is not None and norms.q.weight.shape[-1] != head_dim

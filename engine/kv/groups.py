@@ -25,7 +25,7 @@ class SavedBlocks:
     """The blocks of a preempted request in the host pools, from which it can resume."""
 
     num_computed: int
-    blocks: tuple[list[tuple[int, int]], ...]  # per KV group: (block index, host pool block)
+    blocks: tuple[list[tuple[int, int]], ...]  # (block index, host pool block) pairs, one list per KV group
     is_there: bool = False  # whether the copy to the host pools has completed
     is_lost: bool = False  # whether the copy to the host pools has failed
 
@@ -35,7 +35,7 @@ class RequestBlocks:
     """The block tables and block keys of one request, and the locations of its blocks in other tiers."""
 
     request: Request
-    tables: tuple[list[int], ...]  # per KV group: block ids in order
+    tables: tuple[list[int], ...]  # block ids in order, one list per KV group
     keys: list[BlockKey] = field(default_factory=list)  # keys of its first full blocks, computed on demand
     num_published: int = 0  # number of its first blocks that are computed and findable
     saved: SavedBlocks | None = None

@@ -131,8 +131,9 @@ class HostTier:
 
 
 def _to_demote(pool: BlockPool) -> list[int]:
-    """Return the next blocks to be evicted that the host pool lacks, if fewer blocks are ready than READY_FRACTION
-    demands.
+    """Return the blocks to copy to the host pool: those that will be evicted next and have no copy yet.
+
+    The result is empty if enough blocks are ready (see READY_FRACTION).
     """
     missing = pool.num_usable // READY_FRACTION - (pool.num_free - pool.num_cached)
     next_taken = islice(pool.in_eviction_order(), max(0, missing))

@@ -32,7 +32,7 @@ class Arrived:
     """The outcome of copying a request's blocks to the device."""
 
     request: Request
-    ok: bool  # False: a copy has failed, and the request holds no blocks any more
+    ok: bool  # whether all copies succeeded; if not, the request holds no blocks any more
 
 
 class KVMemory:

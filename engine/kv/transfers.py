@@ -93,11 +93,13 @@ class BlockTransfer(Protocol):
         ...
 
     def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
-        """Mark segments as recently used, so that they are deleted last. Asynchronous."""
+        """Mark segments as recently used, so that they are deleted last. Returns without waiting."""
         ...
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
-        """Delete the files of segments that hold these blocks, after the writes already submitted. Asynchronous."""
+        """Delete the files of segments that hold these blocks, after the writes already submitted. Returns without
+        waiting.
+        """
         ...
 
     def wait(self) -> None:

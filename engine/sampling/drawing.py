@@ -52,8 +52,8 @@ class Logits:
 
     buffer: Tensor  # float32 [rows or more, vocabulary]
     greedy: Sequence[int] | None = None  # most likely token of each row; -1 for a row of NaN; None: not computed
-    rows: int | None = None  # None: all rows of the buffer
-    draw: Draw | None = None  # None: the device has no sampler
+    rows: int | None = None  # number of rows in use; None: all rows of the buffer
+    draw: Draw | None = None  # sampler of the device; None: it has none
 
     @property
     def values(self) -> Tensor:

@@ -32,7 +32,7 @@ def token_array(request: Request) -> "array[int]":
 
 
 def dry_penalties(request: Request) -> dict[int, float]:
-    """Return token id -> DRY penalty, for each token that would continue a repetition in the prompt or the reply."""
+    """Return the DRY penalty by token id, for tokens that would continue a repetition in the prompt or the reply."""
     dry = request.params.dry
     if dry is None:
         return {}

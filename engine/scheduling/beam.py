@@ -17,7 +17,7 @@ from engine.sampling_params import BeamParams, SamplingParams
 class Beam:
     """A sequence: its last token and a link to the preceding beam, so that beams share common prefixes."""
 
-    before: "Beam | None" = None  # None: this beam is the empty reply
+    before: "Beam | None" = None  # the preceding beam; None: this beam is the empty reply
     token_id: int = -1
     logprobs: TokenLogprobs | None = None  # log-probabilities of the token, if they were requested
     score: float = 0.0  # sum of the log-probabilities of the sequence

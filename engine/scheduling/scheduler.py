@@ -10,8 +10,8 @@ blocks are swapped out to the host pools, or dropped and recomputed. The first r
 request always makes progress. No request is preempted more than MAX_PREEMPTIONS times. A request can also lose its slot
 to a request of a higher class.
 
-The next step may be planned while steps are under way. A request's blocks and counters are handed over only when every
-step that includes the request has been collected.
+The next step may be planned while steps are under way. A request's blocks are released, swapped out, or shared only
+after every step that includes the request has been collected.
 """
 
 import time

@@ -39,7 +39,7 @@ NUMERICS_VERSION = "3"  # increase when a change to the kernels changes result b
 STEP_OPERATIONS = 80_000_000_000  # operations that one thread computes in 0.2 s
 MIN_HEAD_DIM = 32  # smaller heads occur only in test models
 ACTIVATION_FORMS = {8: Form.BITS_8, 14: Form.BITS_14}  # keyed by the number of bits per activation
-LOCAL_PIECES = 16  # up to this many pieces, every thread merges the results itself instead of waiting for the others
+LOCAL_PIECES = 16  # with at most this many pieces, every thread merges them itself instead of waiting for others
 
 
 class CpuDevice:

@@ -34,7 +34,7 @@ def store_some(e: Emit, at: Any, value: Any, live: Any) -> None:
 
 @kernel
 def multiply_floats(e: Emit, x: Any, count: Any, factor: Any) -> None:
-    """x *= factor. `factor` is the bits of a float32."""
+    """Multiply `count` floats at x by a factor in place. `factor` is given as the bits of a float32."""
     factors = e.splat(e.float_from_bits(factor))
 
     def multiply(number: Any, live: Any) -> None:
@@ -46,7 +46,7 @@ def multiply_floats(e: Emit, x: Any, count: Any, factor: Any) -> None:
 
 @kernel
 def copy_floats(e: Emit, x: Any, count: Any, out: Any) -> None:
-    """out = x"""
+    """Copy `count` floats from x to `out`."""
 
     def copy(number: Any, live: Any) -> None:
         store_some(e, e.at(out, number, 64), load_some(e, e.at(x, number, 64), live), live)
@@ -56,7 +56,7 @@ def copy_floats(e: Emit, x: Any, count: Any, out: Any) -> None:
 
 @kernel
 def add_floats(e: Emit, x: Any, count: Any, out: Any) -> None:
-    """out += x"""
+    """Add `count` floats at x to those at `out`."""
 
     def add(number: Any, live: Any) -> None:
         at = e.at(out, number, 64)

@@ -12,7 +12,7 @@ from quant.cpu.layouts import packing_of
 from quant.errors import InglenookError
 
 FLOAT = 4  # bytes of a float32
-PACKED_RATIO = 1.03  # upper bound of packed bytes per byte of the file, for matrices of which no sample can be packed
+PACKED_RATIO = 1.03  # upper bound of packed bytes per byte of the file, used if no sample can be packed
 FIXED_BYTES = 32 << 20  # bytes for compiled kernels, the recorded program, and torch's sampling, as measured
 
 

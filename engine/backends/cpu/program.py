@@ -114,7 +114,7 @@ COUNTS = (
 )
 HEADER_WORDS = (
     *COUNTS,
-    "token_ids",  # from here up to `tables`: addresses of int64 arrays
+    "token_ids",  # the words from here to `tables` are addresses of int64 arrays
     "positions",
     "slots",  # [groups][tokens]
     "output_rows",
@@ -291,19 +291,23 @@ def _qkv(row: Instruction, limits: Limits) -> Touched:
 
 def _rope_store(row: Instruction, limits: Limits) -> Touched:
     yield from _qkv(row, limits)
-    yield "rotary_dim", row["x"], row["head_dim"] - row["rotary_dim"]  # at most head_dim
+    yield "rotary_dim", row["x"], row["head_dim"] - row["rotary_dim"]  # must be at most head_dim
     for name in ("cosine", "sine") if row["rotary_dim"] else ():
         yield name, row[name], 2 * row["rotary_dim"] * limits.context
     if row["q_norm"] or row["k_norm"]:
         for name, heads in (("q_norm", row["kv_heads"] * row["heads"]), ("k_norm", row["kv_heads"])):
             yield name, row[name], (heads - 1) * row["norm_stride"] + 4 * row["head_dim"]
-        yield "norm_stride", row["q_norm"], row["norm_stride"]  # not negative
+        yield "norm_stride", row["q_norm"], row["norm_stride"]  # must not be negative
 
 
 def _partials(row: Instruction, limits: Limits) -> Touched:
     count = limits.requests * row["kv_heads"] * row["max_pieces"] * row["heads"]
     yield "partials", row["partials"], count * partial_bytes(row["head_dim"])
-    yield "window", row["partials"], min(row["window"], 1) - 1  # at least 1, so that there is at least one piece
+    yield (
+        "window",
+        row["partials"],
+        min(row["window"], 1) - 1,
+    )  # must be at least 1, so that there is at least one piece
 
 
 def _attend(row: Instruction, limits: Limits) -> Touched:

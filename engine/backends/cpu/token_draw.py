@@ -34,7 +34,7 @@ def _allowed(e: Emit, words: Any, number: Any, live: Any) -> Any:
 
 @kernel
 def largest_allowed(e: Emit, x: Any, words: Any, count: Any, out: Any) -> None:
-    """out[0] = the largest x with a bit in words, -inf if there is none."""
+    """Write to out[0] the largest x whose bit in `words` is set, or -inf if there is none."""
     b = e.b
     best = e.variable(e.f(-np.inf))
 
@@ -49,7 +49,10 @@ def largest_allowed(e: Emit, x: Any, words: Any, count: Any, out: Any) -> None:
 
 @kernel
 def weigh_allowed(e: Emit, x: Any, words: Any, count: Any, settings: Any, out: Any, total: Any) -> None:
-    """out = exp((x - settings[0]) * settings[1]) where words has a bit, else 0; total[0] = sum(out)."""
+    """Write weights to `out`, and their sum to total[0].
+
+    The weight is exp((x - settings[0]) * settings[1]) if the bit in `words` is set, otherwise 0.
+    """
     b = e.b
     best, factor = (e.splat(e.load(e.at(settings, number, 4), F32)) for number in (0, 1))
     totals = e.variable(e.f(0))

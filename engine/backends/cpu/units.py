@@ -164,7 +164,7 @@ def _argmax_segments(a: Record, first: int, last: int) -> None:
     for unit in range(first, last):
         start = unit % segments * SEGMENT
         x, count = a.x + unit // segments * a.x_stride + 4 * start, min(SEGMENT, a.rows - start)
-        if a.softcap != 0:  # before the search, because different logits may be equal after the cap
+        if a.softcap != 0:  # applied before the search, because different logits may be equal after the cap
             cap_floats(x, count, a.softcap)
         _largest(x, count, start, a.out + 8 * unit)
 

@@ -42,8 +42,8 @@ class BatchTensors:
 
     token_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
-    slots: tuple[Tensor, ...]  # per KV group, int64 [T]
-    tables: tuple[Tensor, ...]  # per KV group, int32 [R, blocks]; entries after a request's blocks are stale
+    slots: tuple[Tensor, ...]  # int64 [T], one tensor per KV group
+    tables: tuple[Tensor, ...]  # int32 [R, blocks], one tensor per KV group; entries after a request's blocks are stale
     query_starts: Tensor  # int32 [R + 1]
     context_lengths: Tensor  # int32 [R]: tokens of each request after this step; 0 for padding requests
     logit_rows: Tensor | None  # int64 [rows]; None: all tokens

@@ -184,5 +184,5 @@ class PlannedGpu(Gpu):
 
 
 def planned_gpu(memory: int) -> PlannedGpu:
-    """Return a GPU for estimates with this many bytes of memory."""
+    """Return a hypothetical GPU with this number of bytes of memory, for estimates."""
     return PlannedGpu(Card("a GPU", CAPABILITY, MULTIPROCESSORS, SHARED_MEMORY, L2_BYTES, memory))

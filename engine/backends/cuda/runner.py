@@ -36,7 +36,7 @@ class CudaTicket:
     """A launched step on a GPU, with its samples."""
 
     parts: tuple[ScheduledRequest, ...]
-    logits: Tensor | None  # on the GPU; only if the step reports log-probabilities of a prompt
+    logits: Tensor | None  # logits on the GPU, kept only if the step reports log-probabilities of a prompt
     targets: list[SampleTarget]
     masks: Masks
     sampled: Tensor  # int64 [targets], on the GPU
