@@ -17,7 +17,7 @@ AppError
 ├── InvalidMessage         (generation/conversation.py) a message that cannot be given to a model
 ├── ReplyFailed            the engine ended a reply because a step failed
 ├── ReplyAborted           the engine ended a reply because the engine is shutting down
-├── InvalidRequest         (server/errors.py)
+├── InvalidRequest         (server/http/errors.py)
 ├── CompetitorFailed, UnsuitableLoad               (bench/competitor.py)
 ├── HistoryTooNew, HistoryUnavailable, HistoryDamaged, NoSuchChat   (history/records.py)
 │   └── HistoryInUse        other processes have the damaged history open

@@ -19,7 +19,7 @@ _LAST_ID = 1 << 53  # far above any id in use
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """The valid values of a column, and the repair of invalid ones."""
+    """Checks the values of a column, and repairs invalid ones."""
 
     holds: Callable[[Value], bool]
     repair: Callable[[Value], Value]  # returns the valid value that is closest to an invalid one

@@ -145,7 +145,7 @@ class Chat(Struct, frozen=True, kw_only=True):
 
     id: int
     title: str = ""
-    is_title_given: bool = False  # set by the user
+    is_title_given: bool = False  # whether the user set the title
     settings: ChatSettings = ChatSettings()
     trim: Trim = Trim()
     is_pinned: bool = False

@@ -32,7 +32,7 @@ class FoundRow:
 
     table: str
     id: int
-    row: Row  # without its digest; damaged values are replaced
+    row: Row  # values without the digest; damaged ones are replaced
     is_sound: bool  # whether it is unchanged
     has_digest: bool
 

@@ -72,7 +72,7 @@ class Families:
 
     models: Mapping[str, KnownModel]
     defaults: Mapping[str, str]  # family name without a size -> model
-    recommended: tuple[KnownModel, ...]  # for chats, the best first
+    recommended: tuple[KnownModel, ...]  # models recommended for chats, the best first
 
     def __iter__(self) -> Iterator[KnownModel]:
         return iter(self.models.values())

@@ -40,7 +40,7 @@ class ModelFit:
     name: str
     size: int  # bytes of its files
     is_stored: bool
-    fit: Fit  # on the preferred device
+    fit: Fit  # memory needs on the preferred device
     on_cpu: Fit | None  # set if the preferred device is a GPU and the model does not fit there
     smaller: str  # name of the largest smaller quantization that fits; empty: none is known
     int4: bool  # whether it would fit with its layers quantized to int4 while loading
@@ -53,7 +53,7 @@ class ModelFit:
 def fit_model(name: str, settings: Settings, progress: Progress | None = None, memory: int = 0) -> ModelFit:
     """Return the memory needs of the model with that name. Only headers are downloaded.
 
-    `memory`: bytes of the device to assume; 0: all free memory. Raises ModelNotFound, Offline, ModelFileError,
+    `memory`: device memory to assume, in bytes; 0: the free memory. Raises ModelNotFound, Offline, ModelFileError,
     UnsupportedModel, and the errors of `open_checkpoint`.
     """
     progress = progress or SilentProgress()

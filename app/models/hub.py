@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _UNKNOWN_LOGIN = "ingle: unknown login"  # code for a rejected token: the Hub sends none
 
-# Error messages by the value of the header X-Error-Code.
+# Value of the header X-Error-Code -> error message.
 _REFUSALS: Mapping[str, str] = {
     "GatedRepo": "{repo} is gated: accept its license at {page}, then log in with `hf auth login` or set HF_TOKEN",
     "RepoNotFound": "{repo} does not exist on the Hub, or is private: check the name, or log in with `hf auth login`",

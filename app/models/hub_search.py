@@ -56,7 +56,7 @@ def search_hub(
 ) -> list[SearchResult]:
     """Return models that fit first, and then the most downloaded ones.
 
-    `memory`: bytes of the device to assume; 0: all free memory. Raises Offline, or AppError if the Hub refuses.
+    `memory`: device memory to assume, in bytes; 0: the free memory. Raises Offline, or AppError if the Hub refuses.
     """
     with progress.task(f"Searching {hub.host(settings)} for {words}", None):
         check_reachable(settings.hub_endpoint)

@@ -125,7 +125,7 @@ def _largest_file(folder: Path) -> int:
 
 
 def _pip_failure(log: str) -> AppError:
-    """Return the error for a failed pip.
+    """Return the error for a failed run of pip.
 
     Unprintable characters are removed, because some lines come from the network.
     """

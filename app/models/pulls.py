@@ -44,7 +44,7 @@ class PullProgress:
     label: str = ""  # description of the current step
     done: int = 0  # bytes
     total: int | None = None  # None: nothing to count
-    stored: StoredModel | None = None  # set when it is done
+    stored: StoredModel | None = None  # set when the pull is done
 
 
 class Pulls:

@@ -46,7 +46,7 @@ _GROWTH = 4  # factor by which the next request is larger if those were not enou
 class RemoteModel:
     """A model of the Hub, according to its headers."""
 
-    name: RepositoryName  # with the chosen quantization
+    name: RepositoryName  # name that includes the chosen quantization
     path: Path  # a GGUF file, the first part of one, or a folder
     size: int  # bytes of its complete files
     license: str

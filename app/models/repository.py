@@ -40,7 +40,7 @@ _NAME = re.compile(
 )
 PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # quantizations to choose, in this order, if the name has none
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
-QUANTIZATION = r"(?:i?q|tq)\d(?:_\w+)?|bf16|f16|f32|mxfp4\w*"  # as written in names, in any case
+QUANTIZATION = r"(?:i?q|tq)\d(?:_\w+)?|bf16|f16|f32|mxfp4\w*"  # pattern of quantizations in names; case is ignored
 _QUANTIZATION = re.compile(rf"(?:^|[-._/])({QUANTIZATION})(?=[-./]|$)", re.IGNORECASE)
 _NO_MODELS = ("mmproj", "imatrix")  # GGUF files that are not models
 

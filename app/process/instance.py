@@ -36,7 +36,7 @@ class Instance:
 
     pid: int
     port: int
-    url: str  # without a path, such as "http://127.0.0.1:4645"
+    url: str  # URL without a path, such as "http://127.0.0.1:4645"
     model: str  # name in the catalog, or the path as the user gave it
     model_path: str  # absolute
     started_at: str  # ISO 8601 in UTC

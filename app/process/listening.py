@@ -110,7 +110,9 @@ def _listen(family: int, address: str, port: int) -> socket.socket:
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind((address, port))
-        listener.listen(_BACKLOG)  # at once, because a bound socket alone does not keep other programs from the port
+        listener.listen(
+            _BACKLOG
+        )  # a socket that is bound but does not listen would not keep other programs from the port
     except OSError as problem:
         listener.close()
         if problem.errno != errno.EADDRINUSE:

@@ -43,7 +43,7 @@ class RequestReport(Struct):
     prompt_total: int
     reply_tokens: int
     seconds: float  # seconds since the request arrived
-    reply: str = ""  # the id that stops it; empty if it has none
+    reply: str = ""  # id by which a client can end the reply; empty: none
 
 
 class TierReport(Struct):

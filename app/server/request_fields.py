@@ -34,13 +34,13 @@ class Handling(enum.Enum):
 class Field:
     """A row of a table: one documented field of a request."""
 
-    path: str  # such as "options.num_ctx"; members of list items as "messages[].name"
+    path: str  # path of the field, such as "options.num_ctx", or "messages[].name" for a member of list items
     handling: Handling
     sources: str  # the APIs that document it, such as "OpenAI, vLLM"
     example: Json  # a value that clients send; for a refused field, a value that is refused
     note: str = ""  # the effect, or why the field has none, or what to do instead
-    target: str = ""  # for an alias: the name of the real field, which is in the same object
-    neutral: tuple[Json, ...] = ()  # for a refused field: values without effect, which are accepted
+    target: str = ""  # name of the field that an alias stands for; both are in the same object
+    neutral: tuple[Json, ...] = ()  # values of a refused field that have no effect and are accepted
 
     @property
     def parent(self) -> str:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from app.models.details import ModelDetails
 from app.server.http.errors import InvalidRequest
 
-ANY_MODEL = "*"  # in an alias: the model that is served, whichever it is
+ANY_MODEL = "*"  # target of an alias that means the served model, whichever it is
 
 
 class ServedModel:

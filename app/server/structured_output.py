@@ -37,7 +37,7 @@ class NamedSchema(Struct):
 class ResponseFormat(Struct):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    schema: Schema | None = None  # the schema, where clients of llama.cpp send it
+    schema: Schema | None = None  # field in which clients of llama.cpp send the schema
 
 
 class StructuredOutputs(Struct):
@@ -51,7 +51,7 @@ class StructuredOutputs(Struct):
     json_object: bool | None = None
     regex: GrammarText | None = None
     choice: Choices | None = None
-    grammar: GrammarText | None = None  # in Lark or GBNF
+    grammar: GrammarText | None = None  # a grammar in Lark or GBNF
     whitespace_pattern: Annotated[str, Meta(max_length=256)] | None = None
     disable_any_whitespace: bool | None = None
 

@@ -58,7 +58,9 @@ class Inside:
 class Setting:
     """How one setting is read. Its environment variable is `INGLE_` and its name, its config.toml key is its name."""
 
-    parse: Callable[[object], object]  # from a string or a TOML value; raises ValueError that says what is expected
+    parse: Callable[
+        [object], object
+    ]  # parses a string or a TOML value; the message of its ValueError states the expected form
     default: object  # the value, a function without arguments that returns it, or an `Inside`
     meaning: str  # help text, with unit and default
     also: tuple[str, ...]  # environment variables of other tools, read after the INGLE_* variable

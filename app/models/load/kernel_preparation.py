@@ -52,7 +52,7 @@ def prepare_kernels(layouts: frozenset[Layout] | None, options: LoadOptions, pro
 
 @contextmanager
 def loading(stored: StoredModel, progress: Progress) -> Iterator[LoadProgress]:
-    """Show two tasks, one after the other: reading the files, and the preparation until the model can compute.
+    """Show two tasks, one after the other: reading the files, and preparing the model.
 
     On a GPU the second task includes the compilation of kernels.
     """

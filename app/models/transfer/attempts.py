@@ -17,7 +17,7 @@ from app.errors import AppError
 T = TypeVar("T")
 
 WAITS = (0.2, 1.0, 3.0, 10.0, 30.0, 60.0)  # seconds after the first failed attempt, the second, ...
-SHORT_WAITS = WAITS[:3]  # for requests whose result the user waits for
+SHORT_WAITS = WAITS[:3]  # waits of requests whose result the user waits for
 LONGEST_WAIT = 300.0  # seconds that a server may ask to wait
 _BUSY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 _QUIET_SECONDS = 2.0  # longest wait in seconds that is not reported

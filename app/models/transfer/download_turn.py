@@ -61,7 +61,7 @@ class DownloadTurn:
             self._watch(lock, progress)
         try:
             (self._folder / _STATE).unlink(missing_ok=True)  # left by a process that was killed
-            self._check_stop()  # also before the first report
+            self._check_stop()  # a stop may have been requested before the first report
             yield _SharedProgress(progress, self._publish, self._check_stop)
         finally:
             (self._folder / _STATE).unlink(missing_ok=True)

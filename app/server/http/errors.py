@@ -162,7 +162,7 @@ def convert_errors(parameter: str) -> Iterator[None]:
         raise InvalidRequest(error.message, error.remedy, parameter=parameter) from error
 
 
-_ERROR_BODY: Final = "inglenook.error_body"  # in a scope: the function that returns the body of an error
+_ERROR_BODY: Final = "inglenook.error_body"  # key in an ASGI scope of the function that returns the body of an error
 
 
 class ErrorFormats:

@@ -80,7 +80,7 @@ def description(endpoints: Sequence[Endpoint], models: Sequence[str], errors: Er
         {"title": "Inglenook", "version": "1"},
         paths,
         {"schemas": schemas.components, "securitySchemes": keys},
-        [{}, {_KEY: []}],  # with or without a key: the settings decide whether one is needed
+        [{}, {_KEY: []}],  # a key is optional here, because the settings decide whether one is needed
     )
 
 

@@ -50,7 +50,7 @@ class MessageUsage(Struct, kw_only=True):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int = 0
-    output_tokens_details: OutputTokensDetails | UnsetType = UNSET  # known at the end, like the next field
+    output_tokens_details: OutputTokensDetails | UnsetType = UNSET  # set at the end of the reply, like the next field
     # an extension: computed tokens, and the reason of a cache miss
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
 

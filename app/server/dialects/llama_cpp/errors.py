@@ -20,7 +20,7 @@ class ErrorDetail(Struct):
     code: int
     message: str
     type: str
-    n_prompt_tokens: int | UnsetType = UNSET  # for a prompt that is too long, like the next field
+    n_prompt_tokens: int | UnsetType = UNSET  # set if a prompt is too long, like the next field
     n_ctx: int | UnsetType = UNSET
 
 

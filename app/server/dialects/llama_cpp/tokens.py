@@ -31,7 +31,7 @@ class Tokens(Struct):
     tokens: list[int | Piece]
     count: int | UnsetType = UNSET
     max_model_len: int | UnsetType = UNSET
-    token_strs: list[str] | UnsetType | None = UNSET  # as they are in the vocabulary
+    token_strs: list[str] | UnsetType | None = UNSET  # entries of the vocabulary for these tokens
 
 
 class Text(Struct):

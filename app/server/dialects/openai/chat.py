@@ -90,11 +90,11 @@ class ChatCompletionChunk(Struct, kw_only=True):
     model: str
     choices: list[ChunkChoice]
     system_fingerprint: str = FINGERPRINT
-    usage: Usage | UnsetType = UNSET  # in the last chunk, which has no choice; in all chunks if the request asks for it
-    timings: Timings | UnsetType = UNSET  # in the same chunks as `usage`
-    prompt_progress: ProgressReport | UnsetType = UNSET  # only in chunks without a choice
-    prompt_token_ids: list[int] | UnsetType = UNSET  # in the first chunk with a choice
-    prompt_logprobs: PromptLogprobList | UnsetType = UNSET  # in the last chunk
+    usage: Usage | UnsetType = UNSET  # sent in the last chunk, which has no choice, or in all chunks on request
+    timings: Timings | UnsetType = UNSET  # sent in the same chunks as `usage`
+    prompt_progress: ProgressReport | UnsetType = UNSET  # sent only in chunks without a choice
+    prompt_token_ids: list[int] | UnsetType = UNSET  # sent in the first chunk with a choice
+    prompt_logprobs: PromptLogprobList | UnsetType = UNSET  # sent in the last chunk
 
 
 class CalledFunction(Struct):

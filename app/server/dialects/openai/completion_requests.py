@@ -77,7 +77,7 @@ class CompletionRequest(ReportingRequest, kw_only=True):
 
     def _max_tokens(self) -> int | None:
         if self.max_tokens == 0:
-            return 1  # only prefill is wanted: the one token is not reported
+            return 1  # the request asks only for prefill; the generated token is not reported
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else super()._max_tokens()
 
     def _logprobs(self) -> int | None:

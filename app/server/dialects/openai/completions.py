@@ -66,7 +66,7 @@ class CompletionChoice(Struct):
     finish_reason: FinishText | None = None
     # log-probabilities of the choice's prompt; never in a stream
     prompt_logprobs: PromptLogprobList | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET  # in the choice's first chunk
+    prompt_token_ids: list[int] | UnsetType = UNSET  # sent in the choice's first chunk
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -79,9 +79,9 @@ class Completion(Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     system_fingerprint: str = FINGERPRINT
-    usage: Usage | UnsetType = UNSET  # in the last chunk, which has no choice; in all chunks if the request asks for it
-    timings: Timings | UnsetType = UNSET  # in the same chunks as `usage`
-    prompt_progress: ProgressReport | UnsetType = UNSET  # only in chunks without a choice
+    usage: Usage | UnsetType = UNSET  # sent in the last chunk, which has no choice, or in all chunks on request
+    timings: Timings | UnsetType = UNSET  # sent in the same chunks as `usage`
+    prompt_progress: ProgressReport | UnsetType = UNSET  # sent only in chunks without a choice
 
 
 async def fold(chunks: AsyncGenerator[Completion]) -> Completion:

@@ -98,8 +98,9 @@ class EmbeddingEndpoints:
         return await self._answer(request, await read_body(request, EMBEDDING_FIELDS), _list_body)
 
     async def create_bare(self, request: Request) -> Response:
-        """Answer as OpenAI does if the request names an encoding, as OpenAI's libraries always do, else as llama.cpp
-        does.
+        """Reply in OpenAI's format if the request names an encoding, as OpenAI's libraries always do.
+
+        Otherwise, reply in llama.cpp's format.
         """
         body = await read_body(request, EMBEDDING_FIELDS)
         return await self._answer(request, body, _bare_body if body.encoding_format is None else _list_body)

@@ -55,7 +55,9 @@ class Model(Struct):
 
 class ModelList(Struct):
     data: list[Model]
-    first_id: str  # for clients of Anthropic's API, like the next two fields: the list is complete
+    first_id: (
+        str  # this and the next two fields are for clients of Anthropic's API: they state that the list is complete
+    )
     last_id: str
     has_more: Literal[False] = False
     object: Literal["list"] = "list"

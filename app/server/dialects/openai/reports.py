@@ -43,7 +43,7 @@ class Usage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET  # known at the end, like the next field
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET  # set at the end of the reply, like the next field
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
@@ -75,7 +75,7 @@ class PromptLogprob(Struct):
     """Log-probability of one token of a prompt, in vLLM's format."""
 
     logprob: float
-    rank: int | None  # among all tokens, from 1; null if it is not among the reported ones
+    rank: int | None  # rank among all tokens, starting at 1; null if the token is not reported among the likeliest
     decoded_token: str
 
 
@@ -105,7 +105,7 @@ class ReportingRequest(GenerationRequest, kw_only=True):
 
     prompt_logprobs: LogprobCount | None = None
     return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None  # in log-probabilities
+    return_tokens_as_token_ids: bool | None = None  # log-probabilities name tokens by id
     timings_per_token: bool | None = None  # report timings in each chunk of a stream
     request_id: RequestId | None = None  # the end of the reply's id
     t_max_prompt_ms: Milliseconds | None = None  # 0: no limit, also for the next field

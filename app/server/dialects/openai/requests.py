@@ -71,7 +71,7 @@ _SAME_IN_SAMPLING = (
 
 class StreamOptions(Struct):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # with include_usage: each chunk has the usage so far, as in vLLM
+    continuous_usage_stats: bool | None = None  # vLLM's field: with include_usage, each chunk has the usage so far
     # shortest time between two chunks; an extension of this server
     interval_ms: Annotated[int, Meta(ge=0, le=60_000)] | None = None
 
@@ -124,7 +124,9 @@ class GenerationRequest(DryFields, kw_only=True):
     # number of candidates, or the width of a beam search
     best_of: Annotated[int, Meta(ge=1, le=MAX_WIDTH)] | None = None
     use_beam_search: bool | None = None
-    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None  # for a beam search only, like the next field
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = (
+        None  # applies only to a beam search, like the next field
+    )
     early_stopping: bool | Literal["never"] | None = None
     structured_outputs: StructuredOutputs | None = None
     # this and the next three: vLLM's older names for members of `structured_outputs`

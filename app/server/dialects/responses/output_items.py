@@ -12,7 +12,7 @@ ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 class OutputText(Struct, tag_field="type", tag="output_text"):
     text: str = ""
     annotations: list[str] = field(default_factory=list)  # always empty
-    logprobs: list[ReportedToken] = field(default_factory=list)  # if the request asks for them
+    logprobs: list[ReportedToken] = field(default_factory=list)  # empty unless the request asks for them
 
 
 class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
