@@ -110,7 +110,9 @@ def llama_cpp_models() -> Path:
             archive = _pip_download(LLAMA_CPP_SOURCE, Path(scratch), "--no-binary", "llama-cpp-python")
             with tarfile.open(archive) as tar:
                 members = [m for m in tar.getmembers() if "/vendor/llama.cpp/models/" in m.name]
-                tar.extraction_filter = getattr(tarfile, "data_filter", None)  # missing before Python 3.11.4
+                tar.extraction_filter = getattr(
+                    tarfile, "data_filter", None
+                )  # tarfile lacks the filter before Python 3.11.4
                 tar.extractall(scratch, members)  # noqa: S202
             unpacked = next(Path(scratch).glob("*/vendor/llama.cpp/models"))
             # Another worker may have created the folder in the meantime, with the same bytes.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 CASES = ("turn", "stream", "tool", "wrong model", "too long")
-_DATA = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))  # shared with cases.mjs
+_DATA = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))  # cases.mjs reads the same file
 QUESTION: str = _DATA["question"]
 REPLY_TOKENS: int = _DATA["reply_tokens"]  # maximum tokens of a reply, for clients that can set it
 TOOL_QUESTION: str = _DATA["tool_question"]  # this prompt makes the scripted model call a tool

@@ -45,7 +45,9 @@ class Fences:
 @contextmanager
 def fenced() -> Iterator[None]:
     fences, before = Fences(), torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)  # makes torch fill new tensors
+    torch.use_deterministic_algorithms(
+        True, warn_only=True
+    )  # torch then fills new tensors with NaN or the largest integer
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch, "empty", fences.empty)

@@ -62,7 +62,7 @@ def _converted(data: Any, source: Any, target: Any, *rest: Any, **options: Any) 
     values = _tensor(data, source).float()
     if target in (tl.float8e4nv, tl.float8e5):
         most = torch.finfo(FLOATS[target]).max
-        values = values.clamp(-most, most)  # clamp keeps NaN
+        values = values.clamp(-most, most)  # NaN stays NaN
     bits = values.to(FLOATS[target]).contiguous()
     size = bits.element_size()
     return bits.view(SIGNED[size][1]).numpy().view(UNSIGNED[size]).reshape(np.shape(data))

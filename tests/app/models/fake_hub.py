@@ -26,7 +26,7 @@ class Mishap:
     headers: dict[str, str] = field(default_factory=dict)  # headers to replace or add; an empty value removes one
     cut_at: int | None = None  # bytes after which the connection is closed
     stall_at: int | None = None  # bytes after which the hub sends nothing more but keeps the connection open
-    flip_at: int | None = None  # position of a byte to change
+    flip_at: int | None = None  # position of the byte in which to flip a bit
     ignores_range: bool = False
     chunked: bool = False  # send the body as one chunk, and omit the final empty chunk
 
@@ -50,7 +50,7 @@ class FakeHub:
     mishaps: deque[Mishap] = field(default_factory=deque)  # failures of the next downloads, one per download
     meeting: Barrier | None = None  # barrier that holds each download until all of its parties have requested one
     pace: float = 0.0  # seconds between two pieces of a file
-    sent: int = 0  # bytes of files sent
+    sent: int = 0  # total bytes of files that were sent
     requests: list[tuple[str, str, Message]] = field(default_factory=list)
     closing: Event = field(default_factory=Event)
 

@@ -1,4 +1,4 @@
-"""A checkpoint folder gives the same answer as in transformers."""
+"""A checkpoint folder gives the same answer in Inglenook and in transformers."""
 
 import json
 import os

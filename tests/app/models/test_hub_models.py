@@ -176,7 +176,7 @@ def test_gguf_of_a_quantization_is_downloaded_with_all_parts(fake_hub: FakeHub, 
     parts = {f"Q8_0/tiny-Q8_0-0000{n}-of-00002.gguf": bytes([n]) * 200 for n in (1, 2)}
     fake_hub.repositories[REPO] |= {GGUF: b"GGUF" * 100, **parts}
     stored = pull(f"{REPO}:q8_0", settings)
-    assert sorted(fetched(fake_hub)) == sorted(parts)  # downloads run in parallel
+    assert sorted(fetched(fake_hub)) == sorted(parts)  # sorted, because the files are downloaded in parallel
     assert (stored.name, stored.quantization, stored.size) == (f"{REPO}:Q8_0", "Q8_0", 400)
     assert [path.read_bytes() for path in stored.weights()] == list(parts.values())
     assert pull(f"{REPO}:Q4_0", settings).path.name == GGUF

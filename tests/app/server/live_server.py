@@ -41,7 +41,7 @@ class ControlledRunner(HashRunner):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config, random.Random(0))
         self.failures = 0  # number of steps that will fail, counted from the next one
-        self.steps_allowed: threading.Semaphore | None = None  # None: no limit
+        self.steps_allowed: threading.Semaphore | None = None  # None: steps run without waiting
         self.plans = 0
 
     @contextmanager

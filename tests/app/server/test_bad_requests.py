@@ -71,7 +71,7 @@ BAD: dict[str, tuple[str, ...]] = {
         "true",
         "[]",
         '{"include_usage": 1}',
-        '{"include_usage": true}',  # valid only with "stream": true
+        '{"include_usage": true}',  # invalid without "stream": true
         *(f'{{"interval_ms": {bad}}}' for bad in ('"1"', "1.5", "-1", "60001", "true")),
     ),
     "allowed_token_ids": ("1", "[]", '["a"]', "[-1]", "[49152]"),
