@@ -228,7 +228,7 @@ def test_options_within_sentences_exist(path: Path, known_options: set[str]) -> 
         "ls | ingle run - --frobnicate",
     ],
 )
-def test_wrong_commands_are_found(command: str) -> None:
+def test_check_reports_wrong_commands(command: str) -> None:
     *_, words = commands_in(command)
     with pytest.raises((click.ClickException, AssertionError, KeyError, ValueError, FileNotFoundError)):
         check_command(words, whole=True)

@@ -101,7 +101,7 @@ def test_version_is_printed() -> None:
         (MemoryError(), 1),
     ],
 )
-def test_errors_have_exit_statuses(
+def test_each_kind_of_error_has_its_exit_status(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: BaseException, status: int
 ) -> None:
     def fail() -> None:

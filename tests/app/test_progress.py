@@ -93,7 +93,7 @@ def test_failed_task_ends_its_display(capfd: pytest.CaptureFixture[str]) -> None
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
 
-def test_quiet_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_quiet_progress_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     _work(progress_on_stderr(quiet=True))
     assert capfd.readouterr() == ("", "")
 
@@ -106,7 +106,7 @@ def test_progress_format_depends_on_stderr(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("no_color", [False, True])
-def test_terminal_shows_a_bar(no_color: bool) -> None:
+def test_terminal_shows_a_progress_bar(no_color: bool) -> None:
     code = "import tests.app.test_progress as t; t._slow_work()"
     shown = _on_a_terminal(code, {"COLUMNS": "100", "NO_COLOR": "1" if no_color else ""})
     assert all(part in shown for part in ("Fetching.", "Downloading [x]", "1.0/2.0", "MB", "200/300"))

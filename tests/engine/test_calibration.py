@@ -92,7 +92,7 @@ def test_model_larger_than_memory_is_rejected(llama: TinyModel, monkeypatch: pyt
         measured(llama.path, text(5))
 
 
-def test_nan_raises_an_error(llama: TinyModel, tmp_path: Path) -> None:
+def test_nan_in_the_weights_raises_an_error(llama: TinyModel, tmp_path: Path) -> None:
     broken = Path(shutil.copytree(llama.path, tmp_path / "broken"))
     weights = load_file(broken / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][3] = torch.nan

@@ -70,7 +70,7 @@ def test_chunks_stay_large_when_the_fixed_time_exceeds_the_target() -> None:
 
 
 @pytest.mark.parametrize("choice", [Preemption.SWAP, Preemption.RECOMPUTE])
-def test_configured_preemption_overrides_measurements(choice: Preemption) -> None:
+def test_configured_preemption_kind_overrides_measurements(choice: Preemption) -> None:
     assert CostModel(config(preemption=choice)).prefers_swap(5) == (choice is Preemption.SWAP)
 
 

@@ -50,5 +50,5 @@ def test_ids_outside_the_vocabulary_are_rejected(params: dict[str, object]) -> N
         SamplingParams(**params).check_vocabulary(100)  # type: ignore[arg-type]
 
 
-def test_default_seeds_differ() -> None:
+def test_requests_without_a_seed_get_different_seeds() -> None:
     assert SamplingParams().seed != SamplingParams().seed

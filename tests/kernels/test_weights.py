@@ -17,7 +17,7 @@ def test_weight_repeats_a_few_rows(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_values_have_realistic_deviations(kind: str) -> None:
+def test_random_weights_have_realistic_deviations(kind: str) -> None:
     values = dequantize(weight(kind, ROWS, 512, CPU))
     assert DEVIATION / 2 < float(values.std()) < 2 * DEVIATION
     assert abs(float(values.mean())) < DEVIATION / 2

@@ -15,5 +15,5 @@ def test_http_urls_may_be_opened(address: str) -> None:
     ["javascript:alert(1)", "file:///etc/passwd", "https://", "ftp://a.example", "https://a.example/\x1b]0;x", "//a",
      "https://a.example/ b", "http://[", "https://\u202ea.example", ""],
 )  # fmt: skip
-def test_other_urls_are_rejected(address: str) -> None:
+def test_urls_other_than_http_are_rejected(address: str) -> None:
     assert not is_web_address(address)

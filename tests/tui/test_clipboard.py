@@ -61,7 +61,7 @@ def test_missing_program_is_replaced_by_the_next_one() -> None:
     assert [one.command for one in picked] == [("xsel", "--clipboard", "--input")]
 
 
-def test_program_receives_the_text(tmp_path: Path) -> None:
+def test_clipboard_program_receives_the_text(tmp_path: Path) -> None:
     got = fake(tmp_path, "xclip")
     assert copied(environment(tmp_path, DISPLAY=":0")) is Destination.CLIPBOARD
     assert got.read_text(encoding="utf-8") == TEXT
@@ -89,7 +89,7 @@ def test_program_that_fails_or_hangs_copies_nothing(
     assert copied(environment(tmp_path, DISPLAY=":0"), "x" * 1_000_000) is None
 
 
-def test_tmux_receives_the_text(tmp_path: Path) -> None:
+def test_tmux_load_buffer_receives_the_text(tmp_path: Path) -> None:
     got = fake(tmp_path, "tmux", '(echo "$@"; cat) > "$0.got"')
     assert copied(environment(tmp_path, TMUX="socket,1,0")) is Destination.TMUX
     assert got.read_text(encoding="utf-8") == f"load-buffer -w -\n{TEXT}"

@@ -16,7 +16,7 @@ def test_file_name_has_the_extension_of_the_language(language: str, name: str, t
     assert suggested_name(language, tmp_path) == name
 
 
-def test_existing_files_are_skipped(tmp_path: Path) -> None:
+def test_suggested_name_skips_existing_files(tmp_path: Path) -> None:
     (tmp_path / "snippet.py").touch()
     (tmp_path / "snippet-2.py").touch()
     assert suggested_name("python", tmp_path) == "snippet-3.py"

@@ -53,7 +53,7 @@ def test_links_show_their_address_and_html_is_text(markdown: str, shown: str) ->
     assert inline_text(markdown) == shown
 
 
-def test_html_blocks_are_shown() -> None:
+def test_html_blocks_are_shown_as_text() -> None:
     assert inline_text("<div>\nhidden?\n</div>").replace("\n", "") == "<div>hidden?</div>"
 
 

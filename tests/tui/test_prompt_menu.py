@@ -69,7 +69,7 @@ def test_escape_closes_the_menu_until_the_command_is_gone() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_arguments_are_completed() -> None:
+def test_arguments_of_commands_are_completed() -> None:
     client = ScriptedClient()
     client.chats.kept_presets["pirate"] = Preset("pirate", ChatSettings("Talk like a pirate."))
 

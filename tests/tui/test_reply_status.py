@@ -56,7 +56,7 @@ def test_every_stage_of_a_reply_is_described() -> None:
     assert describe(reply, 80) == "Stopping"
 
 
-def test_line_is_below_the_question_until_the_reply_ends() -> None:
+def test_status_line_is_below_the_question_until_the_reply_ends() -> None:
     async def flow(chat: Chatting) -> None:
         status = chat.screen.query_one(ReplyStatus)
         assert not status.display

@@ -459,7 +459,7 @@ def test_code_is_copied_and_saved_without_overwriting(tmp_path: Path) -> None:
     run(ScriptedClient([TextDelta("```python\nprint('[/]')\n```"), END]), flow)
 
 
-def test_model_warning_is_shown() -> None:
+def test_warning_about_the_model_is_shown() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: chat.notices() == ["the model holds little"])
 

@@ -107,7 +107,7 @@ def test_link_in_a_cell_can_be_clicked() -> None:
     asyncio.run(show())
 
 
-def test_columns_share_the_width() -> None:
+def test_wide_columns_share_the_remaining_width() -> None:
     assert shared([5, 10, 4], 30) == [5, 10, 4]
     assert shared([5, 100, 4], 30) == [5, 21, 4]
     assert shared([50, 100, 4], 30) == [13, 13, 4]

@@ -136,7 +136,7 @@ def test_palette_shows_the_number_of_active_tools() -> None:
 
 
 @pytest.mark.parametrize("size", [(60, 15), (80, 24), (120, 40)])
-def test_dialog_fits_the_terminal(size: tuple[int, int]) -> None:
+def test_tools_dialog_fits_the_terminal(size: tuple[int, int]) -> None:
     many = ToolServer("many", "ready", "", tuple(ToolInfo(f"many__tool_{n}", "d" * 500) for n in range(60)))
 
     async def flow(chat: Chatting) -> None:

@@ -12,7 +12,7 @@ def test_spread_is_median_smallest_and_largest() -> None:
     assert Spread(2.0, 1.0, 4.0).times(3) == Spread(6.0, 3.0, 12.0)
 
 
-def test_percentiles_interpolate() -> None:
+def test_percentiles_are_interpolated() -> None:
     values = [float(value) for value in range(101)]
     assert percentile(values, 0.5) == 50
     assert percentile(values, 0.99) == 99

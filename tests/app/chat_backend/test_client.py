@@ -232,7 +232,7 @@ def test_client_implements_the_port(clients: Clients) -> None:
 
 
 @pytest.mark.usefixtures("running")
-def test_largest_attachment_is_counted(clients: Clients) -> None:
+def test_tokens_of_the_largest_attachment_are_counted(clients: Clients) -> None:
     """Even beyond the context, so that the user sees by how much."""
     text = "word " * (LARGEST // 5)
 

@@ -86,7 +86,7 @@ def test_request_and_reply_have_the_format_of_the_endpoint(settings: Settings, e
     }
 
 
-def test_chat_gets_one_title(settings: Settings, endpoint: FakeEndpoint) -> None:
+def test_chat_keeps_its_first_title(settings: Settings, endpoint: FakeEndpoint) -> None:
     async def work(client: TerminalClient) -> None:
         chat = (await client.chats.create(ChatSettings())).summary.id
         await client.chats.add(chat, None, "Hi")

@@ -46,7 +46,7 @@ def run(how: str) -> Terminal:
     [("return", 7), ("raise", 1), ("exit", 3)]
     + [(name, 128 + getattr(signal, name)) for name in ("SIGSEGV", "SIGKILL", "SIGHUP")],
 )
-def test_terminal_is_restored(how: str, status: int) -> None:
+def test_terminal_is_restored_however_the_child_ends(how: str, status: int) -> None:
     ended = run(how).ended()
     assert (ended.status, ended.modes, ended.attributes_are_back) == (status, frozenset(), True)
     assert (b"messages and replies are saved" in ended.output) == (how in ("SIGSEGV", "SIGKILL"))

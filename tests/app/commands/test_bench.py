@@ -70,7 +70,7 @@ def test_http_measures_a_server(environment: dict[str, str]) -> None:
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_interrupt_leaves_no_process(environment: dict[str, str]) -> None:
+def test_interrupt_ends_all_processes(environment: dict[str, str]) -> None:
     command = [*PROGRAM, *ONE_THREAD, "--http", "--prompt-tokens", "99"]
     assert_interrupt_ends_all(command, 1, ROOT, environment)
 

@@ -12,7 +12,7 @@ from app.settings.settings import SETTINGS
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_script_calls_this_program(shell: str) -> None:
+def test_completion_script_calls_this_program(shell: str) -> None:
     script = CliRunner().invoke(ingle, ["completion", shell]).stdout
     assert f"_INGLE_COMPLETE={shell}_complete" in script
     if interpreter := shutil.which(shell):

@@ -84,7 +84,7 @@ def test_hub_is_not_contacted_in_offline_mode(tmp_path: Path) -> None:
     ("version", "status"),
     [("2.10.1", "fail"), ("2.11.0", "ok"), ("2.13.0+cpu", "ok"), ("2.14.0", "fail"), ("?", "fail")],
 )
-def test_torch_version_out_of_range_fails(
+def test_torch_version_out_of_range_is_a_failed_check(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, status: str
 ) -> None:
     monkeypatch.setattr(checks, "version", lambda name: version)
@@ -108,7 +108,7 @@ def test_kernel_tier_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert result.remedy == "Set cpu_tier to one of: auto, portable."
 
 
-def test_missing_torch_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_torch_is_a_failed_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
@@ -209,7 +209,7 @@ def test_missing_default_model_is_a_warning_with_the_pull_command(tmp_path: Path
     assert (result.status, result.remedy) == ("warn", "ingle pull smollm2:135m")
 
 
-def test_invalid_models_folder_fails(tmp_path: Path) -> None:
+def test_invalid_models_folder_is_a_failed_check(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = _result(checks._models_dir, settings_in(tmp_path, models_dir=tmp_path / "file" / "models"))
     assert result.status == "fail"

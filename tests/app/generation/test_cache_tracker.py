@@ -82,7 +82,7 @@ def test_prefix_cached_before_start_has_no_miss(history: History) -> None:
     assert history.miss(prompt, TokenSources(disk=len(prompt) // 16 * 16)) is None
 
 
-def test_changed_system_message_diverges(history: History) -> None:
+def test_changed_system_message_is_reported_as_diverged(history: History) -> None:
     """The system message contains the time of day."""
     texts = [f"<|im_start|>system\nIt is Monday, {time} o'clock. Be brief.<|im_end|>\n" for time in ("nine", "ten")]
     history.answer(history.ids(texts[0] + QUESTION + BEGIN), history.ids(ANSWER + END))
@@ -97,7 +97,7 @@ def test_changed_system_message_diverges(history: History) -> None:
     assert miss.removed == ""
 
 
-def test_edited_reply_diverges(history: History) -> None:
+def test_edited_reply_is_reported_as_diverged(history: History) -> None:
     prompt = history.ids(SYSTEM + QUESTION + BEGIN)
     history.answer(prompt, history.ids("Paris; the Seine." + END))
     miss = history.miss([*prompt, *history.ids("Paris; the Loire." + END + NEXT)])

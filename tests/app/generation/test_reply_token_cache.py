@@ -39,7 +39,7 @@ def test_remembered_spans_are_found_at_once() -> None:
     assert reply_tokens.find(b"elsewhere") == ()
 
 
-def test_repeated_span_becomes_newest() -> None:
+def test_repeated_span_becomes_the_newest() -> None:
     reply_tokens = ReplyTokenCache()
     remember(reply_tokens, generated(1), generated(2), generated(1))
     assert numbers(reply_tokens.find(PLACE)) == [2, 1]

@@ -164,7 +164,7 @@ def our_text(
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("first", range(4))
-def test_real_templates_render_like_transformers(
+def test_real_templates_render_like_in_transformers(
     llama_cpp_models: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
     """Each template has its own test, so that both renderers compile it only once. Each run tests a quarter of them."""
@@ -210,7 +210,7 @@ def test_real_templates_render_like_transformers(
         "{{ [1] * 'a' }}",
     ],
 )
-def test_features_render_like_transformers(
+def test_template_features_render_like_in_transformers(
     patient: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", FixedDatetime)
@@ -644,7 +644,7 @@ def test_child_in_a_loop_ends_when_its_parent_dies() -> None:
 
 
 @pytest.mark.parametrize("frame", [b"{", b"[]", b"1", b"{}", b"\xff", b'{"template": [], "source": 1}', b"[" * 99_999])
-def test_child_answers_any_frame(frame: bytes) -> None:
+def test_child_answers_malformed_frames_with_an_error(frame: bytes) -> None:
     sent = len(frame).to_bytes(4, "big") + frame + framed(request("x"))
     done = subprocess.run(child_command(), input=sent, capture_output=True, timeout=100, check=False)
     assert b'"error": ' in done.stdout

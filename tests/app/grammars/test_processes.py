@@ -357,7 +357,7 @@ def test_internal_failure_is_logged_and_refuses_the_grammar(
     assert "JSONDecodeError" in caplog.text
 
 
-def test_vocabulary_survives_packing(tokenizer: Tokenizer) -> None:
+def test_packed_vocabulary_is_unpacked_unchanged(tokenizer: Tokenizer) -> None:
     vocabulary = vocabulary_of(tokenizer)
     there = Vocabulary.unpacked(vocabulary.packed())
     assert [list(there.tokens), list(there.special), list(there.ends)] == [

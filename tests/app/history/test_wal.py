@@ -138,7 +138,7 @@ def test_frames_of_an_older_log_are_ignored(sound: tuple[Path, bytes, bytes], tm
 
 
 @pytest.mark.parametrize("content", [b"", bytes(32), bytes(9000)])
-def test_unwritten_log_is_sound(content: bytes) -> None:
+def test_empty_or_zeroed_log_is_sound(content: bytes) -> None:
     assert read_wal(content) == Wal()
 
 

@@ -39,7 +39,7 @@ def their_answer(folder: Path) -> str:
     return str(tokenizer.decode(reply[prompt["input_ids"].shape[1] :], skip_special_tokens=True))
 
 
-def test_folder_answers_like_transformers(folder: Path, tmp_path: Path) -> None:
+def test_folder_gives_the_same_answer_as_transformers(folder: Path, tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "INGLE_STATE_DIR": str(tmp_path / "state"),

@@ -108,7 +108,7 @@ def test_stream_and_whole_reply_agree(http: httpx.Client, path: str) -> None:
     assert list(texts.values()) == [text_of(choice) for choice in whole["choices"]]
 
 
-def test_logprobs_belong_to_the_results(http: httpx.Client) -> None:
+def test_each_result_has_its_own_logprobs(http: httpx.Client) -> None:
     whole = ask(http, CHAT, use_beam_search=True, n=2, best_of=4, logprobs=True, top_logprobs=3)
     without = ask(http, CHAT, use_beam_search=True, n=2, best_of=4)
     for choice, other in zip(whole["choices"], without["choices"], strict=True):

@@ -67,7 +67,7 @@ PLACES = ["chat_template.json", "tokenizer_config.json", "chat_template.jinja"] 
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_newer_template_file_overrides(folder: Path, number: int) -> None:
+def test_newer_template_file_overrides_older_ones(folder: Path, number: int) -> None:
     for name in PLACES[: number + 1]:
         if name.endswith(".json"):
             write(folder, name, {"chat_template": name})

@@ -88,7 +88,7 @@ def test_control_tokens_are_parsed_only_on_request(qwen: Tokenizer) -> None:
     assert qwen.decode(qwen.encode(text)) == text
 
 
-def test_no_bos_is_added(llama2: Tokenizer) -> None:
+def test_encoding_adds_no_bos_token(llama2: Tokenizer) -> None:
     assert llama2.add_bos
     assert llama2.encode("") == llama2.encode("", parse_special=True) == []
     assert llama2.bos_id not in llama2.encode("Hello", parse_special=True)

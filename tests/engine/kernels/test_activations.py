@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("fenced_memory")
 @pytest.mark.parametrize("kind", Gate)
 @pytest.mark.parametrize(("tokens", "width"), [(1, 16), (3, 1024), (2, 1500)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_gated_equals_the_reference(
+def test_gated_activations_equal_the_reference(
     kind: Gate, tokens: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     x = (3 * torch.randn(tokens, 2 * width)).to(dtype)

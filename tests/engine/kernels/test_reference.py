@@ -90,12 +90,12 @@ def test_rope_rotates_pairs_like_complex_numbers() -> None:
     torch.testing.assert_close(rope(x, cos, sin, interleaved=False), torch.cat((halves.real, halves.imag), -1))
 
 
-def test_gated_equals_torch() -> None:
+def test_gated_activations_equal_torch() -> None:
     gate, up = torch.randn(2, 6, 35)
     torch.testing.assert_close(gated(torch.cat((gate, up), -1), Gate.SILU), F.silu(gate) * up)
 
 
-def test_gated_row_does_not_depend_on_other_rows() -> None:
+def test_row_of_gated_activations_does_not_depend_on_other_rows() -> None:
     x = torch.randn(211, 2 * 45)
     whole = gated(x, Gate.SILU)
     for start, stop in [(0, 1), (5, 12), (100, 211)]:

@@ -102,7 +102,7 @@ def test_tokens_equal_the_host_for_the_same_uniform_numbers(vocabulary: int, dev
     assert_same(logits, params, rows.columns.uniforms, run(logits, rows, device).columns.token_ids.tolist())
 
 
-def test_large_vocabulary_equals_the_host(device: torch.device) -> None:
+def test_sampling_from_a_large_vocabulary_equals_the_host(device: torch.device) -> None:
     params = [{}, {"top_k": 40, "top_p": 0.95}, {"top_p": 0.8}, {"temperature": 1.5, "top_p": 0.6}]
     logits, targets = torch.randn(len(params), 50000) * 3, targets_of(params)
     rows = build_rows(targets, 50000)
@@ -217,7 +217,7 @@ def test_edited_logits_equal_the_host(device: torch.device) -> None:
     assert tokens == [it.token_id for it in sample_on_host(logits[sources], requests)]
 
 
-def test_xtc_equals_the_host(device: torch.device) -> None:
+def test_xtc_on_the_device_equals_the_host(device: torch.device) -> None:
     xtc = {"xtc_probability": 1.0, "xtc_threshold": 0.05}
     params = [{**xtc, **it} for it in (*FILTERS[:4], {"top_p": 0.9, "logit_bias": ((3, 2.0),)}, {"temperature": 0})]
     params.insert(2, {**xtc, "xtc_probability": 0.0})

@@ -80,7 +80,7 @@ def test_sequences_and_scores_equal_transformers(
         assert [score for _, score in found] == pytest.approx(scores, abs=1e-4, rel=1e-6)
 
 
-def test_min_tokens_equals_transformers(tiny: TinyLlama, engine: ModelEngine) -> None:
+def test_results_with_min_tokens_equal_transformers(tiny: TinyLlama, engine: ModelEngine) -> None:
     prompt, ends = tuple(range(20)), list(range(0, 97, 3))
     beams = BeamParams(4, 4)
     short = ours(engine, prompt, beams, ends, max_tokens=14)

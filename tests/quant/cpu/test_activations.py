@@ -154,7 +154,7 @@ def test_subnormal_values_stay_near_zero(form: Form, size: float) -> None:
         assert (np.abs(row.sums) <= 1e-34).all()
 
 
-def test_floats_are_copied() -> None:
+def test_float_activations_are_copied_bit_by_bit() -> None:
     x = np.random.default_rng(SEED).standard_normal(96).astype(np.float32)
     x[:4] = [np.inf, -np.inf, np.nan, -0.0]
     assert np.array_equal(written(x, Form.FLOAT).floats.view(np.int32), x.view(np.int32))

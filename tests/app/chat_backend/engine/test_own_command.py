@@ -42,6 +42,6 @@ def test_cancelling_kills_the_command(tmp_path: Path, monkeypatch: pytest.Monkey
     asyncio.run(main())
 
 
-def test_memory_option_round_trips() -> None:
+def test_memory_option_has_the_bytes_in_gb() -> None:
     assert memory_option(0) == ()
     assert memory_option(18_500_000_000) == ("--memory", "18.500000GB")

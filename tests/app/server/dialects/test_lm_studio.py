@@ -117,7 +117,7 @@ def test_stream_and_whole_chat_agree(hash_server: LiveServer) -> None:
         assert reply["response_id"].startswith("resp_")
 
 
-def test_reasoning_is_separate(scripted_server: ScriptedServer) -> None:
+def test_reasoning_is_separate_from_the_text(scripted_server: ScriptedServer) -> None:
     scripted_server.says("<think>\nHm.\n</think>\n\nYes.")
     whole = chat(scripted_server)
     assert whole["output"] == [{"type": "reasoning", "content": "Hm."}, {"type": "message", "content": "Yes."}]

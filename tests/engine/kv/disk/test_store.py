@@ -176,7 +176,7 @@ def test_changed_folders_are_listed_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert not two.find(0, keys[0])
 
 
-def test_heads_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_heads_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = keys_of("chain", 3)
     write_all(new_store(tmp_path), keys)
     other = new_store(tmp_path)

@@ -137,7 +137,7 @@ def test_events_have_the_expected_order(server: ScriptedServer) -> None:
     assert events[-2][1]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
 
 
-def test_pings_are_ping_events() -> None:
+def test_pings_are_sent_as_ping_events() -> None:
     assert FRAMING.ping("queued") == b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
@@ -223,7 +223,7 @@ def test_zero_max_tokens_only_prefills(server: ScriptedServer) -> None:
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("stream", [False, True])
-def test_default_model_answers(smollm2_server: LiveServer, stream: bool) -> None:
+def test_default_model_answers_a_question(smollm2_server: LiveServer, stream: bool) -> None:
     asked: dict[str, Any] = {
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "extra_body": {"temperature": 0},

@@ -265,7 +265,7 @@ def test_failed_stream_ends_with_an_error(tokenizer: Tokenizer, renderer: ChatTe
     assert json.loads(data.removeprefix("data: "))["error"]["type"] == "api_error"
 
 
-def test_models_are_listed(hash_server: LiveServer) -> None:
+def test_models_endpoint_lists_the_served_model(hash_server: LiveServer) -> None:
     with client(hash_server) as api:
         [listed] = api.models.list()
         assert listed == api.models.retrieve("hash")

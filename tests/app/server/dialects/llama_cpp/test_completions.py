@@ -67,7 +67,7 @@ def test_request_without_a_model_uses_the_served_model(hash_server: LiveServer, 
     assert complete(hash_server, model=model)["model"] == "hash"
 
 
-def test_grammars_are_followed(smollm2_server: LiveServer) -> None:
+def test_replies_follow_the_requested_grammar(smollm2_server: LiveServer) -> None:
     kept = complete(smollm2_server, grammar=GBNF, prompt="Cities:", n_predict=9)["content"]
     *cities, cut_off = (city.strip() for city in kept.split(","))
     assert set(cities) <= {"Rome", "Oslo"}

@@ -56,7 +56,7 @@ def test_other_models_are_unknown_and_the_tag_is_optional(hash_server: LiveServe
     assert (unnamed.status_code, unnamed.json()) == (400, {"error": "model: it is required."})
 
 
-def test_details_are_read_once() -> None:
+def test_model_details_are_read_once() -> None:
     asked: list[str] = []
 
     def describe() -> ModelDetails:

@@ -184,7 +184,7 @@ def test_content_parts_tool_results_and_unknown_fields_are_accepted(hash_server:
     assert reply.usage.completion_tokens >= 1
 
 
-def test_models_are_listed(hash_server: LiveServer) -> None:
+def test_models_endpoint_lists_the_served_model(hash_server: LiveServer) -> None:
     with client(hash_server) as api:
         assert [model.id for model in api.models.list()] == ["hash"]
         assert api.models.retrieve("hash").object == "model"
@@ -197,7 +197,7 @@ def test_models_are_listed(hash_server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_default_model_answers(smollm2_server: LiveServer, stream: bool) -> None:
+def test_default_model_answers_a_question(smollm2_server: LiveServer, stream: bool) -> None:
     asked: dict[str, Any] = {"model": "smollm2:135m", "messages": QUESTION, "temperature": 0, "max_tokens": 10}
     with client(smollm2_server) as api:
         if stream:
@@ -208,7 +208,7 @@ def test_default_model_answers(smollm2_server: LiveServer, stream: bool) -> None
     assert "Paris" in text
 
 
-def test_logprobs_belong_to_the_tokens(smollm2_server: LiveServer) -> None:
+def test_logprobs_cover_every_token_of_the_reply(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {
         "model": "smollm2:135m",
         "messages": QUESTION,

@@ -257,7 +257,7 @@ def test_chat_model_refuses_embeddings(hash_server: LiveServer) -> None:
         api.embeddings.create(model="hash", input="a")
 
 
-def test_model_is_listed(server: EmbeddingServer) -> None:
+def test_embedding_model_is_listed(server: EmbeddingServer) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as api:
         [model] = api.models.list().data
         assert api.models.retrieve("digest").id == model.id == "digest"

@@ -221,7 +221,7 @@ def test_reasoning_fields_of_all_apis_are_read(
     assert (conversation.thinking_budget, conversation.variables) == (budget, variables)
 
 
-def test_logprobs_belong_to_the_text(server: ScriptedServer) -> None:
+def test_logprobs_cover_every_token_of_the_text(server: ScriptedServer) -> None:
     server.says(SCRIPT)
     logprobs = ask(server, logprobs=True).choices[0].logprobs
     assert logprobs is not None

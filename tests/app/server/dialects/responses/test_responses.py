@@ -342,7 +342,7 @@ def test_embedding_model_refuses_to_generate() -> None:
         api.responses.create(model="digest", input=QUESTION)
 
 
-def test_logprobs_belong_to_the_text(scripted: ScriptedAsker) -> None:
+def test_logprobs_cover_every_token_of_the_text(scripted: ScriptedAsker) -> None:
     scripted.says("I look.")
     reply = scripted(include=["message.output_text.logprobs"], top_logprobs=0)
     part = reply.output[-1].content[0]  # type: ignore[union-attr, index]
