@@ -26,7 +26,7 @@ class History:
     """
 
     def __init__(self, folder: Path | None, tell: Tell = quiet) -> None:
-        """`tell` is called with messages for a user who waits while the history is opened."""
+        """Open the history. `tell` is called with messages for a user who waits for that."""
         self._database = Database(folder, tell)
         self.chats = Chats(self._database)
         self.messages = Messages(self._database)

@@ -17,7 +17,7 @@ class Window:
     """This process's number: the lowest one free at the first use. Raises OSError if no lock file can be created."""
 
     def __init__(self, folder: Path | None) -> None:
-        """`folder` contains the history. None: the history is in memory and has one window."""
+        """Set the folder of the history. None: the history is in memory and has one window."""
         self._folder = folder
         self._number = 0
         self._held: BaseFileLock | None = None

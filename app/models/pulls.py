@@ -147,7 +147,7 @@ class Pulls:
 class _Pull:
     """One pull and its followers.
 
-    Any thread may call `raise_if_stopped` and `publish`. The other methods are for the event loop.
+    Any thread may call `raise_if_stopped` and `publish`. All other methods must run on the event loop.
     """
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:

@@ -45,8 +45,10 @@ class Machine:
         gpu: GpuMemory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`disk` is the cache folder of all models, or None if nothing is written. `disk_limit` is in bytes; None
-        derives it from the free space.
+        """Set the sources of the report.
+
+        `disk` is the cache folder of all models, or None if nothing is written. `disk_limit` is in bytes; None derives
+        it from the free space.
         """
         self._disk = disk
         self._limit = disk_limit

@@ -39,7 +39,7 @@ class Field:
     sources: str  # the APIs that document it, such as "OpenAI, vLLM"
     example: Json  # a value that clients send; for a refused field, a value that is refused
     note: str = ""  # the effect, or why the field has none, or what to do instead
-    target: str = ""  # name of the field that an alias stands for; both are in the same object
+    target: str = ""  # name of the field that an alias means; both are in the same object
     neutral: tuple[Json, ...] = ()  # values of a refused field that have no effect and are accepted
 
     @property
@@ -81,8 +81,10 @@ class FieldTable(Generic[BodyT]):
     """The documented fields of one kind of request, and the decoder of its bodies."""
 
     def __init__(self, kind: type[BodyT], base: Mapping[str, Json], fields: Sequence[Field]) -> None:
-        """`kind` declares the supported fields with their types and bounds. `base` is a minimal valid body, to which
-        the tests add the example of each field.
+        """Set the type of the request and its rows.
+
+        `kind` declares the supported fields with their types and bounds. `base` is a minimal valid body, to which the
+        tests add the example of each field.
         """
         self.kind = kind
         self.base = base

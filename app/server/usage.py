@@ -145,7 +145,7 @@ class RunningCounts:
     """Counts of a request while its replies are generated. They need `ReplyOptions.reports_tokens`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns monotonic seconds."""
+        """Start counting. `clock` returns monotonic seconds."""
         self.completion = 0  # tokens of all replies
         self._clock = clock
         self._first_token_at: float | None = None

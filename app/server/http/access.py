@@ -128,7 +128,9 @@ class Authenticator:
     """Checks the API keys of one server."""
 
     def __init__(self, keys: Iterable[str] = (), own_key: str | None = None) -> None:
-        """`keys` are the configured keys; without any, programs of this user need none. `own_key` is the key of the
+        """Set the accepted keys.
+
+        `keys` are the configured keys; without any, programs of this user need none. `own_key` is the key of the
         `ingle` commands, which is always accepted.
         """
         self._callers: dict[bytes, Caller] = {}
@@ -195,7 +197,7 @@ class RequestLimits:
     """Counts the requests in progress per caller."""
 
     def __init__(self, max_requests: int) -> None:
-        """`max_requests` is per caller; 0: no limit."""
+        """Set the limit of concurrent requests per caller, `max_requests`; 0: no limit."""
         self._max_requests = max_requests
         self._running: Counter[str] = Counter()
 

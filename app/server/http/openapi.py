@@ -41,7 +41,7 @@ class OpenAPI:
     """Describes endpoints, including its own."""
 
     def __init__(self, endpoints: Sequence[Endpoint], models: Sequence[str], errors: ErrorFormat) -> None:
-        """`models` are the names that requests may give. `errors` is the format of errors of endpoints without one."""
+        """Set the endpoints, the model names that requests may use, and the default error format."""
         self.endpoint = Endpoint("GET", "/openapi.json", self.describe, "This description", gives=Description)
         self._endpoints = [*endpoints, self.endpoint]
         self._models = models

@@ -41,7 +41,7 @@ class AnthropicEndpoints:
     """Endpoints of one model."""
 
     def __init__(self, service: ChatService, model: ServedModel, *, keep_changing_lines: bool = False) -> None:
-        """With `keep_changing_lines`, prompts keep lines that change with every request."""
+        """Set the model. With `keep_changing_lines`, prompts keep lines that change with every request."""
         self._service = service
         self._model = model
         self._changing_lines = KEEP_ALL_LINES if keep_changing_lines else CHANGING_LINES

@@ -200,7 +200,7 @@ class _EventWriter:
     """Writes the events of one reply."""
 
     def __init__(self, model: str, counts: TokenCounts) -> None:
-        """`counts` are complete when the reply ends."""
+        """Start a reply. `counts` are complete when the reply ends."""
         self._model = model
         self._counts = counts
         self._has_started = False

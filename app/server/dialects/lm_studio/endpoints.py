@@ -64,7 +64,7 @@ class LMStudioEndpoints:
     def __init__(
         self, service: ChatService, model: ServedModel, openai: OpenAIEndpoints, responses: ResponseEndpoints
     ) -> None:
-        """`openai` generates the replies. `responses` stores the chats."""
+        """Set the model, `openai`, which generates the replies, and `responses`, which stores the chats."""
         self._service = service
         self._model = model
         self._openai = openai

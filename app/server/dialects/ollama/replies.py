@@ -150,7 +150,7 @@ class ChatWriter(_Writer[ChatReply]):
 
 class GenerateWriter(_Writer[GenerateReply]):
     def __init__(self, model: str, tokenizer: Tokenizer, *, reports_context: bool) -> None:
-        """With `reports_context`, the last chunk has the ids of the prompt and of the reply."""
+        """Start a reply. With `reports_context`, its last chunk has the ids of the prompt and of the reply."""
         super().__init__(model, tokenizer)
         self._reports_context = reports_context
         self._ids: list[int] = []  # token ids of the reply

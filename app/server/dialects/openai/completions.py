@@ -198,7 +198,7 @@ class _ChunkWriter:
         identity: Identity,
         counts: TokenCounts,
     ) -> None:
-        """`echoes` has an entry for each prompt. All prompts have the same number of choices."""
+        """Prepare the chunks. `echoes` has an entry for each prompt. All prompts have the same number of choices."""
         self._body = body
         self._tokenizer = service.tokenizer
         self._identity = identity

@@ -157,7 +157,7 @@ class ChunkReports:
     """Collects the reports of one request and adds them to its chunks."""
 
     def __init__(self, body: ReportingRequest, counts: TokenCounts) -> None:
-        """`counts` is filled by the service while the replies end."""
+        """Set the request, `body`, and the counts of its tokens. The service fills `counts` when replies end."""
         self._body = body
         self._counts = counts
         self._running = RunningCounts()

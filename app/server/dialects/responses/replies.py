@@ -36,8 +36,9 @@ class ResponseReply:
         owner: str,
         stored: StoredResponses,
     ) -> None:
-        """`model` is the model name in the reply. `stored` keeps the response for its `owner`, unless the request says
-        not to.
+        """Prepare the reply to `body`. `model` is the model name in the reply.
+
+        `stored` keeps the response for its `owner`, unless the request says not to.
         """
         self._service = service
         self._body = body
