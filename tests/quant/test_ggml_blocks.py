@@ -36,7 +36,7 @@ def oracle(kind: GGMLType, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("size", SHAPES)
-def test_quantized_values_are_decoded_like_by_the_gguf_package(name: str, size: tuple[int, int]) -> None:
+def test_decoded_quantized_values_equal_the_gguf_package(name: str, size: tuple[int, int]) -> None:
     shape = size[0], size[1] * KINDS[name].block_elements
     values = np.random.default_rng().standard_normal(shape, np.float32)
     raw = gguf.quantize(values, gguf.GGMLQuantizationType[name])
@@ -47,7 +47,7 @@ def test_quantized_values_are_decoded_like_by_the_gguf_package(name: str, size: 
 
 @pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("size", SHAPES)
-def test_random_bytes_are_decoded_like_by_the_gguf_package(name: str, size: tuple[int, int]) -> None:
+def test_decoded_random_bytes_equal_the_gguf_package(name: str, size: tuple[int, int]) -> None:
     kind = KINDS[name]
     shape = size[0], size[1] * kind.block_elements
     raw = np.random.default_rng().integers(0, 256, (shape[0], kind.nbytes(shape[1])), np.uint8)

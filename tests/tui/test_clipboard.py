@@ -56,7 +56,7 @@ def test_clipboard_programs_follow_from_the_session(
     assert [one.command[0] for one in pick_programs(variables, platform, lambda name: True)] == expected
 
 
-def test_missing_program_is_replaced_by_the_next_one() -> None:
+def test_next_clipboard_program_is_used_if_one_is_missing() -> None:
     picked = pick_programs({"DISPLAY": ":0"}, "linux", lambda name: name == "xsel")
     assert [one.command for one in picked] == [("xsel", "--clipboard", "--input")]
 

@@ -37,7 +37,7 @@ def use(chat: Chatting, editor: str) -> None:
         ("C:\\bin\\edit.exe /w", "win32", "", ["C:\\bin\\edit.exe", "/w"]),
     ],
 )
-def test_editor_is_the_chosen_one_or_a_usual_one(
+def test_configured_editor_or_a_common_one_is_chosen(
     chosen: str, platform: str, installed: str, command: Sequence[str]
 ) -> None:
     assert list(pick_editor(chosen, platform, installed.split().__contains__)) == command
@@ -71,7 +71,7 @@ def test_saved_text_becomes_the_draft(keys: list[str], tmp_path: Path) -> None:
         ("", "The editor could not be started: nowhere at all: No such file or directory."),
     ],
 )
-def test_failing_editor_leaves_the_draft(commands: str, reason: str, tmp_path: Path) -> None:
+def test_failing_editor_leaves_the_draft_unchanged(commands: str, reason: str, tmp_path: Path) -> None:
     async def flow(chat: Chatting) -> None:
         use(chat, script(tmp_path, commands) if commands else "nowhere at all")
         await chat.type("a draft", enter=False)

@@ -88,7 +88,7 @@ def test_arguments_of_commands_are_completed() -> None:
     run(client, flow)
 
 
-def test_file_is_chosen_and_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_chosen_from_the_menu_is_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "notes.txt").write_text("some notes")
     (tmp_path / "other.md").write_text("other")

@@ -237,7 +237,7 @@ def test_engine_screen_lists_and_aborts_requests() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_engine_without_statistics_is_shown_as_such() -> None:
+def test_engine_screen_reports_missing_statistics() -> None:
     async def flow(chat: Chatting) -> None:
         chat.client.engine.is_reported = False
         await chat.pilot.press("f3")

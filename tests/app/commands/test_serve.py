@@ -326,7 +326,7 @@ def follow(server: Server, act: Callable[[], object]) -> list[str]:
 
 @pytest.mark.share(2)
 @pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "SIGHUP", "SIGTERM SIGTERM SIGHUP", "stop"])
-def test_stopping_ends_streams_with_an_error_and_leaves_nothing(start: Start, way: str) -> None:
+def test_stopping_ends_streams_with_an_error_and_leaves_no_processes(start: Start, way: str) -> None:
     server = start()
     children = server.children()
     assert children, "the child that renders chat templates"
@@ -394,7 +394,7 @@ def test_servers_are_stopped_by_port_or_together(start: Start, tmp_path: Path) -
     assert first.records() == []
 
 
-def test_interrupt_while_loading_leaves_nothing(smollm2: Path, tmp_path: Path) -> None:
+def test_interrupt_while_loading_leaves_no_state_files(smollm2: Path, tmp_path: Path) -> None:
     with serve(environment_of(smollm2, tmp_path)) as process:
         wait_until_mapped(process, smollm2)
         process.send_signal(signal.SIGTERM)

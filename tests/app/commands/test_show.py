@@ -89,7 +89,7 @@ def test_details_are_printed_as_a_table(folder: Path) -> None:
         {"model_type": "\x1b]0;owned\x07"},
     ],
 )
-def test_invalid_values_are_not_shown(tmp_path: Path, config: object) -> None:
+def test_invalid_config_values_are_not_shown(tmp_path: Path, config: object) -> None:
     write(tmp_path, {**whole_files(), "config.json": json.dumps(config).encode()})
     shown = as_json(tmp_path)
     assert (shown["context_length"], shown["vocab_size"], shown["quantization"]) == (None, None, "F32")

@@ -512,7 +512,7 @@ def test_damaged_file_is_downloaded_again(fake_hub: FakeHub, quick_wheels: Path,
     assert again.path.is_relative_to(tmp_path / "hub")
 
 
-def test_pull_of_a_path_returns_the_file_there(tmp_path: Path) -> None:
+def test_pull_of_a_path_returns_the_file_at_the_path(tmp_path: Path) -> None:
     file = tmp_path / "mine.gguf"
     file.write_bytes(CONTENT)
     assert pull(str(file), settings_in(tmp_path)).path == file

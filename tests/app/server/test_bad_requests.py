@@ -239,7 +239,7 @@ def test_known_fields_without_effect_are_accepted(http: httpx.Client, path: str)
         assert response.status_code == 200, (field, response.text)
 
 
-def test_several_invalid_fields_name_any_of_them(http: httpx.Client) -> None:
+def test_error_for_several_invalid_fields_names_any_of_them(http: httpx.Client) -> None:
     """The error may name any of the invalid fields."""
     chance = random.Random(3)
     for _ in range(600):

@@ -262,7 +262,7 @@ def test_own_client_reads_the_report_of_the_service(server: LiveServer, monkeypa
     assert asked_by_client(server, "Hello").cache == report
 
 
-def test_own_client_and_own_engine_report_the_same(server: LiveServer, serve: Serve) -> None:
+def test_cache_report_of_the_client_equals_that_of_the_engine(server: LiveServer, serve: Serve) -> None:
     async def directly(service: ChatService, question: str) -> CacheReport:
         ids = await service.encode([Message("user", question)])
         async with aclosing(reply_events(service, ids, SamplingParams(max_tokens=20))) as events:

@@ -24,7 +24,7 @@ def test_splits_are_chosen_if_faster() -> None:
     assert fastest_tile(SHAPE, CARD, seconds) == replace(RULE, rows=16, warps=2, splits=4)
 
 
-def test_small_gains_keep_the_rules_tile() -> None:
+def test_default_tile_is_kept_if_the_gain_is_small() -> None:
     assert fastest_tile(SHAPE, CARD, lambda tile: 1.0 if tile == RULE else 0.98) == RULE
     assert fastest_tile(SHAPE, CARD, lambda tile: 1.0 if tile == RULE else 0.96) != RULE
 

@@ -119,7 +119,9 @@ def test_help_prints_one_line_per_command(monkeypatch: pytest.MonkeyPatch, capsy
     assert len(lines) > 20
 
 
-def test_commands_are_those_of_the_screens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_chat_refuses_the_commands_that_need_a_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     scripted(ScriptedClient(), monkeypatch, "/help")
     listed = {line.partition(":")[0].split()[0].lstrip("/") for line in capsys.readouterr().out.splitlines()}
     assert listed - {command.name for command in COMMANDS} == {"open"}

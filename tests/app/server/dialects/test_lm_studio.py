@@ -129,7 +129,7 @@ def test_reasoning_is_separate_from_the_text(scripted_server: ScriptedServer) ->
     )
 
 
-def test_chat_continues_an_earlier_one(hash_server: LiveServer) -> None:
+def test_chat_continues_an_earlier_response(hash_server: LiveServer) -> None:
     first = chat(hash_server, system_prompt="Be brief.")
     second = chat(hash_server, input="And more?", previous_response_id=first["response_id"])
     said = [

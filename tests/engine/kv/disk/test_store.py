@@ -54,7 +54,7 @@ Warnings = Callable[[], list[str]]
 # -- writing and finding
 
 
-def test_empty_store_finds_nothing_and_creates_no_folder(tmp_path: Path) -> None:
+def test_empty_store_finds_no_blocks_and_creates_no_folder(tmp_path: Path) -> None:
     assert not new_store(tmp_path).find(0, keys_of("chain")[0])
     assert not list(tmp_path.iterdir())
 

@@ -223,7 +223,7 @@ def test_error_names_the_invalid_input(server: EmbeddingServer, given: Any, para
     assert refused(server, {"model": "digest", "input": given})["param"] == param
 
 
-def test_ids_truncated_to_nothing_are_refused(server: EmbeddingServer) -> None:
+def test_ids_truncated_to_an_empty_input_are_refused(server: EmbeddingServer) -> None:
     error = refused(server, {"model": "digest", "input": [1], "truncate_prompt_tokens": 0})
     assert error["param"] == "input[0]"
 
