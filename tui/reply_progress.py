@@ -71,6 +71,8 @@ class ReplyProgress:
     @property
     def activity(self) -> str:
         """Description of the current stage; empty after the end."""
+        if self.asking is not None:
+            return "waiting for your permission"
         return figures.prompt_progress(self.prompt) if self.stage is Stage.READING and self.prompt else self.stage.value
 
     @property

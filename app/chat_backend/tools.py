@@ -1,6 +1,7 @@
 """Tools of MCP servers in the chat: offers them to the model, asks for permission, and runs calls."""
 
 import asyncio
+import difflib
 import os
 from collections.abc import AsyncGenerator, Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,12 @@ class OfferedTools:
     def field(self) -> dict[str, object]:
         """Return the `tools` field of a request; an empty dict if there are no tools."""
         return {"tools": [tool.as_openai() for tool in self.by_name.values()]} if self.by_name else {}
+
+    def unknown(self, name: str) -> str:
+        """Return an error for a call of a tool that is not offered, with similar names for the model to try."""
+        similar = [known for known in self.by_name if known.endswith(f"__{name}")]
+        similar = similar or difflib.get_close_matches(name, self.by_name, n=3)
+        return f"There is no tool {name}." + (f" Similar tools: {', '.join(similar)}." if similar else "")
 
 
 class ChatTools:
@@ -112,8 +119,7 @@ class ChatTools:
         """Yield the events of a tool call; the last is CallEnded. Asks the user unless the tool is already allowed."""
         self._num_calls += 1
         number = types.CallId(str(self._num_calls))
-        tool = offered.by_name.get(call.name)
-        asks = tool is not None and not await self._is_allowed(chat, call.name)
+        asks = call.name in offered.by_name and not await self._is_allowed(chat, call.name)
         asking = self._asking[number] = asyncio.get_running_loop().create_future()
         try:
             yield types.ToolCalled(number, call.name, call.arguments, asks)
@@ -121,16 +127,17 @@ class ChatTools:
         finally:
             del self._asking[number]
         await self._remember(chat, call.name, permission)
-        result = await self._result(tool, call, permission)
+        result = await self._result(offered, call, permission)
         yield types.ToolReturned(number, result.text, result.is_error)
         yield CallEnded(result.text, result.is_error)
 
-    async def _result(self, tool: "Tool | None", call: Call, permission: types.Permission) -> "ToolResult":
+    async def _result(self, offered: OfferedTools, call: Call, permission: types.Permission) -> "ToolResult":
         """Run the call and return its result, or an error result that says why it cannot run."""
         from app.mcp.tools import ToolResult
 
+        tool = offered.by_name.get(call.name)
         if tool is None:
-            return ToolResult.of(f"There is no tool {call.name}.", is_error=True)
+            return ToolResult.of(offered.unknown(call.name), is_error=True)
         if permission is types.Permission.DENY:
             return ToolResult.of(_DENIED, is_error=True)
         if self._servers is None:  # mcp.json was removed during the reply

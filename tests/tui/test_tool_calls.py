@@ -64,8 +64,14 @@ def test_function_key_answers_a_call_that_asks() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")
         await chat.until(lambda: chat.screen.query(PermissionAsk))
+        assert line(chat).endswith("asks for permission")
+        reply = chat.conversation.current_reply
+        assert reply is not None
+        assert reply.activity == "waiting for your permission"
         await chat.type("half", enter=False)
         await chat.pilot.press("f9")
+        assert line(chat).endswith("running")
+        assert reply.activity == "running a tool"
         assert chat.client.tools.answers == [(CALL, Permission.CHAT)]
         await chat.until(lambda: not chat.screen.query(PermissionAsk))
         assert chat.composer.area.text == "half"

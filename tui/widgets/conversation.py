@@ -387,7 +387,7 @@ class Conversation(Vertical):
             reply.note_answer(call)
             view = self.transcript.view(reply.message.id) if reply.message else None
             if view is not None:
-                view.remove_question(call)
+                view.show_answer(call)
         self.composer.area.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

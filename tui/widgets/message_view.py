@@ -201,18 +201,25 @@ class MessageView(Column, can_focus=True):
         """Append a tool call, with the question whether it may run if `asks` is set."""
         self._finish_text()
         self._end_reasoning(reasoning_seconds)
-        await self.mount(ToolCallLine(called.name, called.arguments, called.call))
+        await self.mount(ToolCallLine(called.name, called.arguments, called.call, asks=called.asks))
         if called.asks:
             await self.mount(PermissionAsk(called))
 
+    def show_answer(self, call: CallId) -> None:
+        """Remove the question about a call, and show the call as running."""
+        self._remove_questions(call)
+        for line in self.query(ToolCallLine):
+            if line.call == call:
+                line.run()
+
     def show_result(self, returned: ToolReturned) -> None:
         """Show the result of a tool call."""
-        self.remove_question(returned.call)
+        self._remove_questions(returned.call)
         for line in self.query(ToolCallLine):
             if line.call == returned.call:
                 line.finish(returned.result, is_error=returned.is_error)
 
-    def remove_question(self, call: CallId | None = None) -> None:
+    def _remove_questions(self, call: CallId | None = None) -> None:
         """Remove the question about a tool call, or all questions."""
         for question in self.query(PermissionAsk):
             if call in (None, question.called.call):
@@ -227,7 +234,7 @@ class MessageView(Column, can_focus=True):
         if message.finish is None:
             return
         self._finish_text()
-        self.remove_question()
+        self._remove_questions()
         for line in self.query(ToolCallLine):
             if line.call is not None:
                 line.stop()

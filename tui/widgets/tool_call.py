@@ -32,13 +32,13 @@ ANSWERS = (
 
 
 class ToolCallLine(Folded):
-    """Shows one tool call. `call` is None for a stored call."""
+    """Shows one tool call. `call` is None for a stored call. `asks`: the call waits for the user's permission."""
 
-    def __init__(self, name: str, arguments: str, call: CallId | None = None) -> None:
+    def __init__(self, name: str, arguments: str, call: CallId | None = None, *, asks: bool = False) -> None:
         super().__init__("", "")
         self.call = call
         self._tool, self._arguments = single_line(name), arguments
-        self._mark, self._note = ("…", "$text-muted"), "running"
+        self._mark, self._note = ("…", "$text-muted"), "asks for permission" if asks else "running"
         self._result = ""
         self._describe()
 
@@ -48,6 +48,11 @@ class ToolCallLine(Folded):
         line = cls(step.name, step.arguments)
         line.finish(step.result, is_error=step.is_error)
         return line
+
+    def run(self) -> None:
+        """Show that the user has allowed the call."""
+        self._note = "running"
+        self._describe()
 
     def finish(self, result: str, *, is_error: bool) -> None:
         """Mark the call as ended, and show its result."""

@@ -203,7 +203,9 @@ def test_stop_ends_a_call_that_asks(settings: Settings, endpoint: FakeEndpoint) 
 @pytest.mark.parametrize(
     ("name", "arguments", "reason"),
     [
-        ("test__nothing", "{}", "no tool"),
+        ("other__thing", "{}", "There is no tool other__thing."),
+        ("add", "{}", "There is no tool add. Similar tools: test__add."),
+        ("test_ad", "{}", "There is no tool test_ad. Similar tools: test__add"),
         ("test__add", "{", "invalid"),
         ("test__add", '{"a": "x"}', "add"),
         ("test__die", "{}", "closed"),
