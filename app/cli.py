@@ -164,7 +164,7 @@ def main() -> int:
 
 
 def _unexpected(problem: Exception) -> int:
-    """Report a shortage of memory or an error of the system, and return the exit status. Raises any other error."""
+    """Report a lack of memory or an operating system error, and return the exit status. Raises any other error."""
     if is_memory_shortage(problem):
         _complain(memory_shortage.MESSAGE, memory_shortage.REMEDY)
         return EXIT_FAILURE

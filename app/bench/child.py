@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Child:
-    """A running program. Its output goes to a file, whose end error messages quote."""
+    """A running program. Its output goes to a file, and error messages quote the end of that file."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self.process = process

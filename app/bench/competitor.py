@@ -39,7 +39,7 @@ class Competitor(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The process of the competitor, which is idle while others are measured; None if there is none."""
+        """Process id of the competitor, which is idle while others are measured; None if it has no process."""
         ...
 
     def warm_up(self, load: Load, prompts: Prompts) -> None:

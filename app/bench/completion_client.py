@@ -1,4 +1,4 @@
-"""A cheap HTTP client: it shares the processor with the server that it measures.
+"""An HTTP client that needs little processor time, because it shares the processor with the server that it measures.
 
 It uses one connection per stream and only the HTTP that a streamed completion needs. Its only work per token is to
 record the time. It measures all servers in the same way. The client of app/client/http.py takes 70 to 100 us per token
@@ -138,7 +138,7 @@ class _Reply:
         return self._events.ended
 
     def feed(self, content: bytes, now: float) -> None:
-        """Read events. Raises ValueError if the server sends an error."""
+        """Read the events in further bytes of the response. Raises ValueError if the server sends an error."""
         for data in self._events.feed(content):
             self._note(_decode(data), now)
 

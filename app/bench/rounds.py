@@ -12,7 +12,7 @@ from app.bench.sample import Sample
 from app.bench.workload import Load, Rate
 
 _ATTEMPTS = 3  # attempts to get an undisturbed run
-_WARM_UP_TOKENS = 8  # tokens per reply of a warm-up: later steps are the same
+_WARM_UP_TOKENS = 8  # tokens per reply of a warm-up: all later steps are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Series:
     """The results of one competitor: one sample per round for each load."""
 
     competitor: Competitor
-    samples: dict[Load, list[Sample]]  # in the order of the rounds
+    samples: dict[Load, list[Sample]]  # samples of each load, in the order of the rounds
     # number of cores that uninvolved programs used, for each run that counts
     elsewhere: list[float] = field(default_factory=list)
 

@@ -10,7 +10,7 @@ from app.bench.workload import Load, Rate
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median, the smallest, and the largest of some values."""
+    """The median, the smallest, and the largest of several values."""
 
     median: float
     low: float

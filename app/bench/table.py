@@ -4,7 +4,7 @@ from app.bench.report import CompetitorResult, Report
 from app.bench.sample import Percentiles, Spread
 from app.bench.workload import counted
 
-Cell = tuple[str, str]  # title and figure
+Cell = tuple[str, str]  # title and figure of one line
 
 _UNKNOWN = "-"
 

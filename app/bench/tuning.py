@@ -1,4 +1,4 @@
-"""Measure the kernel tiles of a GPU for a model, and save them for later loads."""
+"""Measures the kernel tiles of a GPU for a model, and saves them for later loads."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ class Tuned:
     card: str
     file: Path
     tiles: "dict[ProductShape, ProductTile]"
-    faster: int  # number of tiles that are faster than those of the rule
+    faster: int  # number of tiles that are faster than the default ones
 
 
 def tune(settings: Settings, progress: Progress, card: "Card | None" = None, timer: "Timer | None" = None) -> Tuned:

@@ -145,7 +145,7 @@ def error_of(error: Mapping[str, Any]) -> InglenookError:
     Raises one of the errors that `parsing_response` converts.
     """
     prompt, context = error.get("n_prompt_tokens"), error.get("n_ctx")
-    if isinstance(prompt, int) and isinstance(context, int):  # the message of an engine in this process
+    if isinstance(prompt, int) and isinstance(context, int):  # the same message as from an engine in this process
         problem = f"The prompt has {prompt:,} tokens, and the context holds {context:,} including the reply"
         return PromptTooLong(problem, "Shorten the prompt, or raise the context length.")
     return _ERROR_KINDS.get(error.get("code"), ServerError)(_brief(str(error["message"])))

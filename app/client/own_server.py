@@ -141,7 +141,8 @@ class Client:
 
 def _request(model: str, messages: Sequence[Message], params: SamplingParams) -> dict[str, object]:
     given = {name: getattr(params, name) for name in _SAMPLING_FIELDS}
-    given["seed"] = params.seed if params.seed < 1 << 63 else params.seed - (1 << 64)  # 64 bits, signed on the wire
+    # the JSON field is a signed 64-bit integer
+    given["seed"] = params.seed if params.seed < 1 << 63 else params.seed - (1 << 64)
     given["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
     return {
         "model": model,

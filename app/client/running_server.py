@@ -1,4 +1,4 @@
-"""Find the running server of a model."""
+"""Finds the running server of a model."""
 
 import os
 from pathlib import Path

@@ -62,7 +62,7 @@ def chat(
     given = {"model": model, "context": context, "threads": threads, "api_key_file": api_key_file}
     settings = load_settings(**given)
     for number in ending_signals():
-        signal.signal(number, signal.SIG_DFL)  # until the chat handles them, nothing needs an orderly end
+        signal.signal(number, signal.SIG_DFL)  # no cleanup is needed before the chat installs its own handlers
     from app.chat_backend.session import Opening, Session
 
     flags: dict[str, object] = {"context": context, "threads": threads}

@@ -94,7 +94,7 @@ def fit(
 
 
 def _find(settings: Settings, progress: Progress, memory: int) -> "ModelFit":
-    from app.models.fit import fit_model  # which loads torch
+    from app.models.fit import fit_model  # imported late, because it imports torch
 
     return fit_model(settings.model, settings, progress, memory)
 

@@ -85,7 +85,7 @@ def gpu_options(command: Command) -> Command:
 
 
 def engine_options(command: Command) -> Command:
-    """Add the options of the engine, whose settings ENGINE_OPTIONS names."""
+    """Add the options of the engine. ENGINE_OPTIONS names their settings."""
     return _with(_ENGINE_OPTIONS, command)
 
 
@@ -111,7 +111,7 @@ def known_names(ctx: click.Context, parameter: click.Parameter, incomplete: str)
 
 
 def _store() -> ModelStore | None:
-    """Return None if the settings are invalid: shell completion must not print errors."""
+    """Return the model store, or None if the settings are invalid: shell completion must not print errors."""
     try:
         return ModelStore(load_settings())
     except InglenookError:

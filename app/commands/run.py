@@ -195,7 +195,7 @@ def _by_own_engine(
 
 
 async def _past_the_prompt(events: "AsyncGenerator[ChatEvent]", progress: Progress) -> "AsyncGenerator[ChatEvent]":
-    """Yield the events without those about prefill. If there are several of those, they become a progress bar."""
+    """Yield the events except those about prefill. Several prefill events become a progress bar."""
     from app.generation.events import PromptProgress
 
     event = await anext(events)

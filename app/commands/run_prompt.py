@@ -16,7 +16,7 @@ from engine.private_folder import private_folder
 if TYPE_CHECKING:
     from app.generation.conversation import Message
 
-_FILE = "last-run.json"  # in the state folder; readable by its owner alone
+_FILE = "last-run.json"  # file in the state folder that only its owner can read
 _PRIVATE = 0o600
 
 
@@ -41,10 +41,10 @@ def read_question(argument: str | None) -> str:
 
 
 def _is_piped() -> bool:
-    """Whether stdin is a pipe or a file: a terminal and /dev/null have nothing to add to a prompt."""
+    """Whether stdin is a pipe or a file. A terminal and /dev/null have no text to add to a prompt."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError, AttributeError):  # closed, or replaced by an object without a descriptor
+    except (OSError, ValueError, AttributeError):  # stdin is closed, or is an object without a descriptor
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 

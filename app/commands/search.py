@@ -1,4 +1,4 @@
-"""`ingle search`: search the Hub for models. Those that fit this machine come first."""
+"""`ingle search`: search the Hub for models, and list those that fit this machine first."""
 
 import click
 

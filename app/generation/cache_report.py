@@ -19,8 +19,8 @@ class MissReason(enum.Enum):
     FIRST_TIME = "first_time"  # no similar prompt since the engine started
     DIVERGED = "diverged"  # an earlier request diverges from the prompt at this position
     REMOVED = "removed"  # an earlier request has text that the prompt lacks, such as old reasoning or white space
-    EVICTED = "evicted"  # computed since the engine started, and no longer in the cache
-    RECOMPUTED = "recomputed"  # on disk, but computing is faster than reading it
+    EVICTED = "evicted"  # the tokens were computed since the engine started, but are no longer in the cache
+    RECOMPUTED = "recomputed"  # the tokens are on disk, but computing them is faster than reading them
     PROMPT_LOGPROBS = "prompt_logprobs"  # the request asks for prompt logprobs, so the whole prompt is computed
 
 
@@ -59,7 +59,7 @@ class MissDetails(Struct, omit_defaults=True, rename={"now": "is"}):
     """A `Miss` as JSON."""
 
     reason: MissReason
-    position: int  # index of a token of the prompt
+    position: int  # index of the prompt token at which the miss starts
     before: str = ""
     was: str = ""
     now: str = ""

@@ -31,7 +31,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class CacheTracker:
-    """Tracks all requests of one engine since it started."""
+    """Compares the prompts of one engine's requests since its start, and counts their cache misses."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.misses: Final = dict.fromkeys(MissReason, 0)
@@ -41,7 +41,10 @@ class CacheTracker:
         self._recent = RecentPrompts()
 
     def track(self, request: Request) -> "TrackedPrompt":
-        """Track the prompt of a submitted request. If several requests continue one prompt, pass the first one."""
+        """Start to track the prompt of a submitted request.
+
+        If several requests continue one prompt, pass the first one.
+        """
         ids, salt = packed(request.prompt_ids), request.origin.cache_salt
         prompt = TrackedPrompt(self, request, ids, self._recent.nearest(ids, salt))
         self.remember(request, ids, computed=0)
@@ -92,7 +95,7 @@ def find_miss(prompt: bytes, earlier: Earlier | None, sources: TokenSources, tok
     if earlier is not None:
         exchange, common = earlier.exchange, earlier.common
         known = min(common, exchange.computed)
-        # The KV cache never holds the last token of a prompt, which is always computed.
+        # The last token of a prompt is always computed, because its logits are needed.
         if sources.cached < min(known, tokens - 1) // BLOCK_SIZE * BLOCK_SIZE:
             return Miss(MissReason.EVICTED, sources.cached)
         if common < min(tokens, exchange.tokens):

@@ -190,9 +190,10 @@ class Tool:
     """A tool that the model may call."""
 
     name: str
-    definition: Mapping[str, Json]  # in OpenAI's form, as templates print it, with every field that the client sent
+    # the tool in OpenAI's form, as templates print it, with every field that the client sent
+    definition: Mapping[str, Json]
     parameters: Json  # JSON schema of the arguments
-    strict: bool = False  # calls of the tool must follow that schema
+    strict: bool = False  # whether calls of the tool must follow that schema
 
 
 def function_tool(
@@ -237,11 +238,11 @@ class ToolOptions:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingOptions:
-    """How much a model thinks before it answers."""
+    """Options for how long a model thinks before it answers."""
 
     effort: ReasoningEffort | None
-    budget: int | None  # tokens; None: no limit
-    enabled: bool | None  # None: as the template does by default
+    budget: int | None  # maximum number of reasoning tokens; None: no limit
+    enabled: bool | None  # whether the model thinks; None: the default of the template
 
     @classmethod
     def of(

@@ -55,7 +55,7 @@ class TextPair(NamedTuple):
 
 
 class EmbeddingService:
-    """Computes vectors of texts with one model, or scores of pairs of texts if that is a cross-encoder."""
+    """Computes vectors of texts with an encoder, or scores of pairs of texts with a cross-encoder."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class EmbeddingService:
         self.texts = WorkPool("encoding texts", TEXT_THREADS)
         self._embedder = embedder
         self._clock = clock
-        self._moved_at = clock()  # when a text was last finished, or when the service became busy
+        self._moved_at = clock()  # time at which a text was last finished, or at which the service became busy
         self._stopping = False
 
     @property
@@ -127,7 +127,7 @@ class EmbeddingService:
         return found
 
     def problem(self) -> str:
-        """Return why requests are stuck, or an empty string if none is."""
+        """Return the reason why requests are stuck, or an empty string if no request is stuck."""
         silence = self._clock() - self._moved_at if self.requests else 0.0
         return f"no text was finished for {silence:.0f} s" if silence >= STUCK_SECONDS else self.texts.problem()
 
@@ -174,7 +174,7 @@ class EmbeddingService:
         return [found[index] for index in range(len(submits))]
 
     async def stop(self) -> None:
-        """Drop the texts that wait, and wait for those that are being computed."""
+        """Drop the waiting texts, and wait until the texts in progress are finished."""
         self._stopping = True
         await asyncio.gather(self.texts.close(), asyncio.to_thread(self._embedder.close))
 

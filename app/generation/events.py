@@ -90,7 +90,7 @@ class ReplyEnd:
     total_seconds: float
     reasoning_tokens: int = 0  # number of completion tokens that are reasoning
     queue_seconds: float = 0.0  # time in the queue, part of the time to the first token
-    error: str = ""  # message for FinishReason.ERROR and GRAMMAR
+    error: str = ""  # error message if the finish reason is ERROR or GRAMMAR
 
     @property
     def cached_tokens(self) -> int:
@@ -98,7 +98,8 @@ class ReplyEnd:
         return self.cache.sources.cached
 
 
-ContentEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd  # the content of a reply
+# events that carry the content of a reply
+ContentEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd
 ChatEvent = PromptProgress | PromptLogprobs | GeneratedTokens | ContentEvent | ReplyEnd
 Batch = list[tuple[int, ChatEvent]]  # events that arrived together, each with the index of its reply
 
@@ -116,7 +117,7 @@ def merge_deltas(batch: Iterable[tuple[int, ChatEvent]]) -> Batch:
 
 
 def _merged(one: ChatEvent, other: ChatEvent) -> ChatEvent | None:
-    """Return two deltas of one kind as one, or None for other events."""
+    """Return two deltas of one kind as a single delta, or None for other events."""
     match one, other:
         case TextDelta(), TextDelta():
             return TextDelta(one.text + other.text, one.logprobs + other.logprobs)
@@ -137,19 +138,19 @@ class TokenCounts:
 
     prompts: Sequence[tuple[int, ...]] = ()  # the ids of all prompts, set before their prefill
     prompt_total: int = 0  # number of tokens of all prompts, also set before their prefill
-    prompt: int = 0  # tokens of the prompts whose replies have ended
+    prompt: int = 0  # number of tokens of the prompts whose replies have ended
     cache: CacheReport = EMPTY_REPORT  # sources of the prompts' tokens, as reported by the first reply of each
     completion: int = 0
     replies: int = 0  # number of replies that have ended
-    first_token_seconds: float = math.inf  # minimum over the replies
-    total_seconds: float = 0.0  # maximum over the replies
+    first_token_seconds: float = math.inf  # seconds to the first token, minimum over the replies
+    total_seconds: float = 0.0  # seconds to the end of the reply, maximum over the replies
     queue_seconds: float = 0.0  # maximum time that a prompt waited in the queue
     prefill_seconds: float = 0.0  # maximum time from the queue to the first token, without the time to restore blocks
-    reasoning: int = 0  # reasoning tokens, part of the completion
+    reasoning: int = 0  # number of completion tokens that are reasoning
     status: str = QUEUED  # state of the request, shown to a client that waits
 
     def set_prompts(self, prompts: Sequence[tuple[int, ...]]) -> None:
-        """Set the prompts, before their prefill."""
+        """Record the prompts of the request, before their prefill."""
         self.prompts, self.prompt_total = prompts, sum(map(len, prompts))
 
     def update_status(self, event: ChatEvent) -> None:
@@ -160,7 +161,7 @@ class TokenCounts:
             self.status = "decode"
 
     def add(self, end: ReplyEnd, *, first_of_prompt: bool) -> None:
-        """Add a reply that has ended."""
+        """Add the counts and times of a reply that has ended."""
         self.completion += end.completion_tokens
         self.reasoning += end.reasoning_tokens
         self.replies += 1

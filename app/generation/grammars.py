@@ -98,7 +98,7 @@ class GrammarCompiler:
         # Not a bound method, because a process must not keep its compiler alive.
         self._tokenize = partial(_tokenized, tokenizer)
         self._starter = starter or ProcessStarter(partial(vocabulary_of, tokenizer), GrammarLimits())
-        # False: the vocabulary cannot encode forced tokens, so they are sampled one by one
+        # whether the vocabulary can encode forced tokens; if not, they are sampled one by one
         self._jumps = tokenizer.encode_continuation("a") is not None
         self._threads = ThreadPoolExecutor(_MAX_PARALLEL, "grammars")
         self._cache: collections.OrderedDict[GrammarText, tuple[GrammarProcess, float]] = collections.OrderedDict()
@@ -200,7 +200,7 @@ class _Compilation:
         except GrammarsUnavailable:
             if self._is_stopped:
                 raise
-            # The process that forks the others may have died. It was restarted, so try once more.
+            # The first process, which forks the others, may have died and been restarted, so try once more.
             return self._attempt()
 
     def _attempt(self) -> GrammarProcess:

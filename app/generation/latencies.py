@@ -9,7 +9,8 @@ from typing import Final
 
 from engine.request import FinishReason, ServiceClass
 
-REPLY_BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # seconds
+# upper bounds of the buckets in seconds
+REPLY_BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 GAP_BOUNDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 RESTORE_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
@@ -25,7 +26,7 @@ class Histogram:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds: Final = tuple(bounds)
-        # counts[i]: durations in (bounds[i - 1], bounds[i]]; the last: above all bounds
+        # counts[i]: number of durations in (bounds[i - 1], bounds[i]]; the last element counts those above all bounds
         self.counts: Final = [0] * (len(bounds) + 1)
         self.total_seconds = 0.0
 
@@ -38,9 +39,9 @@ class Latencies:
     """Latencies of all requests of one engine since its start."""
 
     def __init__(self) -> None:
-        self.first_token: Final = by_class(REPLY_BOUNDS)  # seconds since the request was submitted
+        self.first_token: Final = by_class(REPLY_BOUNDS)  # upper bounds of the buckets in seconds
         self.between_tokens: Final = by_class(GAP_BOUNDS)
-        # only replies that ended by themselves or at their token limit
+        # seconds until the end of replies that ended by themselves or at their token limit
         self.whole_reply: Final = by_class(REPLY_BOUNDS)
         self.ends: Final = dict.fromkeys(FinishReason, 0)  # number of requests by finish reason
 

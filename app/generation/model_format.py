@@ -99,8 +99,8 @@ class Capabilities:
     """Optional abilities of a model."""
 
     tool_support: ToolSupport
-    thinking: bool  # reasoning that is separate from the answer
-    insertion: bool  # infilling
+    thinking: bool  # whether the model's reasoning is separate from its answer
+    insertion: bool  # whether the model can fill in text between two others
 
     @property
     def tools(self) -> bool:
@@ -110,7 +110,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class _CompiledFormat:
-    """A format with its compiled markup."""
+    """A reply format with its compiled markup."""
 
     format: ReplyFormat
     markup: FormatMarkup

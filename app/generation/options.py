@@ -1,4 +1,4 @@
-"""Options of the replies to one request: sampling, grammar, limits, and the events that report them.
+"""Options of the replies to one request: sampling, grammar, limits, and the contents of events.
 
 Dialects pass only the sampling fields that a request has, by the names of SamplingParams. `DefaultSampling` fills in
 the others.
@@ -146,9 +146,9 @@ def candidates(given: Mapping[str, Any], count: int, seed: int | None) -> list[S
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """How the replies to each prompt of a request are generated."""
+    """Options for the replies to each prompt of a request."""
 
-    candidates: Sequence[SamplingParams]  # one per generated reply; a single one for a beam search
+    candidates: Sequence[SamplingParams]  # parameters of each generated reply; of a beam search, a single element
     count: int = 1  # number of replies that are returned, the best of the candidates
     reports_logprobs: bool = False  # whether events have log-probabilities; False: these only rank the candidates
     grammar: "RequestedGrammar | None" = None  # grammar of every reply

@@ -9,7 +9,7 @@ Items = TypeVar("Items", bytes, tuple[int, ...])  # a type variable, since slice
 
 
 def common_prefix_len(one: Items, other: Items, start: int = 0) -> int:
-    """Return the number of equal items at the start of both. The first `start` are known to be equal.
+    """Return the number of equal items at the start of two sequences. The first `start` items are known to be equal.
 
     The step doubles while the slices are equal, then a binary search finds the first difference.
     """
@@ -63,7 +63,7 @@ class RecentPrompts:
     def __init__(self, max_exchanges: int = MAX_EXCHANGES, max_tokens: int = MAX_TOKENS) -> None:
         self._max_exchanges = max_exchanges
         self._max_tokens = max_tokens
-        self._exchanges: list[Exchange] = []  # latest last; none is a prefix of another
+        self._exchanges: list[Exchange] = []  # exchanges, latest last; none is a prefix of another
         self._tokens = 0
 
     def nearest(self, prompt: bytes, salt: str) -> Earlier | None:

@@ -31,7 +31,7 @@ class GeneratedReply:
     prompt_ids: tuple[int, ...]
     ids: Sequence[int]  # ids of the reply
     text: str  # text that the caller received; may end before the text of the ids
-    continues_text: bool  # the reply continues a text, not a conversation
+    continues_text: bool  # whether the reply continues a text, rather than a conversation
     stored: bool  # whether it may be written to disk
 
 
@@ -55,7 +55,7 @@ class TextPosition:
 
 
 def _prefix_hash(part_key: bytes, text: str = "") -> "hashlib._Hash":
-    """Hash the parts before this one and the start of its text.
+    """Return a hash of the parts before this one and the start of this part's text.
 
     For the whole text, the digest is the next part's key.
     """
@@ -183,7 +183,7 @@ class RememberedReplies:
                 yield _Splice(start, done, best.ids[:count])
 
     def _prefix(self, text: str, *, at_start: bool) -> bytes:
-        """Return the space that the tokenizer adds before a plain text, or nothing."""
+        """Return the space that the tokenizer adds before a plain text, or an empty value if it adds none."""
         if text.startswith((" ", SPACE_SYMBOL)):
             return b""
         first = self._tokenizer.encode_plain(text[:_PROBED], at_start=at_start)[0]
@@ -254,5 +254,5 @@ class RememberedReplies:
 
 
 def _is_boundary(encoded: bytes, position: int) -> bool:
-    """Whether `position` is a character boundary in this UTF-8."""
+    """Whether a character of this UTF-8 starts at `position`, or the text ends there."""
     return position >= len(encoded) or encoded[position] & 0xC0 != 0x80

@@ -61,7 +61,7 @@ class Replies:
         return merge_deltas(batch) if self._context.options.pause else batch
 
     def close(self) -> None:
-        """End all replies."""
+        """End all replies that have not ended."""
         for reply in self._replies.values():
             reply.end()
 

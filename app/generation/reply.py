@@ -108,7 +108,7 @@ class ReplyReader:
         return [self._reported(one) for one in parsed]
 
     def _reported(self, parsed: ParsedEvent) -> ContentEvent:
-        """Add the log-probabilities of the tokens that start within an event. Those of markup are dropped."""
+        """Add to an event the log-probabilities of the tokens that start within it. Those of markup are dropped."""
         event = parsed.event
         if not self._logprobs or not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
             return event
@@ -122,13 +122,13 @@ class ReplyReader:
 
 @dataclass(frozen=True, slots=True)
 class ReplyContext:
-    """Data that the replies to one request share."""
+    """The data that all replies to one request share."""
 
     tokenizer: Tokenizer
     encoder: PromptEncoder  # saves the ids of replies
     options: GenerationOptions
     continues_text: bool  # whether the replies continue a text, rather than being new turns
-    started: float = field(default_factory=time.monotonic)  # when the request was submitted
+    started: float = field(default_factory=time.monotonic)  # time at which the request was submitted
 
 
 class Reply:

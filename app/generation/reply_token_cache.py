@@ -116,7 +116,7 @@ class ReplyTokenCache:
             self._file.close()
 
     def _settle(self) -> None:
-        """Add the spans of replies that were remembered since the last call. The caller must hold the lock."""
+        """Add the spans that `remember` received since the last call. The caller must hold the lock."""
         while self._ended:
             for one in self._ended.popleft()():
                 one.used = int(time.time())

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 MAX_SIZE = 4 << 20  # size limit in ids, including OVERHEAD for each span: 16 MB
 OVERHEAD = 32  # size of a span in addition to its ids, counted in ids
-MAX_SPANS_PER_PART = 256  # older spans of a part are not read
+MAX_SPANS_PER_PART = 256  # limit of the spans that are read for a part; older ones are ignored
 FILE_NAME = "replies.sqlite"
 
 _VERSION = 1
@@ -71,7 +71,7 @@ class TokenSpan:
 
 @dataclass(slots=True)
 class Changes:
-    """Changes that the file does not have yet. Deletions come first."""
+    """Changes that are not written to the file yet. Deletions are applied first."""
 
     forgotten: set[bytes] = field(default_factory=set)  # prefix keys of spans to delete
     replaced: list[bytes] = field(default_factory=list)  # keys of spans that a longer version replaces
@@ -162,7 +162,7 @@ class ReplyTokenFile:
     def _set_aside(self) -> bool:
         try:
             os.replace(self._path, self._path.with_suffix(".damaged"))
-            for suffix in ("-wal", "-shm"):  # they belong to the damaged file
+            for suffix in ("-wal", "-shm"):  # these files belong to the damaged file, so they are deleted
                 Path(f"{self._path}{suffix}").unlink(missing_ok=True)
         except OSError:
             return False
@@ -171,7 +171,7 @@ class ReplyTokenFile:
 
 def _is_busy(error: Exception) -> bool:
     """Whether another process holds a lock on the file."""
-    code: int = getattr(error, "sqlite_errorcode", 0)  # errors raised by Python itself have no code
+    code: int = getattr(error, "sqlite_errorcode", 0)  # errors that Python itself raises have no code
     return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 

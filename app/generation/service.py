@@ -1,4 +1,4 @@
-"""Chat service: takes a conversation and yields the events of the replies."""
+"""Chat service: converts a conversation to a prompt, and yields the events of the replies."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ from engine.request import PROGRAM, Origin
 IDLE_SECONDS = 1.0
 PROMPT_THREADS = 4  # several, because one may be waiting for the template process
 TEXT_THREADS = 2
-MAX_COUNTED = 1 << 20  # limit, in tokens, of a text that is only counted or tokenized
+MAX_COUNTED = 1 << 20  # maximum number of tokens of a text that is only counted or tokenized
 
 # the service counts as stuck if requests wait and no preparation is finished for this many seconds
 STUCK_SECONDS = 60.0
@@ -66,7 +66,7 @@ class Preparation:
             self._moved_at = self._clock()
 
     def problem(self) -> str:
-        """Return why requests are stuck, or an empty string if none is."""
+        """Return the reason why requests are stuck, or an empty string if no request is stuck."""
         silence = self._clock() - self._moved_at if self._waiting else 0.0
         return f"no request was prepared for {silence:.0f} s" if silence >= STUCK_SECONDS else ""
 
@@ -111,11 +111,11 @@ class ChatService:
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids that both the model and its tokenizer have. All ids are below it."""
+        """Number of token ids that both the model and its tokenizer have. All ids are below it."""
         return min(self.streams.vocab_size, self.tokenizer.vocab_size)
 
     def problem(self) -> str:
-        """Return why requests are stuck, or an empty string if none is."""
+        """Return the reason why requests are stuck, or an empty string if no request is stuck."""
         parts = (self.streams, self._encoding, self.texts, self.preparation)
         return next(filter(None, (part.problem() for part in parts)), "")
 

@@ -21,7 +21,7 @@ from app.process.limited_process import library_folders, start_isolated
 
 MAX_TEMPLATE_BYTES = 64 << 10  # 4 times the largest template in common use
 MAX_TEXT_CHARS = 4 << 20  # about a million tokens of English, more than the context length of any supported model
-MAX_FRAME_BYTES = 16 << 20  # MAX_TEXT_CHARS of 4 bytes each
+MAX_FRAME_BYTES = 16 << 20  # size of MAX_TEXT_CHARS characters of 4 bytes each
 # limit of the address space; the child starts with 25 MiB, and the largest conversation takes 100 MiB
 MEMORY_BYTES = 256 << 20
 DEADLINE_SECONDS = 1.0
@@ -153,7 +153,7 @@ class ChatTemplateRenderer:
 
 
 class _BrokenChild(Exception):
-    """The child process ended, or sent something unexpected."""
+    """The child process ended, or sent an answer that is invalid."""
 
 
 class _Child:

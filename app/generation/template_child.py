@@ -32,7 +32,7 @@ from datetime import datetime
 from typing import Any, BinaryIO, NamedTuple
 
 if __name__ == "__main__":
-    # signals from the terminal; the parent handles them
+    # the terminal sends these signals to this process as well, but only the parent handles them
     for name in {"SIGINT", "SIGHUP"} & signal.Signals.__members__.keys():
         signal.signal(signal.Signals[name], signal.SIG_IGN)
     sys.path += sys.argv[2:]
@@ -58,10 +58,10 @@ _WIDE = re.compile(r"\*|\d{7}")
 class TemplateLimits(NamedTuple):
     """Limits that the parent sets."""
 
-    memory_bytes: int  # address space of this process
-    frame_bytes: int  # size of one frame in either direction
-    text_chars: int  # length of one rendered text
-    seconds: float  # CPU time per request, after which this process ends itself in case the parent is gone
+    memory_bytes: int  # limit of this process's address space, in bytes
+    frame_bytes: int  # maximum size of one frame in either direction, in bytes
+    text_chars: int  # maximum length of one rendered text, in characters
+    seconds: float  # CPU time per request, in seconds; then this process ends itself, in case the parent is gone
 
 
 class TooCostly(Exception):

@@ -1,7 +1,7 @@
-"""Thinking budget: after a number of reasoning tokens, the reasoning is ended and the model answers.
+"""Thinking budget: limits the reasoning tokens of a reply, and then makes the model answer.
 
-The budget wraps another grammar. It counts the tokens between the reasoning marks. When they are used up, the end mark
-is the only text it allows.
+The budget wraps another grammar. It counts the tokens between the reasoning marks. When they are used up, it allows
+only the end mark.
 """
 
 import codecs
@@ -71,7 +71,7 @@ class _BudgetConstraint:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""  # end of the reply so far, which may contain the start of a mark
         self._kept = max(map(len, (*marks.begin, *marks.end))) - 1
-        self._answers = False  # True once the reasoning is over: with a grammar, later marks are text
+        self._answers = False  # whether the reasoning is over; with a grammar, later marks are text
 
     @property
     def ended(self) -> bool:
@@ -121,7 +121,7 @@ class _BudgetConstraint:
         return any(mark.startswith(stripped) or stripped.startswith(mark) for mark in self._marks.begin)
 
     def _after_mark(self) -> int | None:
-        """Return the end of the first mark that starts or ends the reasoning."""
+        """Return the position after the first mark that starts or ends the reasoning."""
         marks = self._marks.end if self._thinks else self._marks.begin
         found = ((self._text.find(mark), len(mark)) for mark in marks)
         return min((start + length for start, length in found if start >= 0), default=None)

@@ -34,7 +34,7 @@ class _LiveRequest:
 
 
 class TokenStreams:
-    """All streams of one engine. Created on any thread, used on the loop on which `start` ran."""
+    """The streams of one engine. Created on any thread, and used on the event loop on which `start` ran."""
 
     def __init__(self, engine: Engine[Any], clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns seconds that never decrease."""
@@ -43,7 +43,7 @@ class TokenStreams:
         self._clock = clock
         self._thread = EngineThread(engine, self._post_events, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._live: dict[int, _LiveRequest] = {}  # keys: request ids
+        self._live: dict[int, _LiveRequest] = {}  # requests that have not ended, by request id
         self._stopping = False
 
     async def start(self) -> None:
@@ -110,11 +110,11 @@ class TokenStreams:
         return self._clock()
 
     def forget(self, token_ids: Sequence[int], origin: Origin, *, kept: int) -> None:
-        """Remove blocks of these tokens from the KV cache, except the first `kept` tokens."""
+        """Remove the blocks of these tokens from the KV cache, except those of the first `kept` tokens."""
         self._thread.forget(token_ids, origin, kept=kept)
 
     def problem(self) -> str:
-        """Return why the engine cannot serve, or an empty string if it can."""
+        """Return the reason why the engine cannot serve, or an empty string if it can."""
         return self._thread.problem()
 
     @property
@@ -133,7 +133,7 @@ class TokenStreams:
 
     @property
     def block_bytes(self) -> int:
-        """The size of one KV block; 0: unknown."""
+        """Size of one KV block in bytes; 0: unknown."""
         return self._engine.config.block_bytes
 
     @property

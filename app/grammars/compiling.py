@@ -1,7 +1,7 @@
 """Compiles grammars with the llguidance library, in a grammar process.
 
-A grammar is rewritten (`app.grammars.schemas`), checked for rules that never end (`app.grammars.lark`), compiled, and
-tried for a few tokens. A grammar that is too complex is therefore refused before a reply starts.
+A grammar is rewritten (`app.grammars.schemas`), checked for rules that never end (`app.grammars.lark`), and compiled.
+Then a few random tokens are tried, so that a grammar that is too complex is refused before a reply starts.
 """
 
 import functools

@@ -50,7 +50,7 @@ class GrammarText:
         return json.dumps(asdict(self)).encode()
 
     def guidance(self) -> dict[str, str | bool]:
-        """Return the format of JSON as options of the library."""
+        """Return the options of the library that set the format of JSON."""
         if self.whitespace is None:
             return {"whitespace_flexible": False}
         return {"whitespace_pattern": self.whitespace}
@@ -66,7 +66,7 @@ READ_BYTES = 1 << 16
 
 
 class Kind(enum.IntEnum):
-    """The kind of a frame. The comments name the sender and the payload."""
+    """The kind of a frame. The comments name the sender, then the payload."""
 
     VOCABULARY = 0  # server: see `Vocabulary`; the first frame to a process without a vocabulary
     READY = 1  # process: none
@@ -76,7 +76,7 @@ class Kind(enum.IntEnum):
     ACCEPTED = 5  # process: whether the reply has ended, then the ids of forced tokens
     MASK = 6  # server: none
     MASKED = 7  # process: one bit per token
-    FAILED = 8  # process, in place of the two above: why the reply cannot continue, as text
+    FAILED = 8  # process, instead of ACCEPTED and MASKED: why the reply cannot continue, as text
     END = 9  # server: none; the reply has ended
     TOKENIZE = 10  # process: a text
     TOKENIZED = 11  # server: its token ids
@@ -103,9 +103,9 @@ class Channel:
     """Sends and receives frames over a byte stream."""
 
     def __init__(self, receive: Callable[[int], bytes], send: Callable[[bytes], object]) -> None:
-        """`receive` takes a size hint and returns bytes, none at the end of the stream.
+        """Create a channel.
 
-        `send` sends all of its bytes.
+        `receive` takes a size hint and returns bytes, or none at the end of the stream. `send` sends all of its bytes.
         """
         self._receive = receive
         self._send = send
@@ -191,8 +191,8 @@ class Problem:
     """The reason why a grammar is refused."""
 
     message: str
-    path: str = ""  # leads from the root of the schema to the part at fault
-    trace: str = ""  # traceback, if the program itself failed
+    path: str = ""  # path from the root of the schema to the part at fault
+    trace: str = ""  # traceback if the grammar process itself failed
 
     def packed(self) -> bytes:
         """Return the problem as the payload of a frame."""
@@ -208,7 +208,7 @@ class GrammarLimits:
     """Limits of a process for one grammar."""
 
     compile_cpu_seconds: float = 1.5
-    compile_wall_seconds: float = 3.5  # more than the CPU time, for busy machines
+    compile_wall_seconds: float = 3.5  # longer than the CPU time, because the machine may be busy
     mask_cpu_seconds: float = 0.1  # limit for one mask or one token
     # limit for all masks and tokens together, in addition to `mean_cpu_seconds` for each
     burst_cpu_seconds: float = 0.5

@@ -175,7 +175,7 @@ class _GrammarConstraint:
             try:
                 self._process.send(Frame(Kind.ACCEPT, self._number, ACCEPT.pack(token_id, self._jumps)))
             except GrammarFailed as failure:
-                self._failure = failure  # raised by the next mask
+                self._failure = failure  # the next mask raises it
 
     def accept(self, token_id: int) -> Sequence[int]:
         self.prefetch_accept(token_id)

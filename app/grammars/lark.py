@@ -126,8 +126,8 @@ class Rules:
     """The rules and terminals of a grammar, with the conditions under which each of them can end."""
 
     needs: Mapping[str, Need]
-    terminals: Mapping[str, str]  # definitions by name
-    regexes: Sequence[str]  # regular expressions, which are their own names in `needs`
+    terminals: Mapping[str, str]  # definitions of the terminals, by name
+    regexes: Sequence[str]  # regular expressions of the grammar, which are their own names in `needs`
 
     def find_endless(self, is_empty: Callable[[str], bool]) -> "tuple[list[str], bool]":
         """Return the chain of rules that prevents the start rule from matching a finite text; empty if it matches one.
@@ -275,7 +275,7 @@ class _Parser:
         raise UnknownSyntax
 
     def _nested(self) -> Need:
-        """Parse a nested grammar, whose names are separate."""
+        """Parse a nested grammar. Its names are separate from those of the outer grammar."""
         start = self._at
         if not self._take("{"):
             raise UnknownSyntax

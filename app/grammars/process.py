@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 if __name__ == "__main__":
-    # signals from the terminal; the server handles them
+    # the terminal sends these signals to this process as well, but only the server handles them
     for name in {"SIGINT", "SIGHUP"} & signal.Signals.__members__.keys():
         signal.signal(signal.Signals[name], signal.SIG_IGN)
     sys.path[:] = [*sys.argv[2:], *sys.path[1:]]  # drops the first entry, the folder of this file
@@ -231,7 +231,7 @@ def _forever(control: socket.socket, compiler: Compiler, server: _ServerChannel,
 
 
 def _serve_alone(served: socket.socket, compiler: Compiler, server: _ServerChannel, limits: GrammarLimits) -> None:
-    """Main function of a forked copy."""
+    """Serve a socket in a forked copy, as its main function."""
     status = 1
     try:
         server.channel = Channel(served.recv, served.sendall)

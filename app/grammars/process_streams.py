@@ -1,4 +1,4 @@
-"""Byte streams to grammar processes, and how those processes start.
+"""Byte streams to grammar processes, and the code that starts those processes.
 
 A first process builds the vocabulary, and forks a copy for each grammar in milliseconds. Windows cannot fork, so each
 grammar's process starts from scratch there and builds the vocabulary again.
@@ -48,7 +48,7 @@ class ProcessStream(Protocol):
 
 
 class SocketStream:
-    """The stream to a forked process, which ends when its socket closes."""
+    """The stream to a forked process. The process ends when its socket closes."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection

@@ -28,7 +28,7 @@ _Disjoint: TypeAlias = Callable[[Json, Json], bool]
 
 
 class Disjointness:
-    """Compares rewritten schemas."""
+    """Finds out which rewritten schemas have no value in common."""
 
     def __init__(self, definitions: dict[str, Json]) -> None:
         self._definitions = definitions
@@ -165,7 +165,7 @@ class _Facts:
 
 
 def _canonical(value: Json) -> str:
-    """Return a text that is the same for equal values."""
+    """Return JSON text of a value that is the same for equal values."""
 
     def plain(part: Json) -> Json:
         if isinstance(part, float) and part.is_integer():

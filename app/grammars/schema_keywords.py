@@ -71,7 +71,7 @@ def mistake(keyword: str, value: Json) -> str | None:
 
 
 def number_in(schema: Schema, key: str) -> int | float | None:
-    """Return the number under a keyword, or None."""
+    """Return the number under a keyword, or None if there is none."""
     value = schema.get(key)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 

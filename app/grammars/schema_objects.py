@@ -1,4 +1,4 @@
-"""Rewrites the keywords of objects: members, other members, and their names and number."""
+"""Rewrites the keywords of objects: named members, all other members, and limits on names and number of members."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class ObjectRewriter:
         self._resolve = resolve
 
     def rewrite(self, known: Schema, path: str, use: Use) -> dict[str, Json]:
-        """Return the rewritten keywords of objects among `known`."""
+        """Return the rewritten form of the object keywords in `known`."""
         required = list(dict.fromkeys(texts_in(known, "required")))
         members = _Members(
             self._parts(known, "properties", path, use),
@@ -76,7 +76,7 @@ class ObjectRewriter:
         return None
 
     def _name(self, known: Schema, members: _Members, path: str) -> None:
-        """Apply `propertyNames`."""
+        """Restrict the names of members as `propertyNames` requires."""
         names = self._resolve(known["propertyNames"])
         any_value = True if members.others is None else members.others
         rules = {key: value for key, value in names.items() if key in ENFORCED} if isinstance(names, Mapping) else {}

@@ -31,7 +31,7 @@ _WITH_KEYWORDS: Final = ("integer", "number", "string", "array", "object")
 
 
 class PlainRewriter:
-    """Rewrites schemas of one value.
+    """Rewrites schemas that have neither references nor combinations.
 
     `refuse` raises, or returns to ignore the keyword. `note_empty` records a part that no value matches.
     """
@@ -67,7 +67,7 @@ class PlainRewriter:
         return written if types == _ALL else {"type": _named(types), **written}
 
     def _of_type(self, kind: str, known: Schema, path: str, use: Use) -> dict[str, Json] | None:
-        """Return the keywords of one type, or None if no value of the type matches."""
+        """Return the rewritten keywords of one type, or None if no value of the type matches."""
         match kind:
             case "integer" | "number":
                 return self._number(known, path, kind)

@@ -77,7 +77,7 @@ def _needed_items(schema: Schema) -> Sequence[Json]:
 
 
 def _member(schema: Schema, name: str) -> Json:
-    """Return the schema of a member."""
+    """Return the schema of an object's member."""
     properties = named_in(schema, "properties")
     if name in properties:
         return properties[name]

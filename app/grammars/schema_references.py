@@ -70,7 +70,7 @@ def _member(part: Json, step: str) -> tuple[Json] | None:
 
 
 def _parts(pointer: Pointer, part: Json) -> Iterator[tuple[Pointer, Mapping[str, Json]]]:
-    """Yield all objects in a schema."""
+    """Yield every JSON object within a schema."""
     members: Iterable[tuple[str, Json]] = ()
     if isinstance(part, Mapping):
         yield pointer, part

@@ -68,7 +68,7 @@ class _Survey:
     """The requirements that the parts of an intersection have for objects and arrays."""
 
     declared: Counter[str] = field(default_factory=Counter)  # number of parts that declare each member
-    required: dict[str, None] = field(default_factory=dict)  # names of required members, in order
+    required: dict[str, None] = field(default_factory=dict)  # names of required members, in the order of the schema
     arrays: int = 0  # number of parts that describe items
     is_explicit: bool = False  # whether a part defines which other members are allowed
     has_unions: bool = False  # whether a part is a union of objects
@@ -92,7 +92,7 @@ class _Rewriter:
         self._lenient = lenient
         self._names: dict[tuple[Pointer, Use], str] = {}
         self._pending: deque[tuple[str, Json, str, Use]] = deque()
-        self._empty: list[GrammarProblem] = []  # parts that no value matches
+        self._empty: list[GrammarProblem] = []  # problems of the parts that no value matches
         objects = ObjectRewriter(self.rewrite, self.refuse, self._resolved)
         self._plain = PlainRewriter(self.rewrite, self.refuse, self._empty.append, leaf_problem, objects)
 
@@ -113,7 +113,7 @@ class _Rewriter:
         )
 
     def refuse(self, message: str, path: str) -> None:
-        """Raise GrammarProblem, unless the schema is lenient: then the caller drops the keyword."""
+        """Raise GrammarProblem, unless the schema is lenient. The caller then drops the keyword."""
         if not self._lenient:
             raise GrammarProblem(message, path)
 
@@ -260,7 +260,7 @@ class _Rewriter:
         try:
             return [self._document.find(reference, "")[1]]
         except GrammarProblem:
-            return []  # refused when it is rewritten
+            return []  # an invalid reference is refused later, when it is rewritten
 
     # -- definitions
 

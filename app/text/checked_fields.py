@@ -20,7 +20,7 @@ class CheckedFields:
     """A mapping of names to values of unknown types, accessed field by field."""
 
     def __init__(self, values: Mapping[str, object], path: str = "") -> None:
-        """`path` precedes field names in errors."""
+        """`path` is put before the names of fields in errors."""
         self._values = values
         self._path = path
 

@@ -31,9 +31,7 @@ class ControlTokens:
     """The control tokens of a vocabulary, by text. Immutable and thread-safe."""
 
     def __init__(self, tokens: Mapping[str, ControlToken]) -> None:
-        """`tokens` maps texts to tokens. A token of one character is never found in text, because a mark cannot break
-        it.
-        """
+        """`tokens` maps texts to tokens. Tokens of one character are never found in text: a mark cannot break them."""
         self._tokens = {text: token for text, token in tokens.items() if len(text) > 1}
         self.ids: Mapping[str, int] = {text: token.id for text, token in tokens.items()}
         self._longest = max(map(len, self._tokens), default=0)

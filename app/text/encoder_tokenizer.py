@@ -142,7 +142,7 @@ def _piece(text: str) -> str:
 
 
 def _id(fields: CheckedFields, names: tuple[str, ...], default: int, size: int) -> int:
-    """Return the id of a token, from the first of these fields that exists."""
+    """Return the id of a token, which is in the first of these fields that exists."""
     id_ = next((found for name in names if (found := fields.get(name, int)) is not None), default)
     if not 0 <= id_ < size:
         raise malformed(f"{names[0]} is {id_}, but there are {size} tokens")

@@ -31,8 +31,8 @@ def from_folder(folder: Path) -> Tokenizer:
 def tokenizer_config(folder: Path) -> dict[str, object]:
     """Return tokenizer_config.json, merged with other files. Raises ModelFileError.
 
-    A template in a separate file is the newest form, and overrides. Special tokens in a separate file are the oldest
-    form, and are only a fallback. So is the template of a model's image processor.
+    A template in a separate file is the newest form, and overrides the others. Special tokens in a separate file are
+    the oldest form, and are only a fallback. The template of a model's image processor is only a fallback as well.
     """
     special = read_object(folder, "special_tokens_map.json") or {}
     processor = read_object(folder, "chat_template.json") or {}

@@ -56,7 +56,7 @@ class _Tokens:
 
 @dataclass(frozen=True, slots=True)
 class _Scheme:
-    """How one kind of vocabulary converts text to ids and back."""
+    """The conversion of text to ids and back for one kind of vocabulary."""
 
     backend: tokenizers.Tokenizer
     to_bytes: Callable[[str], bytes]
@@ -222,7 +222,7 @@ def _scored_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str
 
 
 def _per_token(fields: CheckedFields, name: str, kind: type[T], size: int) -> Sequence[T]:
-    """Return an array with one element for each of `size` tokens."""
+    """Return a field that must be an array with one element for each of `size` tokens."""
     values = fields.array(name, kind)
     if len(values) != size:
         raise malformed(f"{name} has {len(values)} elements for {size} tokens")

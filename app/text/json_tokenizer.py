@@ -1,7 +1,7 @@
 """A tokenizer from the contents of a checkpoint's tokenizer.json and tokenizer_config.json.
 
 The ids are those of the `tokenizers` library for the same file, except that text never becomes a control token. The
-files are untrusted. Only byte-pair vocabularies with a known spelling of bytes are supported; others are refused.
+files are untrusted. Only byte-pair vocabularies that represent bytes in a known way are supported; others are refused.
 """
 
 import json
@@ -92,7 +92,7 @@ def from_json(
         chat_template=chat_template(tokenizer_config or {}),
         response_template=config.get("response_template", dict) if config.is_object("response_template") else None,
     )
-    # BOS is added without it, and a malformed post-processor could drop the text
+    # the encoder adds BOS itself, and a malformed post-processor could drop the text
     backend.post_processor = None
     encoder = TextEncoder(backend, start_prefix=start_prefix, verbatim=[token.text for token in verbatim])
     return Tokenizer(encoder, vocabulary)
@@ -179,7 +179,7 @@ def _backend(
 ) -> tuple[tokenizers.Tokenizer, str]:
     """Return the library's tokenizer for plain text, and the prefix of text at the start of the input.
 
-    A prefix of only the first piece is not left to the library, which would add it after each control token.
+    The library does not add a prefix of only the first piece, because it would add it after each control token.
     """
     normalizer = document.get("normalizer", dict)
     pre_tokenizer, start_prefix = _without_first_prefix(document.get("pre_tokenizer", dict))

@@ -13,7 +13,7 @@ from typing import Protocol
 from app.errors import TextTooLong
 
 PIECE = 1 << 15  # minimum length of a piece in characters
-COUNTED = 1 << 17  # tokens up to which a text that is too long is counted exactly, for its error
+COUNTED = 1 << 17  # number of tokens up to which a text that is too long is counted exactly, for its error
 
 _WORD = re.compile(r"(?<=[A-Za-z0-9,.]) (?=[A-Za-z0-9])")
 # the last class has the forms of a space in vocabularies: plain, Ġ, or ▁
@@ -27,9 +27,9 @@ def _no_check() -> None:
 
 @dataclass(frozen=True, slots=True)
 class TextLimit:
-    """Limits of an encoding."""
+    """Limits that apply when a text is encoded."""
 
-    tokens: int | None = None  # texts that certainly have more are refused
+    tokens: int | None = None  # limit of the tokens: texts that certainly have more are refused
     counted: int | None = None  # encoding stops beyond this number of tokens; None: `tokens`
     check: Callable[[], None] = _no_check  # called between pieces; raises to end the work
 

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """Patterns that isolate their matches, each within the text that the patterns before it left."""
+    """Patterns whose matches become separate words.
+
+    Each pattern is applied within the words of the patterns before it.
+    """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False  # a word that is itself a token becomes that token

@@ -2,8 +2,9 @@
 
 import re
 
-# Removed are C0 except tab and newline, DEL, and C1; embeddings, overrides, and isolates of bidirectional text, which
-# change its visible order; and tag characters, which are invisible. Joiners stay: emoji and many scripts need them.
+# Removed: C0 except tab and newline, DEL, and C1; embeddings, overrides, and isolates of bidirectional text, which
+# change its visible order; and tag characters, which are invisible. Joiners stay, because emoji and many scripts need
+# them.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 

@@ -27,7 +27,7 @@ _PREFIXED = ("Metaspace", "ByteLevel")  # steps that may add a character before 
 
 @dataclass(frozen=True, slots=True)
 class TextGrowth:
-    """A text of n characters becomes one of at most `factor` * n + `added` characters."""
+    """A bound on the growth of text: n characters become at most `factor` * n + `added` characters."""
 
     factor: int = 1
     added: int = 0

@@ -68,7 +68,7 @@ class Vocabulary:
     """The meaning of the ids of a vocabulary, as checked by the builders."""
 
     texts: Sequence[str]  # texts by id, as in the file; "" for an unused id
-    to_bytes: Callable[[str], bytes]  # decodes the text of an ordinary token
+    to_bytes: Callable[[str], bytes]  # function that decodes the text of an ordinary token
     control: ControlTokens  # control tokens, whose ids only occur in markup
     verbatim: frozenset[int]  # ids whose text is encoded as UTF-8
     hidden: frozenset[int]  # ids that are not part of a reply's text
@@ -76,7 +76,7 @@ class Vocabulary:
     eos_id: int | None  # id that ends a document; a chat turn often ends with another token
     end_of_generation_ids: frozenset[int]  # ids that end a reply
     add_bos: bool  # whether the model expects BOS at the start of a prompt
-    space_prefix: bool  # whether a space is added before text, with which replies then start as well
+    space_prefix: bool  # whether a space is added before text; replies then start with a space as well
     chat_template: str | None  # Jinja source of the default template
     response_template: Mapping[str, object] | None = None  # format of replies, as defined by transformers; unchecked
 
@@ -275,7 +275,8 @@ class Tokenizer:
     def longest_token(self) -> int:
         """Upper limit of the characters in one token: the number of bytes of the longest one."""
         longest = 0
-        lengths = [*map(len, map(str.encode, self._vocabulary.texts))]  # upper bounds of the number of bytes
+        # upper bounds of the number of bytes of each token
+        lengths = [*map(len, map(str.encode, self._vocabulary.texts))]
         for token_id in sorted(range(self.vocab_size), key=lengths.__getitem__, reverse=True):
             if lengths[token_id] <= longest:
                 break

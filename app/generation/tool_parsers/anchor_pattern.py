@@ -85,7 +85,7 @@ class _Reader:
         return found
 
     def _piece(self) -> list[str]:
-        """Parse one atom with its quantifier."""
+        """Parse one atom of a pattern, with its quantifier."""
         if group := _GROUP.match(self._pattern, self._position):
             return self._group(group)
         if self._pattern.startswith("\\", self._position):

@@ -61,7 +61,7 @@ class CallParser:
         return candidate.events()
 
     def consume(self) -> int:
-        """Return the length of text that will not be fed again."""
+        """Return the length of the text that must not be fed again."""
         candidate = self._candidates[0]
         taken, candidate.position, self.position = candidate.position, 0, 0
         return taken

@@ -132,7 +132,7 @@ def _parses_call(syntax: CallSyntax, written: str, others: ReplyFormat) -> bool:
 
 
 def _starts(written: str, syntax: CallSyntax) -> Iterator[int]:
-    """Yield positions where a call may start. Without marks, that is only the start of a reply."""
+    """Yield the positions where a call may start: the start of the text, and the first brace if calls have no marks."""
     yield 0
     if syntax.unmarked and (brace := written.find("{")) > 0:
         yield brace

@@ -1,4 +1,4 @@
-"""Bodies of calls in JSON: the arguments alone, after the name of the tool, or objects with name and arguments.
+"""Bodies of calls in JSON: only the arguments after the tool's name, or objects with name and arguments.
 
 Parsing takes time linear in the length of the text.
 """
@@ -18,7 +18,7 @@ _BETWEEN_OBJECTS = re.compile(r"[\s,;]*")
 
 
 class ArgumentsBody:
-    """The arguments of a call as one JSON object. The name of the tool is known."""
+    """Parses the arguments of a call as one JSON object. The name of the tool is known."""
 
     def __init__(self, writer: CallWriter, name: str, call_id: str) -> None:
         self.done = self.failed = False
@@ -46,7 +46,7 @@ class ArgumentsBody:
 
 
 class ObjectsBody:
-    """One JSON object per call, either in a list or in sequence."""
+    """Parses one JSON object per call, either in a list or in sequence."""
 
     def __init__(self, writer: CallWriter, *, keyed: bool = False) -> None:
         """`keyed`: each object has the tool's name as its only key."""
@@ -92,7 +92,7 @@ class ObjectsBody:
 
 
 class _CallObject:
-    """One object that contains the name of a tool and its arguments, in any order."""
+    """Parses one object that contains the name of a tool and its arguments, in any order."""
 
     def __init__(self, writer: CallWriter, *, keyed: bool) -> None:
         self.done = self.failed = False

@@ -23,14 +23,14 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """White space. `text` is what the format writes; any amount matches, including none."""
+    """Optional white space. `text` is the white space that models write; any amount matches."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A name, or for `any`, all text up to the next literal."""
+    """A hole that a name fills or, if `any` is set, all text up to the next literal."""
 
     name: str
     pattern: re.Pattern[str] = field(compare=False)

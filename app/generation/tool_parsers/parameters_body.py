@@ -49,7 +49,7 @@ def nested_json(text: str, types: Types, parameter: ParameterMarkup, schema: Jso
 
 
 def _members(text: str, parameter: ParameterMarkup) -> Iterator[tuple[str, str]]:
-    """Yield each key and the text between its tags, until other text follows."""
+    """Yield each key with the text between its tags. Stops at other text."""
     position = 0
     while isinstance(head := parameter.head.match(text, position, final=True), Found):
         end = _end(text, head.end, head.holes["key"], parameter)
@@ -77,7 +77,7 @@ _TYPE_HOLE = "type"
 
 
 class ParametersBody:
-    """The parameters of one call whose name is known. Ends before `tail`."""
+    """Parses the parameters of one call whose name is known, up to `tail`."""
 
     def __init__(
         self, writer: CallWriter, name: str, call_id: str, parameters: Sequence[ParameterMarkup], tail: Markup
@@ -170,7 +170,7 @@ def _types(types: Types, type_word: str | None) -> Types:
 
 
 class _Value:
-    """The value of one parameter."""
+    """Parses the value of one parameter."""
 
     def __init__(
         self,

@@ -8,11 +8,11 @@ from app.generation.tool_parsers.tool_calls import CallWriter, match_end, skip_s
 
 _BETWEEN = re.compile(r"[\s,;]*")
 _NAME = re.compile(r"[^\W\d][\w.]*")
-_METHOD = ".call"  # suffix of Llama's built-in tools
+_METHOD = ".call"  # suffix of calls of Llama's built-in tools
 
 
 class PythonBody:
-    """Python calls with keyword arguments: `[now(), weather(city='Rome', days=2)]`."""
+    """Parses Python calls with keyword arguments: `[now(), weather(city='Rome', days=2)]`."""
 
     def __init__(self, writer: CallWriter) -> None:
         self.done = self.failed = False

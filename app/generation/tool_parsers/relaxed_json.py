@@ -39,7 +39,7 @@ class RelaxedJson:
     def __init__(self) -> None:
         self.done = False
         self.failed = False
-        self._open: list[str] = []  # open brackets
+        self._open: list[str] = []  # brackets that are open, outermost first
         self._expects = _Expects.VALUE
         self._comma = ""  # a comma that is held back, because the list or object may end
         self._quote: str = ""  # mark that ends the current string; "" outside of strings
@@ -98,11 +98,11 @@ class RelaxedJson:
         return position + 1
 
     def _member(self, text: str, position: int, final: bool) -> int:
-        """Parse the start of a value or a name."""
+        """Parse the start of a value or of an object's key."""
         opening = self._opening(text, position, final)
         if opening is None:
             return position
-        if self._expects is _Expects.COMMA:  # missing comma
+        if self._expects is _Expects.COMMA:  # the comma before the value or name is missing
             self._comma = ","
             self._expects = _Expects.KEY if self._open[-1] == "{" else _Expects.ITEM
         if opening in _CLOSING:

@@ -19,13 +19,13 @@ BODIES = ("json", "objects", "keyed", "parameters", "python")
 class ThinkingSyntax:
     """The marks around the reasoning of a model."""
 
-    begin: Sequence[str]  # markup; models of the format write the first one
+    begin: Sequence[str]  # start marks; models of this format write the first one
     end: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """How a model calls tools."""
+    """The syntax in which a model calls tools."""
 
     name: str
     calls: Sequence[str]  # markup of a call; the first that matches is used
@@ -33,8 +33,8 @@ class CallSyntax:
     around: Sequence[str] = ()  # markup around all calls: the first starts them, the second ends them
     unmarked: bool = False  # whether a reply that only starts like a call, without marks, may be a call
     # The next two fields define the form that models write, if the parser accepts other forms as well.
-    object: str = '{"name": "{name}", "arguments": {arguments}}'  # an object of {objects} and {keyed}
-    listed: bool = False  # objects are written as a list
+    object: str = '{"name": "{name}", "arguments": {arguments}}'  # an object in {objects} or {keyed}
+    listed: bool = False  # whether objects are written as a list
     any: str = ""
     text_words: tuple[str, str] | None = None  # values of {type}: for text, and for all else; None: the JSON type
 

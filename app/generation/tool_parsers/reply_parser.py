@@ -67,7 +67,7 @@ class FormatMarkup:
         return max((one for one in self.openings if end.endswith(one.rstrip())), key=len, default="")
 
     def thinks(self, opening: str) -> bool:
-        """Whether an opening starts the reasoning."""
+        """Whether the opening of a reply starts the reasoning."""
         return any(opening == begin.written for begin in self.reasoning_starts)
 
     def skips_reasoning(self, prompt: str) -> bool:
@@ -116,7 +116,7 @@ class ReplyParser:
         self._call: CallParser | None = None
         self._no_call = 0  # length of the buffer's start that is not a call
         self._space = ""  # white space after the text so far; dropped if markup follows
-        self._is_after_markup = False  # white space after markup is dropped
+        self._is_after_markup = False  # True directly after markup, where white space is dropped
         self._is_at_start = True
         self._opened = self._read(opening, final=False)
         self._base = -len(self._buffer)
@@ -154,7 +154,7 @@ class ReplyParser:
         return events
 
     def _cut_mark(self) -> int:
-        """Return the number of characters at the end of the reasoning that start its end mark."""
+        """Return how many characters at the end of the reasoning are the start of its end mark."""
         if self._mode is not _Mode.THINKING:
             return 0
         return max((longest_overlap(self._buffer, 0, end.written) for end in self._markup.reasoning_ends), default=0)

@@ -1,7 +1,7 @@
 """Reads the format of a model's replies from the `response_template` in its tokenizer_config.json.
 
-Source: transformers, docs/source/en/chat_response_parsing.md, version 1. A template that the format cannot express is
-refused as a whole. It is untrusted and never run.
+A template that the format cannot express is refused as a whole. Templates are untrusted and never run. Source:
+transformers, docs/source/en/chat_response_parsing.md, version 1.
 """
 
 import re
@@ -133,7 +133,7 @@ def _function_of(transform: Json) -> Json:
 
 
 def _json_body(transform: Json, *, each: bool) -> tuple[str, str]:
-    """Return the body in the markup of a call, and the form of one object."""
+    """Return the kind of body in the markup of a call, and the form of one object in it."""
     function = _function_of(transform)
     if transform is None or (function == _CONTENT and not each):
         return "{objects}", _object_of("name", "arguments")
