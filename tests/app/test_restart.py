@@ -120,7 +120,7 @@ def test_chat_with_store_disabled_leaves_nothing_on_disk(
 ) -> None:
     server = start(**environment)
     reply = ask(server, [QUESTION], **fields)["choices"][0]["message"]
-    if fields:  # background requests are not saved
+    if fields:  # a background request must also leave nothing, although store is true
         ask(server, [QUESTION, reply, NEXT], service_class="background")
     time.sleep(KEPT_SECONDS)
     kill(server)

@@ -131,7 +131,7 @@ def test_server_waits_for_the_record_of_an_ending_server(settings: Settings, hel
     assert [one.pid for one in running_instances(settings)] == [process.pid]
 
 
-def test_withdrawing_twice_is_harmless(settings: Settings) -> None:
+def test_withdrawing_a_record_twice_raises_no_error(settings: Settings) -> None:
     with recorded(made(), settings):
         withdraw(made(), settings)
         withdraw(made(), settings)
