@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 BLOCK_SIZE = 16  # tokens in a KV block
-TARGET_LATENCY = 0.06  # seconds between two tokens of a stream while other prompts are prefilled
+TARGET_LATENCY = 0.06  # target for the seconds between two tokens of a stream while other prompts are prefilled
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class ModelConfig:
     context_length: int  # number of tokens that the model was trained for
     norm: NormRule
     ropes: tuple[RopeConfig, ...]
-    layout: tuple[LayerConfig, ...] = ()  # one per layer; empty: all layers are alike
+    layout: tuple[LayerConfig, ...] = ()  # attention properties of each layer; empty: all layers are alike
     attention_scale: float = 0.0  # scale of scores; 0: 1 / sqrt(head_dim)
     attention_softcap: float = 0.0  # soft cap c: scores become c * tanh(score / c); 0: no soft cap
     logit_softcap: float = 0.0
@@ -221,7 +221,7 @@ class Preemption(enum.Enum):
 class Restore(enum.Enum):
     """Whether to read a cached prefix from disk."""
 
-    AUTO = "auto"  # read it if measurements show that this is faster than recomputing it
+    AUTO = "auto"  # read the prefix if measurements show that this is faster than recomputing it
     ALWAYS = "always"
 
 

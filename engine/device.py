@@ -58,7 +58,7 @@ class Device(Protocol):
 
     @property
     def numerics(self) -> tuple[str, ...]:
-        """Names of everything that the bits of keys and values depend on, besides the model and the tokens."""
+        """Identifiers of everything that affects the bits of keys and values, except the model and the tokens."""
         ...
 
     @property

@@ -28,7 +28,7 @@ class CacheFit:
     """The context length that fits with one KV cache type."""
 
     kv_type: str
-    token_bytes: Mapping[int | None, int]  # bytes per token in the layers of each window; None: layers without a window
+    token_bytes: Mapping[int | None, int]  # window -> bytes per token in its layers; None: layers without a window
     context: int  # number of tokens that fit, at most the requested number
     # size of the caches in bytes, for `context` tokens or for the shortest useful context, whichever is longer
     size: int

@@ -26,7 +26,7 @@ class LoadOptions:
     context_length: int = 0
     threads: int = 0
     activation_bits: int = 0  # number of bits to which CPU kernels round activations, 8 or 14
-    cpu_tier: str = "auto"  # one of `quant.cpu.tiers.CHOICES`
+    cpu_tier: str = "auto"  # instruction set tier of the CPU kernels, one of `quant.cpu.tiers.CHOICES`
     kv_type: str = "auto"  # one of the KV cache types of the device
     host_cache: int | None = None  # size of the host pool in bytes; None: the device's default (on a CPU: no host pool)
     device: str = ANY_DEVICE  # auto, cpu, cuda, or cuda:N

@@ -57,7 +57,7 @@ class OutputStage:
 
     config: Callable[[ModelConfig], ModelConfig]
     weights: type[Weights]
-    # wraps the plain runner; None: the device's own runner
+    # wraps the plain runner; None: use the device's own runner
     runner: Callable[[ModelRunner], Runner[Ticket]] | None = None
 
 

@@ -57,9 +57,9 @@ class TokenSources:
     All fields except `restore_seconds` are numbers of tokens.
     """
 
-    device: int = 0  # found in the device's KV cache
-    host: int = 0  # found in the host pool, in RAM
-    disk: int = 0  # found in files
+    device: int = 0  # tokens found in the device's KV cache
+    host: int = 0  # tokens found in the host pool, in RAM
+    disk: int = 0  # tokens found in files
     computed: int = 0
     restore_seconds: float = 0.0  # seconds to copy blocks from the host pool and to read them from files
     skipped: int = 0  # computed tokens that are also in files, but were faster to compute than to read

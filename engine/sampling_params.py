@@ -67,8 +67,8 @@ class SamplingParams:
     top_p: float = 1.0  # keep the fewest most likely tokens whose total probability reaches this
     min_p: float = 0.0  # keep tokens whose probability, relative to that of the most likely one, is at least this
     repetition_penalty: float = 1.0  # divides the positive logits of tokens already seen, multiplies the negative ones
-    presence_penalty: float = 0.0  # subtracted once from tokens already generated
-    frequency_penalty: float = 0.0  # subtracted once for each time the token was generated
+    presence_penalty: float = 0.0  # subtracted once from the logits of tokens already generated
+    frequency_penalty: float = 0.0  # subtracted from a token's logit for each time it was generated
     dry: DryParams | None = None  # penalty on repetitions of several tokens; None: off
     xtc_probability: float = 0.0  # probability of removing the most likely tokens (see `engine.sampling.filters`)
     xtc_threshold: float = 0.1  # minimum probability of the tokens that may be removed

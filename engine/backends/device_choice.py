@@ -1,4 +1,4 @@
-"""Choose the device and kernels for a model, from the options, the hardware, and what the kernels support."""
+"""Choose the device and kernels for a model, from the options, the hardware, and the limits of the kernels."""
 
 import logging
 import os

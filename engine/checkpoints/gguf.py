@@ -19,7 +19,7 @@ from quant.mapped_file import Closing
 from quant.tensor import BlockTensor
 
 SAMPLE_ROWS = 2  # at least 2, because a single row would be the whole matrix
-SAMPLE_COLUMNS = 128  # one block is used if it is larger; a multiple of any group that shares a scale
+SAMPLE_COLUMNS = 128  # columns of a sample unless a block is larger; a multiple of any group that shares a scale
 
 
 class GGUFCheckpoint(Closing):

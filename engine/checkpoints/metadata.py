@@ -41,7 +41,7 @@ class Metadata:
     def number(self, key: Key, default: float | None = None, *, minimum: float, maximum: float) -> float:
         """Return a float from `minimum` to `maximum`."""
         name, value = self._find(key, default)
-        if type(value) not in (int, float) or not minimum <= value <= maximum:  # type: ignore[operator]  # also NaN
+        if type(value) not in (int, float) or not minimum <= value <= maximum:  # type: ignore[operator]  # rejects NaN too
             raise UnsupportedModel(f"{name} is {value!r}, but must be a number from {minimum} to {maximum}")
         return float(value)  # type: ignore[arg-type]
 

@@ -32,9 +32,9 @@ class TileList:
     # int32 [n, 3]: the request, the index of the tile's first token among the request's tokens in this step, and the
     # index of that token among the tokens of this list
     tiles: Tensor
-    tokens: int  # tokens of all tiles together
+    tokens: int  # total number of tokens in all tiles
     queries: int  # maximum number of tokens per tile
-    max_context: int  # the longest context of any request in the list
+    max_context: int  # longest context of a request in the list, in tokens
 
 
 @dataclass(frozen=True, slots=True)

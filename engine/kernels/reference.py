@@ -38,7 +38,7 @@ def normalize_heads(x: Tensor, norm: Norm, head_dim: int) -> Tensor:
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """Rotate pairs of elements in each head by the angles of their position (arXiv:2104.09864).
 
-    x [tokens, heads, head_dim]; cos, sin [tokens, n / 2]. The first n elements of each head are rotated. Pairs are
+    x is [tokens, heads, head_dim]; cos and sin are [tokens, n / 2]. The first n elements of each head are rotated. Pairs are
     adjacent elements if `interleaved`, otherwise elements n / 2 apart.
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
@@ -76,7 +76,7 @@ class ScoreRule:
     """How scores are computed from q * k, and which positions are visible to a query."""
 
     scale: float
-    softcap: float = 0.0  # see `soft_cap`; 0: none
+    softcap: float = 0.0  # soft cap of scores (see `soft_cap`); 0: none
     window: int | None = None  # number of visible positions, including the query's own; None: all
 
     def first(self, position: int) -> int:

@@ -83,9 +83,9 @@ def draw_in_id_order(
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
 ) -> tl.tensor:
-    """Draw from the whole row in order of ids, given the weight of each chunk: first the chunk, then the token. int32.
+    """Draw from the whole row in order of ids, given the weight of each chunk: first the chunk, then the token.
 
-    Returns -1 if no token has any weight.
+    Returns int32; -1 if no token has any weight.
     """
     chunks, sums = tl.arange(0, CHUNKS), sums.to(tl.float64)
     cumulative = tl.cumsum(sums)

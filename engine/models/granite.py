@@ -1,4 +1,4 @@
-"""The dense Granite family: Llama's layers with four multipliers (Granite 3's model cards; `granite` in transformers).
+"""The dense Granite family: Llama's layers with four multipliers (see Granite 3's model cards; `granite` in transformers).
 
 In GGUF files rotary pairs are adjacent elements, as for Llama.
 """

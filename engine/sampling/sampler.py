@@ -125,8 +125,8 @@ def forbid_early_end(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 
 
 def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
-    """Apply repetition penalties over prompt and reply (arXiv:1909.05858), presence and frequency penalties over the
-    reply.
+    """Apply repetition penalties over prompt and reply (arXiv:1909.05858), and presence and frequency penalties over
+    the reply.
     """
     penalized = [row for row, request in enumerate(requests) if request.params.penalizes]
     if not penalized:
@@ -227,7 +227,7 @@ def masked(shaped: Tensor, logits: Tensor, possible: Tensor) -> Tensor:
 
 
 def sample_ids(logits: Tensor, requests: Sequence[Request]) -> list[int]:
-    """Return the most likely token at temperature 0, else a draw from the filtered distribution."""
+    """Return one token id per row: the most likely at temperature 0, else a draw from the filtered distribution."""
     drawing = [row for row, request in enumerate(requests) if request.params.temperature > 0]
     if not drawing:
         return logits.argmax(-1).tolist()

@@ -20,8 +20,10 @@ class Verdict(enum.Enum):
     """The result of `Admission.admit` for a waiting request."""
 
     STARTED = enum.auto()
-    DEFERRED = enum.auto()  # another request is computing its next block; later requests in the queue may start first
-    BLOCKED = enum.auto()  # it waits for a slot or for blocks; later requests in the queue must not take them
+    DEFERRED = (
+        enum.auto()
+    )  # another request is computing the next block that it needs; later requests in the queue may start first
+    BLOCKED = enum.auto()  # the request waits for a slot or for blocks; later requests in the queue must not take them
 
 
 class Admission:

@@ -296,7 +296,7 @@ class Scheduler:
         The result is 0 if the request needs its last token, which is still being sampled.
         """
         if request.status is RequestStatus.LEADING:
-            return 0  # its followers are about to share its blocks as they are now
+            return 0  # the request's followers are about to share its blocks, which must not change
         target, parts = request.num_tokens, self._requests.parts_of(request)
         if parts and request.runs_ahead:
             target += sum(part.samples for part in parts)

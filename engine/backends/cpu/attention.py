@@ -279,7 +279,7 @@ def attend_piece(
     rows: int, q: int, q_stride: int, first_count: int, count_step: int, table: int, kv: HeadBlocks, scores: int,
     partials: int, partial_stride: int,
 ) -> None:  # fmt: skip
-    """Attend any number of rows over one piece, and write a partial result for each row.
+    """Compute attention of any number of rows over one piece, and write a partial result for each row.
 
     `scores` is scratch memory for QUERIES rows. Row r is at q + r * q_stride; its own position is the last of
     first_count + r * count_step positions counted from the start of the piece, and it sees the last kv.window of them.
@@ -308,10 +308,10 @@ def attend_tile(
     q: int, token_stride: int, heads: int, pos: int, queries: int, table: int, kv: HeadBlocks, scores: int,
     partials: int, out: int, out_stride: int,
 ) -> None:  # fmt: skip
-    """Attend `queries` consecutive tokens, starting at position `pos`, with all query heads of one KV head, over their
-    context.
+    """Compute attention of `queries` consecutive tokens over their context, for all query heads of one KV head.
 
-    `partials` has space for (heads + 1) * QUERIES partial results. out [queries][heads * dim] float32.
+    The first token is at position `pos`. `partials` has space for (heads + 1) * QUERIES partial results. `out` is
+    float32 [queries][heads * dim].
     """
     dim = kv.dim
     size = 4 * dim + PARTIAL_TAIL

@@ -3,7 +3,7 @@
 A tile is up to QUERIES consecutive tokens of one request. A tile of several tokens is one unit per KV head. The context
 of a single token is divided into pieces, which are separate units; the MERGE instruction after it combines them.
 Everything here is compiled and takes the words of an instruction and of the step header. Nothing is checked here:
-`program` did that.
+`program` has already checked all addresses.
 """
 
 from engine.backends.cpu.attention import (
@@ -44,7 +44,7 @@ def rope_store(a: Record, h: Record, first: int, last: int) -> None:
     for unit in range(first, last):
         m, head = unit // a.kv_heads, unit % a.kv_heads
         row, position, slot = a.x + m * a.x_stride, word(h.positions, m), word(slots, m)
-        angles = position * a.rotary_dim * 2  # bytes: rotary_dim / 2 float32 per position
+        angles = position * a.rotary_dim * 2  # offset in bytes: a position has rotary_dim / 2 float32
         cosine, sine = a.cosine + angles, a.sine + angles
         for query in range(head * a.heads, (head + 1) * a.heads):
             if a.q_norm != 0:

@@ -50,7 +50,7 @@ def finish(e: Emit, partial: Any, dim: Any, out: Any) -> None:
 
 @jit
 def merge_partials(partials: int, stride: int, pieces: int, dim: int, total: int, out: int) -> None:
-    """Combine the partial results of one head, `stride` bytes apart, in order. Writes out [dim].
+    """Combine the partial results of one head, `stride` bytes apart, in order. Writes `out` [dim].
 
     `total` is scratch memory for one partial result.
     """

@@ -65,8 +65,8 @@ _WORDS = (
     "six",
     "weight",
     "tile_bytes",
-    "groups",  # groups of 32 columns per row of x
-    "rows",  # rows of the weight
+    "groups",  # number of groups of 32 columns in a row of x
+    "rows",  # number of rows of the weight
     "add",  # 1: add to the existing values
     "bias",  # address of the float32 bias added to each row of a product or layer norm; 0: none
     "up_one",
@@ -77,14 +77,14 @@ _WORDS = (
     "up_tile_bytes",
     "order",  # address of int32 column indices: the column of x for each column; 0: identity
     "vector",  # address of a norm's weight, float32
-    "epsilon",  # bits of a float32
+    "epsilon",  # epsilon of a norm, bits of a float32
     "group",  # KV group of the layer, an index
     "cache",  # address of this layer in block 0
     "block_bytes",
     "kv_type",  # KVType of the cache
     "head_bytes",  # bytes of one KV head in one block
     "kv_heads",
-    "heads",  # query heads per KV head
+    "heads",  # number of query heads per KV head
     "head_dim",
     "scale",  # factor of scores or of an embedding, bits of a float32
     "softcap",  # soft cap of scores or logits, bits of a float32; 0: none
@@ -145,8 +145,8 @@ class Limits:
     tokens: int
     outputs: int  # rows of logits per step
     requests: int
-    context: int  # tokens per request, and rows of the rotary table
-    num_blocks: tuple[int, ...]  # blocks in the pool of each KV group
+    context: int  # maximum tokens per request, and number of rows of the rotary table
+    num_blocks: tuple[int, ...]  # number of blocks in the pool of each KV group
     threads: int
 
     @property

@@ -22,7 +22,7 @@ from engine.kernels.attention_tiles import TileQueries, Tiles, decode_tiles
 log = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-SMALLEST_CONTEXT = 1024  # tokens of the smallest context size
+SMALLEST_CONTEXT = 1024  # smallest context size in tokens
 CONTEXT_FACTOR = 4  # ratio of consecutive context sizes
 
 
