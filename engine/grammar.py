@@ -33,7 +33,7 @@ class Constraint(Protocol):
         ...
 
     def prefetch_accept(self, token_id: int) -> None:
-        """Start the work of `accept` for this token, which must be the next call. Raises nothing."""
+        """Start the work of `accept` for this token. The next call must be that `accept`. Raises nothing."""
         ...
 
     def accept(self, token_id: int) -> Sequence[int]:

@@ -25,7 +25,8 @@ def _gate_kernel(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, GELU: tl.
 def gated(gate_up: Tensor, gate: Gate) -> Tensor:
     """Return gate(first half) * second half of each row, computed in float32.
 
-    gate_up [tokens, 2 * width] holds the gate projection, then the up projection. Returns [tokens, width] of the same dtype.
+    `gate_up` [tokens, 2 * width] holds the gate projection, then the up projection. Returns [tokens, width] of the same
+    dtype.
     """
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)

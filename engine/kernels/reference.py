@@ -38,8 +38,8 @@ def normalize_heads(x: Tensor, norm: Norm, head_dim: int) -> Tensor:
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """Rotate pairs of elements in each head by the angles of their position (arXiv:2104.09864).
 
-    x is [tokens, heads, head_dim]; cos and sin are [tokens, n / 2]. The first n elements of each head are rotated. Pairs are
-    adjacent elements if `interleaved`, otherwise elements n / 2 apart.
+    x is [tokens, heads, head_dim]; cos and sin are [tokens, n / 2]. The first n elements of each head are rotated.
+    Pairs are adjacent elements if `interleaved`, otherwise elements n / 2 apart.
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     x, rest = x.tensor_split([2 * cos.shape[-1]], dim=-1)

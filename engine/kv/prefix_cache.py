@@ -77,7 +77,7 @@ class PrefixCache:
         return replace(rest, skipped=blocks)
 
     def extend_keys(self, held: RequestBlocks, blocks: int) -> None:
-        """Extend the request's keys to its first `blocks` blocks."""
+        """Compute the keys of the request's first `blocks` blocks that are not known yet."""
         keys = held.keys
         parent = keys[-1] if keys else root_key(*self._config.cache_salt, held.request.origin.cache_salt)
         for index in range(len(keys), blocks):

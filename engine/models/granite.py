@@ -1,6 +1,6 @@
-"""The dense Granite family: Llama's layers with four multipliers (see Granite 3's model cards; `granite` in transformers).
+"""The dense Granite family: Llama's layers with four multipliers (`granite` in transformers).
 
-In GGUF files rotary pairs are adjacent elements, as for Llama.
+Granite 3's model cards describe the multipliers. In GGUF files rotary pairs are adjacent elements, as for Llama.
 """
 
 from dataclasses import replace

@@ -20,9 +20,8 @@ class Verdict(enum.Enum):
     """The result of `Admission.admit` for a waiting request."""
 
     STARTED = enum.auto()
-    DEFERRED = (
-        enum.auto()
-    )  # another request is computing the next block that it needs; later requests in the queue may start first
+    # another request is computing the next block that this request needs; later requests in the queue may start first
+    DEFERRED = enum.auto()
     BLOCKED = enum.auto()  # the request waits for a slot or for blocks; later requests in the queue must not take them
 
 

@@ -109,9 +109,8 @@ def _claim(tickets: int, i: int, count: int, units: int, thread: int, threads: i
 
 @jit
 def _barrier(shared: int, threads: int) -> None:
-    generation = _get(
-        shared + _GENERATION
-    )  # must be read before arriving, because the last thread to arrive increments it
+    # must be read before arriving, because the last thread to arrive increments it
+    generation = _get(shared + _GENERATION)
     if _add(shared + _ARRIVED, 1) == threads - 1:
         _set(shared + _ARRIVED, 0)
         _set(shared + _GENERATION, generation + 1)

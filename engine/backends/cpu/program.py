@@ -303,11 +303,8 @@ def _rope_store(row: Instruction, limits: Limits) -> Touched:
 def _partials(row: Instruction, limits: Limits) -> Touched:
     count = limits.requests * row["kv_heads"] * row["max_pieces"] * row["heads"]
     yield "partials", row["partials"], count * partial_bytes(row["head_dim"])
-    yield (
-        "window",
-        row["partials"],
-        min(row["window"], 1) - 1,
-    )  # must be at least 1, so that there is at least one piece
+    # the window must be at least 1, so that there is at least one piece
+    yield "window", row["partials"], min(row["window"], 1) - 1
 
 
 def _attend(row: Instruction, limits: Limits) -> Touched:

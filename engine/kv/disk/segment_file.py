@@ -38,10 +38,8 @@ KEY_BYTES = 32
 DATA_START = 8192  # the header and the table end before it; the start of a page
 # approximate bytes per read, so that the data is still in the CPU cache when its checksums are verified
 READ_BATCH_BYTES = 1 << 20
-MAX_READS, READ_INTERVAL = (
-    3,
-    2e-3,
-)  # maximum number of reads of a table that another process may be writing, and seconds between reads
+# maximum number of reads of a table that another process may be writing, and seconds between reads
+MAX_READS, READ_INTERVAL = 3, 2e-3
 
 _HEADER = struct.Struct(f"<8sIIIQ{KEY_BYTES}s{KEY_BYTES}s16s")
 _CHECKSUM = struct.Struct("<I")
