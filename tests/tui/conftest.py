@@ -1,4 +1,4 @@
-"""Settings of all tests of the screens."""
+"""Fixtures for all tests of the screens."""
 
 import pytest
 

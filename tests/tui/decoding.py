@@ -1,8 +1,8 @@
-"""Measure how much the screens slow down a reply: `python -m tests.tui.decoding MODEL.gguf`, on an idle machine.
+"""Measures how much the screens slow down a reply: `python -m tests.tui.decoding MODEL.gguf`, on an idle machine.
 
-One server generates the same kind of reply in turn for a client that discards it and for the chat in a terminal, on the
-same machine. Prints tokens per second after the first token, as the server counts them, and the median of the ratios.
-Rounds in which the host of a virtual machine took CPU time are shown, not counted, and repeated.
+One server generates replies of the same kind in turn for a client that discards them and for the chat in a terminal.
+Prints tokens per second after the first token, as the server measures them, and the median of the ratios. If the host
+of a virtual machine takes CPU time in a round, the round is shown, but not counted, and is repeated.
 """
 
 import argparse
@@ -27,18 +27,18 @@ from tests.app.commands.test_serve import ready, serve
 from tests.support.terminal_screen import Terminal, python
 
 QUESTION = "Tell me a long story about a fireplace, an old house, a storm and a cat that likes all of them."
-CONTEXT = "512"  # tokens; ends every reply, and is short enough for some undisturbed rounds
-FEWEST = 100  # tokens of a reply that counts, at least
+CONTEXT = "512"  # context length in tokens: ends every reply, and is short enough for some undisturbed rounds
+FEWEST = 100  # minimum number of tokens in a reply that counts
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
-LONG = 600.0  # seconds
-REST = 5.0  # seconds in which a chat gets its title
+LONG = 600.0  # time limit in seconds
+REST = 5.0  # seconds for the chat to get its title
 TAKEN = 0.02  # maximum share of CPU time that the host may take in a round that counts
 ROUNDS_AT_MOST = 100
 NEW, QUIT = b"\x0e", b"\x11"
 
 
 def taken_seconds() -> float:
-    """Return the CPU time of all cores that the host gave to others while there was work. Linux only."""
+    """Return the CPU seconds of all cores that the host gave to other machines. Linux only."""
     figures = Path("/proc/stat").read_text(encoding="ascii").split()
     return int(figures[8]) / os.sysconf("SC_CLK_TCK")
 
@@ -58,12 +58,12 @@ def serving(model: Path, environment: dict[str, str]) -> Iterator[str]:
 class Speed:
     """The speed of one reply."""
 
-    tokens_a_second: float  # after the first token
-    taken: float  # share of CPU time that the host took meanwhile
+    tokens_a_second: float  # tokens per second after the first token
+    taken: float  # fraction of CPU time that the host took during the reply
 
 
 class Watched:
-    """Measures the share of CPU time that the host takes within the block."""
+    """Measures the fraction of CPU time that the host takes while the block runs."""
 
     share = 0.0
 
@@ -81,7 +81,7 @@ def headless(url: str, model: Path) -> Speed:
     body = {
         "model": str(model),
         "messages": [{"role": "user", "content": QUESTION}],
-        **suitable_sampling(str(model), model).values,  # the same sampling as the chat
+        **suitable_sampling(str(model), model).values,  # same sampling as in the chat
         **STREAM,
     }
     timings: dict[str, float] = {}
@@ -96,7 +96,7 @@ def headless(url: str, model: Path) -> Speed:
 
 
 class ShownChat:
-    """The chat in a terminal, and the file with its replies."""
+    """The chat in a terminal, with the file that stores its replies."""
 
     def __init__(self, model: Path, environment: dict[str, str]) -> None:
         self._terminal = Terminal(python("-m", "app", "chat", "--model", str(model)), environment)
@@ -134,7 +134,7 @@ class ShownChat:
 
 
 def ratios(url: str, model: Path, chat: ShownChat) -> Iterator[float]:
-    """Return the ratios of the rounds that count."""
+    """Return the ratios of all rounds that count."""
     for _ in range(ROUNDS_AT_MOST):
         alone, shown = headless(url, model), chat.speed()
         ratio, counts = shown.tokens_a_second / alone.tokens_a_second, max(alone.taken, shown.taken) <= TAKEN

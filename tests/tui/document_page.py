@@ -1,4 +1,4 @@
-"""A terminal that shows one document of a reply, for tests."""
+"""An application that shows one document of a reply, for tests."""
 
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
@@ -8,7 +8,7 @@ from tui.widgets.document import Document
 
 
 class DocumentPage(App[None]):
-    """Shows the document, and records clicks on links."""
+    """Shows a document, and records clicks on its links."""
 
     CSS = "VerticalScroll { scrollbar-gutter: stable; }"
 

@@ -1,8 +1,8 @@
-"""Measure the CPU time that the chat's own Markdown widgets save: `python -m tests.tui.layers`.
+"""Measures the CPU time that the chat's own Markdown widgets save: `python -m tests.tui.layers`.
 
-Each measurement is a process that shows one reply of a scripted client in a terminal of 120 x 40 cells. The variants of
-a round alternate: all widgets, then one of them replaced by Textual's own. Prints for each kind of text and each rate
-the share of a core (median of the rounds, minimum, and maximum), and the frames drawn per second.
+Each measurement is a process that shows one reply of a scripted client in a terminal of 120 x 40 cells. Each round runs
+all variants: first all own widgets, then each widget replaced with Textual's own. For each kind of text and each rate,
+prints the fraction of a core (median of the rounds, minimum, and maximum), and the number of frames drawn per second.
 """
 
 import argparse
@@ -32,13 +32,13 @@ RATES = (30, 300)  # tokens per second
 
 
 def without_blocks(*names: str) -> Callable[[], None]:
-    """Show these blocks with Textual's own widgets."""
+    """Show blocks of these types with Textual's own widgets."""
     return lambda: Document.BLOCKS.update({name: Markdown.BLOCKS[name] for name in names})
 
 
 class Layer(NamedTuple):
     remove: Callable[[], None]
-    kinds: Sequence[str]  # kinds of text that it affects
+    kinds: Sequence[str]  # kinds of text in which the widget occurs
 
 
 LAYERS: Mapping[str, Layer] = {
@@ -48,12 +48,12 @@ LAYERS: Mapping[str, Layer] = {
 
 
 class Cost(NamedTuple):
-    core: float  # share of one core
-    frames: float  # per second
+    core: float  # fraction of one core
+    frames: float  # frames per second
 
 
 async def watched(app: ChatApp, seconds: float) -> Cost:
-    """Return the cost of a reply, starting with its first frame."""
+    """Return the cost of showing a reply, from its first frame on."""
     frames = 0
     render = Compositor.render_update
 
@@ -92,7 +92,7 @@ async def show(layer: str, kind: str, rate: int, seconds: float) -> Cost:
 
 
 def measured(layer: str, kind: str, rate: int, seconds: float) -> Cost:
-    """Measure in a child process, whose output is read as a terminal would."""
+    """Run a measurement in a child process. Its output is read as a terminal would read it."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "cost")
         given = ["--child", layer, kind, str(rate), str(result), "--seconds", str(seconds)]

@@ -1,4 +1,4 @@
-"""Run the chat with a scripted client, to look at it: `python -m tests.tui.look [dark|light|ansi]`."""
+"""Runs the chat with a scripted client, to look at the screens: `python -m tests.tui.look [dark|light|ansi]`."""
 
 import asyncio
 import random
@@ -46,7 +46,7 @@ def greet(name: str) -> str:
 
 
 class SlowReplies(ScriptedReplies):
-    """Replies at the speed of a model with 50 tokens per second."""
+    """Streams replies at 50 tokens per second."""
 
     async def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
         name = MessageId(f"message-{self.chats.name()}")

@@ -1,9 +1,9 @@
-"""Measure how long a key waits beside a text of a megabyte: `python -m tests.tui.megabyte`, on an idle machine.
+"""Measures how long a key waits next to a text of a megabyte: `python -m tests.tui.megabyte`, on an idle machine.
 
-Opens a chat with one message of that size, and then streams such a reply in pieces of 20 kB, faster than any model.
-Meanwhile a key is pressed every 50 ms by the clock, so that a key pressed during a long turn of the event loop waits
-for the rest of it. Prints for each kind of text the longest wait of a key for its frame, in milliseconds: while such a
-reply is opened, while such a user message is opened, while the reply is streamed in pieces, and in tokens.
+Opens a chat with one message of that size, and then streams a reply of that size in pieces of 20 kB, faster than any
+model. Meanwhile a key is due every 50 ms, and its wait is measured from then on, even if the event loop is busy. For
+each kind of text, prints the longest time in milliseconds from a key to its frame: while a reply is opened, while a
+user's message is opened, while a reply is streamed in pieces, and while it is streamed in tokens.
 """
 
 import argparse
@@ -23,10 +23,10 @@ PIECE = 20_000
 TOKEN = 8
 PAUSE = 0.01  # seconds between two pieces
 PERIOD = 0.05  # seconds between keys
-QUIET = 40  # the measurement ends after this many consecutive keys that each take at most AS_QUICK
+QUIET = 40  # the measurement ends after this many consecutive waits of at most AS_QUICK
 AS_QUICK = 0.05  # seconds
 
-# Kind of text -> its first lines, and the text that follows repeatedly.
+# kind of text -> its first lines, and the text that is repeated after them
 KINDS: Mapping[str, tuple[str, str]] = {
     "one line": ("", "a word and **more** of it, "),
     "one word": ("", "abcdefgh"),
@@ -49,7 +49,7 @@ def text_of(kind: str) -> str:
 
 
 class HugeReplies(ScriptedReplies):
-    """One huge reply, as fast as it is read."""
+    """Streams one huge reply in pieces, with a pause after each."""
 
     text = ""
     piece, pause = PIECE, PAUSE
@@ -63,7 +63,7 @@ class HugeReplies(ScriptedReplies):
 
 
 async def waits(app: ChatApp, working: asyncio.Task[None]) -> list[float]:
-    """Return how long each key waited, in seconds, until the work is done and the screen is at rest."""
+    """Press keys until the work is done and the screen is at rest. Returns how long each key waited, in seconds."""
     area = app.screen.query_one(Conversation).composer.area
     found: list[float] = []
     due = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Take pictures of the chat with a real engine in a real terminal: `python -m tests.tui.pictures MODEL.gguf docs`.
+"""Takes pictures of the chat with a real engine in a real terminal: `python -m tests.tui.pictures MODEL.gguf docs`.
 
 The terminal is tmux; rich converts its contents to SVG.
 """
@@ -25,8 +25,8 @@ QUESTIONS = (
     "Write a Python function that says whether a number is even. Only the code.",
 )
 LONG = "Tell me a long story about a fireplace, an old house and a cat that likes both of them."
-LOOK = TerminalTheme((23, 20, 18), (232, 225, 217), [(0, 0, 0)] * 8)  # the default colors
-PATIENCE = 120.0  # seconds
+LOOK = TerminalTheme((23, 20, 18), (232, 225, 217), [(0, 0, 0)] * 8)  # default colors of the terminal
+PATIENCE = 120.0  # time limit in seconds
 
 
 def tmux(*arguments: str) -> str:
@@ -45,11 +45,11 @@ def wait_for(condition: Callable[[str], bool]) -> None:
 
 
 def picture(path: Path) -> None:
-    time.sleep(1.0)  # because a new screen is drawn more than once
+    time.sleep(1.0)  # a new screen is drawn more than once
     console = Console(width=COLUMNS, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.from_ansi(screen(colors=True).rstrip("\n")), end="", soft_wrap=True)
     svg = console.export_svg(title="ingle", theme=LOOK)
-    # so that no font is downloaded
+    # remove the font, which viewers would download
     path.write_text(re.sub(r"@font-face {.*?}\s*", "", svg, flags=re.DOTALL), encoding="utf-8")
 
 
@@ -77,7 +77,7 @@ def main() -> None:
             tmux("send-keys", "-t", SESSION, "-l", LONG)
             tmux("send-keys", "-t", SESSION, "Enter", "F3")
             wait_for(lambda shown: "(this chat)" in shown)
-            time.sleep(6.0)  # until the throughput graphs have values
+            time.sleep(6.0)  # wait until the throughput graphs have values
             picture(given.folder / "engine.svg")
         finally:
             tmux("kill-session", "-t", SESSION)

@@ -1,4 +1,4 @@
-"""A chat in a terminal of a test, with functions that wait for what it shows."""
+"""Runs a chat in a test, with functions that wait for the contents of its screens."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,11 +18,11 @@ from tui.widgets.message_view import MessageView
 
 Flow = Callable[["Chatting"], Awaitable[None]]
 Seen = TypeVar("Seen")
-_FRAMES = 5  # unchanged frames that count as rest
+_FRAMES = 5  # number of equal consecutive values after which the screen is at rest
 
 
 async def at_rest(pilot: Pilot[None], look: Callable[[], Seen]) -> Seen:
-    """Return the value of `look` once it is the same for some frames."""
+    """Return the value of `look` when it has been the same for several frames."""
     seen: list[Seen] = []
     while len(seen) < _FRAMES or any(one != seen[-1] for one in seen[-_FRAMES:]):
         await pilot.pause(0.01)
@@ -31,7 +31,7 @@ async def at_rest(pilot: Pilot[None], look: Callable[[], Seen]) -> Seen:
 
 
 class Chatting:
-    """A running chat, with queries and actions for tests."""
+    """A running chat, with queries and actions that tests use."""
 
     def __init__(self, app: ChatApp, pilot: Pilot[None], client: ScriptedClient) -> None:
         self.app = app
@@ -40,7 +40,7 @@ class Chatting:
 
     @property
     def screen(self) -> ChatScreen:
-        """The chat screen, even below other screens."""
+        """The chat screen, which may be below other screens."""
         (found,) = (screen for screen in self.app.screen_stack if isinstance(screen, ChatScreen))
         return found
 
@@ -53,7 +53,7 @@ class Chatting:
         return self.conversation.composer
 
     def views(self) -> list[MessageView]:
-        """Return the mounted messages."""
+        """Return the views of the mounted messages."""
         return list(self.conversation.transcript.query(MessageView))
 
     def texts(self) -> list[str]:
@@ -71,24 +71,24 @@ class Chatting:
         return [f"{notice.title} {notice.message}".strip() for notice in self.app._notifications]
 
     async def until(self, holds: Callable[[], Any]) -> None:
-        """Wait until the condition holds. The test's time limit ends a wait without success."""
+        """Wait until the condition is true. If it never is, the time limit of the test ends the wait."""
         while not holds():
             await asyncio.sleep(0.002)
 
     async def type(self, text: str, *, enter: bool = True) -> None:
-        """Type into the prompt."""
+        """Type text into the prompt."""
         self.composer.area.focus()
         self.composer.area.insert(text)
         if enter:
             await self.pilot.press("enter")
 
     def at_once(self, *keys: str) -> None:
-        """Press keys as a terminal does that sends all of them in one piece."""
+        """Press keys without a pause, like a terminal that sends all of them in one piece."""
         for key in keys:
             self.app.post_message(Key(key, key if len(key) == 1 else None))
 
     async def say(self, text: str) -> None:
-        """Send a message and wait for the end of its reply."""
+        """Send a message, and wait until its reply has ended."""
         replies = len(self.client.replies.asked)
         await self.type(text)
         await self.until(lambda: len(self.client.replies.asked) > replies and self.conversation.current_reply is None)
@@ -103,7 +103,7 @@ def run(
     chat: ChatId | None = None,
     theme: str = "",
 ) -> None:
-    """Run a chat with this client, and `flow` on it."""
+    """Run a chat with this client, and call `flow` with it."""
     if loaded:
         client.engine.loads.set()
 

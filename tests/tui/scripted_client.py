@@ -1,6 +1,6 @@
-"""A client with scripted answers for tests: chats in memory, and replies from a script.
+"""A client for tests: keeps chats in memory, and plays replies from scripts.
 
-A reply waits for `gate` at each WAIT in its script, so that a test decides when it continues.
+At each WAIT in a script, the reply waits until the test sets `gate`.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ from tui.types import (
 
 USAGE = Usage(TokenSources(1188, 0, 16, 31), 212, 0.002, 0.41, 4.69)
 NOON = 1_767_268_800.0
-WAIT = None  # in a script: wait until the gate opens
+WAIT = None  # in a script: wait until `gate` is set
 
 Script = Sequence[ReplyEvent | ClientError | None]
 
@@ -66,7 +66,7 @@ class ChatsByName(dict[ChatId, Chat]):
 
 @dataclass
 class ScriptedChats:
-    """A store of chats in memory."""
+    """Stores chats in memory."""
 
     chats: ChatsByName = field(default_factory=ChatsByName)
     deleted: dict[ChatId, Chat] = field(default_factory=dict)
@@ -74,9 +74,9 @@ class ScriptedChats:
     drafts: dict[ChatId | None, str] = field(default_factory=dict)
     sent: list[str] = field(default_factory=list)
     exported: list[tuple[ChatId, Path, ExportFormat]] = field(default_factory=list)
-    titled: list[ChatId] = field(default_factory=list)  # chats whose title was requested
-    untitled: ClientError | None = None  # error to raise for a title
-    pending_notices: list[Notice] = field(default_factory=list)  # to yield from `notices`
+    titled: list[ChatId] = field(default_factory=list)  # chats whose titles were requested
+    untitled: ClientError | None = None  # error that a request for a title raises
+    pending_notices: list[Notice] = field(default_factory=list)  # notices that `notices` yields
     number: int = 0
 
     def name(self) -> str:
@@ -84,7 +84,7 @@ class ScriptedChats:
         return str(self.number)
 
     def put(self, chat: ChatId, message: Message) -> Message:
-        """Add a message as the leaf, or replace one."""
+        """Add a message as the leaf, or replace the message with the same id."""
         there = self.chats[chat]
         others = tuple(one for one in there.messages if one.id != message.id)
         if len(others) == len(there.messages):
@@ -101,7 +101,7 @@ class ScriptedChats:
         return sorted(found, key=lambda one: (not one.pinned, -one.updated))
 
     def _shown(self, chat: Chat) -> ChatSummary:
-        """Return a chat as listed: a draft has its text as a title."""
+        """Return the summary of a chat for lists. The title of a draft is its text."""
         draft = self.drafts.get(chat.summary.id, "")
         title = chat.summary.title or (" ".join(draft.split()) or "New chat") * bool(draft)
         return replace(chat.summary, title=title)
@@ -202,15 +202,15 @@ class ScriptedChats:
 
 @dataclass
 class ScriptedReplies:
-    """Each reply plays the next script; the last script repeats."""
+    """Plays the next script for each reply; the last script is repeated."""
 
     chats: ScriptedChats
     scripts: list[Script] = field(default_factory=lambda: [[TextDelta("Hello."), ReplyEnd(Finish.COMPLETE, USAGE)]])
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[tuple[ChatId, MessageId]] = field(default_factory=list)
     stopped: list[MessageId] = field(default_factory=list)
-    closed: int = 0  # number of streams closed early
-    deaf: bool = False  # whether stopping has no effect
+    closed: int = 0  # number of streams that were closed early
+    deaf: bool = False  # whether `stop` has no effect
 
     async def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
         self.asked.append((chat, to))
@@ -253,12 +253,12 @@ class ScriptedReplies:
 
 @dataclass
 class ScriptedContext:
-    """A context with a limit; a token is four characters."""
+    """A context with a length limit. A token is four characters."""
 
     chats: ScriptedChats
     limit: int | None = 8192  # None: unknown
-    summary_tokens: int = 0  # length of any summary
-    summarizes: asyncio.Event = field(default_factory=asyncio.Event)  # set: summaries complete
+    summary_tokens: int = 0  # length of each summary in tokens
+    summarizes: asyncio.Event = field(default_factory=asyncio.Event)  # set: summaries are written; cleared: they wait
 
     async def budget(self, chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
         there = self.chats.chats.get(chat) if chat is not None else None
@@ -284,12 +284,12 @@ class ScriptedContext:
 
 @dataclass
 class ScriptedEngine:
-    """An engine with two requests of other clients and one of this chat."""
+    """An engine that reports two requests of other clients and one of this chat."""
 
     steps: Sequence[Loading] = (Loading("smollm2:135m", "reading the weights", 0.5),)
     warning: str = ""
-    loads: asyncio.Event = field(default_factory=asyncio.Event)  # set: the model is loaded
-    problem: ClientError | None = None  # error of the load
+    loads: asyncio.Event = field(default_factory=asyncio.Event)  # set: the model is loaded; cleared: loading waits
+    problem: ClientError | None = None  # error that loading raises
     tried: int = 0  # number of retries
     followed: int = 0  # number of calls of `loading`
     aborted: list[RequestId] = field(default_factory=list)
@@ -299,7 +299,7 @@ class ScriptedEngine:
         EngineRequest(RequestId("3"), "", "background", Phase.WAITING, 0, 512, 0, 0.05),
     )
     looks: int = 0
-    is_reported: bool = True  # whether status has details
+    is_reported: bool = True  # whether the status has details
 
     def address(self) -> str:
         return "http://127.0.0.1:4645/v1" if self.loads.is_set() else ""
@@ -347,20 +347,20 @@ FITS = {
 
 @dataclass
 class ScriptedModels:
-    """One installed model, two in the catalog, and one repository with one variant."""
+    """Lists one installed model, two models in the catalog, and one repository with one variant."""
 
     pulled: list[str] = field(default_factory=list)
     paused: list[str] = field(default_factory=list)
     arrived: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
-    others: tuple[ModelInfo, ...] = ()  # more installed models
-    fetching: bool = False  # whether the engine downloads the known model
+    others: tuple[ModelInfo, ...] = ()  # additional installed models
+    fetching: bool = False  # whether the engine is downloading the known model
     loaded: list[str] = field(default_factory=list)
-    gate: asyncio.Event = field(default_factory=asyncio.Event)  # set: downloads finish
-    offered: tuple[ModelInfo, ...] = ()  # models of an endpoint, in place of installed ones
-    better: Recommendation | None = None  # the recommendation
-    finds: asyncio.Event = field(default_factory=asyncio.Event)  # set: searches finish
-    offline: bool = False  # whether searches find models of the catalog
+    gate: asyncio.Event = field(default_factory=asyncio.Event)  # set: downloads finish; cleared: they wait
+    offered: tuple[ModelInfo, ...] = ()  # models of a remote endpoint, which replace the installed ones
+    better: Recommendation | None = None  # the model to recommend
+    finds: asyncio.Event = field(default_factory=asyncio.Event)  # set: searches finish; cleared: they wait
+    offline: bool = False  # whether searches only find models of the catalog
     free: int | None = 24_500_000_000  # free bytes of the disk
     looked_at: list[str] = field(default_factory=list)  # models whose fit was checked
     looks_end: asyncio.Event = field(default_factory=asyncio.Event)
@@ -426,7 +426,7 @@ class ScriptedModels:
 
 @dataclass
 class ScriptedTools:
-    """Tool servers with fixed tools. Records the answers and the tools that are asked for again."""
+    """Tool servers with fixed tools. Records the answers, and the tools whose permission was revoked."""
 
     listed: list[ToolServer] = field(default_factory=list)
     answers: list[tuple[CallId, Permission]] = field(default_factory=list)
@@ -460,7 +460,7 @@ class ScriptedPreferences:
 
 
 class ScriptedClient:
-    """The complete client."""
+    """A client that consists of the scripted parts above."""
 
     def __init__(self, *scripts: Script) -> None:
         self.chats = ScriptedChats()
@@ -475,7 +475,7 @@ class ScriptedClient:
         self.tools = ScriptedTools()
 
     def keep(self, title: str, *texts: str, pinned: bool = False) -> ChatId:
-        """Create a chat with these messages, alternating between user and model."""
+        """Create a chat with these messages, by the user and the model in turn. Returns its id."""
         name = ChatId(f"chat-{self.chats.name()}")
         summary = ChatSummary(name, title, NOON + self.chats.number, 0, pinned=pinned)
         self.chats.chats[name] = Chat(summary, ChatSettings(), (), None)

@@ -1,4 +1,4 @@
-"""Take snapshots of every screen, in small and large terminals, dark and light.
+"""Takes snapshots of every screen, in small and large terminals, dark and light.
 
 `python -m tests.tui.snapshots` writes them to snapshots/*.svg. Look at them before you commit them.
 """
@@ -46,7 +46,7 @@ Step = Callable[[Chatting], Awaitable[None]]
 
 
 def scene() -> tuple[ScriptedClient, ChatId]:
-    """A chat with branches, reasoning, and a cache miss, among other chats."""
+    """Return a client with several chats, one of which has branches, reasoning, and a cache miss."""
     client = ScriptedClient()
     client.keep("Seats in a [b]hearth[/b]", "pinned", "yes", pinned=True)
     client.keep("Something older", "question", "answer")
@@ -69,7 +69,7 @@ async def nothing(_: Chatting) -> None:
 
 
 def opened(screen: type[Screen[Any]], *keys: str) -> Step:
-    """Return a step that opens a screen with the first key and presses the others there."""
+    """Return a step that opens a screen with the first key, and then presses the other keys."""
 
     async def step(chat: Chatting) -> None:
         await chat.pilot.press(keys[0])
@@ -140,13 +140,13 @@ STEPS: dict[str, Step] = {
 
 
 def normalized(svg: str) -> str:
-    """Remove parts that depend on the time or on a hash."""
+    """Remove the parts of a picture that depend on the time or on a hash."""
     svg = re.sub(r"terminal-\d+-", "terminal-", svg)
     return re.sub(r"\n\s*\n", "\n", svg)
 
 
 async def pictures(step: Step, looks: Sequence[str]) -> dict[str, str]:
-    """Return pictures of one screen by look."""
+    """Return pictures of one screen, by the names of the looks."""
     client, name = scene()
     first, theme = LOOKS[looks[0]]
     app = ChatApp(client, chat=name, theme=theme)
@@ -167,7 +167,7 @@ async def pictures(step: Step, looks: Sequence[str]) -> dict[str, str]:
 
 
 async def settled(chat: Chatting) -> None:
-    """Wait until some frames in a row are the same, without a blinking cursor."""
+    """Wait until several consecutive frames are equal. Stops the blinking of the cursor."""
     frames: deque[str] = deque(maxlen=4)
     while len(frames) < 4 or len(set(frames)) > 1:
         for screen in chat.app.screen_stack:

@@ -1,9 +1,9 @@
-"""Measure the speed of the chat where users feel it: `python -m tests.tui.speed`, on an idle machine.
+"""Measures delays and CPU time that users notice in the chat: `python -m tests.tui.speed`, on an idle machine.
 
-- start: from a new interpreter to a prompt that accepts keys, while the model loads;
+- start: from the start of the interpreter to a prompt that accepts keys, while the model loads;
 - echo: from a key to its character on the screen, during a reply of 20,000 tokens at 300 per second;
-- the share of a core that the chat uses meanwhile;
-- open: from choosing a chat of 2,000 messages to its end on the screen.
+- the fraction of a core that the chat uses during that reply;
+- open: from choosing a chat of 2,000 messages until its end is on the screen.
 """
 
 import argparse
@@ -29,7 +29,7 @@ BLOCKS = (
     "| a | b | c |\n|---|---|---|\n" + "\n".join(f"| {row} | two | three |" for row in range(6)),
 )
 WORDS = "a word and **more** of it, as `said`"
-# Kind of reply -> its first lines, and the text that follows repeatedly.
+# kind of reply -> its first lines, and the text that is repeated after them
 KINDS: Mapping[str, tuple[str, str]] = {
     "blocks": ("", "".join(f"{block}\n\n" for block in BLOCKS)),
     "list": ("", f"- {WORDS}\n"),
@@ -53,7 +53,7 @@ asyncio.run(go())
 
 
 class FastReplies(ScriptedReplies):
-    """A long reply, with some tokens every 10 ms, as an engine streams them."""
+    """Streams a long reply as an engine does, with some tokens every 10 ms."""
 
     tokens = 20_000
     kind = "blocks"
@@ -73,7 +73,7 @@ class FastReplies(ScriptedReplies):
 
 
 async def echo(app: ChatApp) -> float:
-    """Return the seconds from a key to its character in a drawn frame."""
+    """Return the seconds from a key to the frame that shows its character."""
     area = app.screen.query_one(Conversation).composer.area
     before = len(area.text)
     began = time.perf_counter()
@@ -85,7 +85,7 @@ async def echo(app: ChatApp) -> float:
 
 
 async def drawn(app: ChatApp) -> None:
-    """Wait for the next frame."""
+    """Wait until the next frame is drawn."""
     done = asyncio.Event()
     app.screen.call_after_refresh(done.set)
     await done.wait()

@@ -1,4 +1,4 @@
-"""Tests for the addresses that a browser may open."""
+"""Tests for which addresses may be opened in a browser."""
 
 import pytest
 

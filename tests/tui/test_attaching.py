@@ -1,4 +1,4 @@
-"""Files as attachments."""
+"""Tests for attaching files."""
 
 from pathlib import Path
 

@@ -18,7 +18,7 @@ def test_bell_rings_after_a_long_reply_without_focus(
         monkeypatch.setattr(chat.app, "bell", lambda: rung.append(1))
         await chat.type("one")
         await chat.until(lambda: len(chat.views()) == 2)
-        chat.app.app_focus = has_focus  # after the keys, which give the focus
+        chat.app.app_focus = has_focus  # set after the keys, because keys also set it to True
         chat.client.replies.gate.set()
         await chat.until(lambda: chat.conversation.current_reply is None)
         assert len(rung) == rings

@@ -1,4 +1,4 @@
-"""The tree of a chat's messages."""
+"""Tests for the tree of a chat's messages."""
 
 from tests.tui.scripted_client import NOON
 from tui.branches import Branches

@@ -1,4 +1,4 @@
-"""Tests of the chat screen, key by key, with a scripted client."""
+"""Tests of the chat screen with keys and a scripted client."""
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import HERE, USAGE, WAIT, ScriptedClient

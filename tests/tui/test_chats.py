@@ -21,7 +21,7 @@ def lines(chat: Chatting) -> list[str]:
 
 
 def listed(chat: Chatting) -> list[str]:
-    """Return the shown list, with its marks, without the names of groups."""
+    """Return the lines of the chat list with their marks, without group headings."""
     options = chat.screen.query_one("ChatList OptionList", OptionList).options
     return [str(option.prompt).rstrip() for option in options if option.id is not None]
 

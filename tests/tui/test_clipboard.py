@@ -1,4 +1,4 @@
-"""Copied texts reach the clipboard: with fake programs on PATH, in a real tmux, and by the escape sequence."""
+"""Tests for copying text to the clipboard: with fake programs, with a real tmux, and with the escape sequence."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ TEXT = "def f():\n    return 'ü 漢'\n"
 
 
 def fake(folder: Path, name: str, script: str = 'cat > "$0.got"') -> Path:
-    """Add a program to `folder`. Returns the file that it copies its input to."""
+    """Add a fake program to `folder`. Returns the file to which the program copies its input."""
     program = folder / name
     program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     program.chmod(0o755)
@@ -50,7 +50,7 @@ def copied(environment: dict[str, str], text: str = TEXT) -> Destination | None:
         ({"SSH_TTY": "/dev/pts/1", "TMUX": "socket,1,0"}, "linux", ["tmux"]),
     ],
 )
-def test_clipboard_programs_follow_from_the_session(
+def test_session_determines_the_clipboard_programs(
     variables: dict[str, str], platform: str, expected: list[str]
 ) -> None:
     assert [one.command[0] for one in pick_programs(variables, platform, lambda name: True)] == expected
@@ -99,7 +99,7 @@ if shutil.which("tmux"):
 
     @pytest.fixture
     def tmux(tmp_path: Path) -> Iterator[dict[str, str]]:
-        """The environment inside a new tmux server with default settings."""
+        """Start a tmux server with default settings, and return the environment inside of it."""
         command = ["tmux", "-S", str(tmp_path / "tmux"), "-f", "/dev/null"]
         subprocess.run([*command, "new-session", "-d", "sleep 1000"], check=True)
         yield {"PATH": os.environ["PATH"], "TMUX": f"{tmp_path / 'tmux'},1,0"}

@@ -1,4 +1,4 @@
-"""Tests for joining deltas: no text is lost, and a closed stream does not continue."""
+"""Tests for joining deltas: no text is lost, and closing the result closes the source."""
 
 import asyncio
 from collections.abc import AsyncGenerator

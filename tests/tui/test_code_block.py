@@ -1,4 +1,4 @@
-"""Tests for code blocks, which are drawn in parts so that growing code costs only its end."""
+"""Tests for code blocks. They are drawn in parts, so that growing code redraws only its last part."""
 
 import asyncio
 import random
@@ -89,8 +89,8 @@ def test_growing_code_does_not_redraw_finished_parts(monkeypatch: pytest.MonkeyP
     run("```python\n", look)
 
 
-def test_shortened_code_is_shown() -> None:
-    """The line that closes a fence looks like code until it is complete."""
+def test_code_that_becomes_shorter_is_redrawn() -> None:
+    """Until the line that closes a fence is complete, it is parsed as code."""
 
     async def look(page: DocumentPage, pilot: Pilot[None]) -> None:
         document = page.query_one(Document)

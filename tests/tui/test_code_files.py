@@ -1,4 +1,4 @@
-"""Tests for the names of saved code."""
+"""Tests for the suggested names of code files."""
 
 from pathlib import Path
 

@@ -66,7 +66,7 @@ def test_commands_are_suggested_completed_and_rejected() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_the_budget_shows_how_full_the_context_is() -> None:
+def test_status_line_shows_how_full_the_context_is() -> None:
     async def flow(chat: Chatting) -> None:
         bar = chat.app.screen.query_one(StatusLine)
         await chat.until(lambda: bar.budget is not None)

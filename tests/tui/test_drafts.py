@@ -1,4 +1,4 @@
-"""Tests that unsent text, attachments, and queued messages are not lost, and that private chats save none of it."""
+"""Tests that unsent text, attachments, and queued messages are not lost, and that private chats save none of them."""
 
 import asyncio
 import operator
@@ -153,7 +153,7 @@ def test_editing_keeps_the_draft() -> None:
         (name,) = client.chats.chats
         await chat.type("my draft", enter=False)
         await chat.until(lambda: client.chats.drafts.get(name) == "my draft")
-        for _ in range(2):  # restored twice, the draft is the same
+        for _ in range(2):  # the draft must survive a second edit as well
             await chat.pilot.press("ctrl+up")
             await chat.until(lambda: chat.composer.area.text == "one")
         await chat.composer.save_draft()
@@ -175,7 +175,7 @@ def test_editing_keeps_the_draft() -> None:
     run(client, flow)
 
 
-def test_failed_edit_stays_in_the_editor() -> None:
+def test_edit_that_cannot_be_sent_returns_to_the_prompt() -> None:
     client = ScriptedClient([TextDelta("x"), END])
     name = client.keep("Long", "first " * 2000, "reply", "last", "reply")
     client.context.limit = 2200
@@ -200,7 +200,7 @@ def test_private_chat_saves_no_draft() -> None:
     client.chats.drafts[None] = "of before"
 
     def in_the_history() -> list[str]:
-        """Return the drafts of chats that are not private."""
+        """Return the drafts of all chats that are not private."""
         private = {name for name, chat in client.chats.chats.items() if chat.summary.private}
         return [text for name, text in client.chats.drafts.items() if text and name not in private]
 

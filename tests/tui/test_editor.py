@@ -15,7 +15,7 @@ from tui.types import TextDelta
 
 
 def script(folder: Path, commands: str) -> str:
-    """Write an editor that runs shell commands, with the file as "$1". Returns its command."""
+    """Write a shell script that acts as the editor; "$1" is the file to edit. Returns its command."""
     program = folder / "my editor"
     program.write_text(f"#!/bin/sh\n{commands}\n", encoding="utf-8")
     program.chmod(0o755)
@@ -154,12 +154,13 @@ def test_editor_owns_the_terminal_during_a_reply(tmp_path: Path) -> None:
     terminal.type("\x07")
     terminal.read_until(lambda output: b"editor here" in output)
     shown = len(terminal.output)
-    terminal.type("\x03")  # ends the long sleep
+    terminal.type("\x03")  # interrupts the long sleep of the editor
     terminal.read_until(lambda output: b"interrupted" in output)
     terminal.type("from the editor\n")
     terminal.read_until(lambda output: b"\x1b[?1049h" in output[shown:])
     terminal.read_until(lambda output: b"from the editor" in output[output.rindex(b"\x1b[?1049h") :])
-    terminal.read_until(lambda output: b"Models" in output[output.rindex(b"\x1b[?1049h") :])  # all of the screen
+    # wait until the whole screen is drawn
+    terminal.read_until(lambda output: b"Models" in output[output.rindex(b"\x1b[?1049h") :])
     during = terminal.output[shown : terminal.output.rindex(b"\x1b[?1049h")]
     assert b"word" not in during
     assert b"heard from the editor" in during

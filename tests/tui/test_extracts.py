@@ -1,4 +1,4 @@
-"""Tests for the code and links of a message: extraction, and actions by keyboard."""
+"""Tests for the code and links of a message: finding them, and keys that act on them."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def test_code_and_links_are_reachable_by_keyboard(tmp_path: Path, monkeypatch: p
     opened: list[str] = []
 
     async def listed(chat: Chatting, *keys: str) -> None:
-        """Choose from the list of the last message."""
+        """Open the list of the last message's extracts, and press keys in it."""
         chat.views()[-1].focus()
         await chat.pilot.press("enter")
         await chat.until(lambda: isinstance(chat.app.screen, ExtractsScreen))
@@ -70,7 +70,7 @@ def test_code_and_links_are_reachable_by_keyboard(tmp_path: Path, monkeypatch: p
         await chat.until(lambda: isinstance(chat.app.screen, Confirm))
         await chat.pilot.press("tab", "enter")
         await chat.until(lambda: opened == ["https://a.example/%20x?y=1"])
-        await listed(chat, "ctrl+s", "down", "down", "ctrl+s")  # a link is not saved
+        await listed(chat, "ctrl+s", "down", "down", "ctrl+s")  # ctrl+s on a link must save nothing
         await chat.until(lambda: isinstance(chat.app.screen, Ask))
         chat.app.screen.query_one(Input).value = str(tmp_path / "new.txt")
         await chat.pilot.press("enter")

@@ -1,4 +1,4 @@
-"""Tests for figures as text."""
+"""Tests for formatting numbers as text."""
 
 import pytest
 

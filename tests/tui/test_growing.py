@@ -1,4 +1,4 @@
-"""Tests for growing text: few layouts, immediate display, and no reserved lines at the end."""
+"""Tests for growing text: it needs few layouts, is shown immediately, and leaves no reserved lines at the end."""
 
 import asyncio
 import random
@@ -34,7 +34,7 @@ def drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Page(App[None]):
-    # Reserve the scroll bar, because text may be just high enough to need one; then either picture is right.
+    # The space for the scroll bar is always reserved: text that is just high enough to need one would have two widths.
     CSS = "ReplyText { height: auto; } VerticalScroll { scrollbar-gutter: stable; }"
 
     def __init__(self, text: str = "") -> None:
@@ -56,7 +56,7 @@ class Page(App[None]):
 
 
 async def shown(page: Page, pilot: Pilot[None]) -> None:
-    """Wait until all added text is laid out."""
+    """Wait until all text that was added is laid out."""
     while page.reply.has_pending:
         await asyncio.sleep(0.002)
     await pilot.pause()
@@ -115,7 +115,7 @@ def test_complete_text_has_no_reserved_lines() -> None:
             page.reply.add(" And")
             page.reply.finish()  # before all text is shown
             await shown(page, pilot)
-            # plus an empty line
+            # one more for the empty line at the end
             assert page.reply.virtual_region.height == len([line for line in page.lines if line]) + 1
             assert page.reply.virtual_region.height < grown
 
@@ -124,7 +124,7 @@ def test_complete_text_has_no_reserved_lines() -> None:
 
 @contextmanager
 def counted_layouts() -> Iterator[list[Compositor]]:
-    """Yield a list with one entry per layout of a screen."""
+    """Yield a list that gets one entry for each layout of a screen."""
     counted: list[Compositor] = []
     with pytest.MonkeyPatch.context() as patch:
         reflow = Compositor.reflow

@@ -1,4 +1,4 @@
-"""Tests with hostile text: no exception, and no escape sequence reaches the terminal."""
+"""Tests with hostile text: it raises no exception, and no escape sequence reaches the terminal."""
 
 import asyncio
 import random
@@ -23,14 +23,14 @@ PARTS = (
 
 
 class Page(App[None]):
-    """A growing text."""
+    """Shows a growing text."""
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
             yield ReplyText()
 
 
-def test_text_in_any_parts_raises_no_error() -> None:
+def test_hostile_text_in_any_parts_raises_no_error() -> None:
     async def grow(pieces: list[str]) -> None:
         app = Page()
         async with app.run_test(size=(60, 20)) as pilot:

@@ -1,4 +1,4 @@
-"""Tests for impatient users: keys during other work, and chats that are left while they are drawn."""
+"""Tests for fast users: they press keys during other work, and leave chats that are being drawn."""
 
 import random
 
@@ -26,7 +26,7 @@ from tui.widgets.reply_text import ReplyText
 
 WORDS = ["A", "**bold**", "house,", "`code`", "and", "*some*", "words", "that", "go", "on", "and", "on.", ""]
 ENDS = (" ", " ", " ", "\n\n", "\n- ", "\n\n1. ", "\n```\n", "\n| a | b |\n|---|---|\n")
-# Without the palette, from which random keys may quit the program.
+# The key of the command palette is not included, because random keys could choose Quit there.
 COMMON = ("ctrl+n", "escape", "pageup", "pagedown", "ctrl+home", "ctrl+end", "up", "down", "tab", "delete", "space")
 KEYS = (*COMMON, *COMMON, *(one.key for one in COMMANDS if one.key and " " not in one.key and one.name != "quit"))
 WIDTHS = (*range(60, 140), *(1, 2, 5, 10, 20, 40) * 6)
@@ -62,7 +62,7 @@ def test_random_keys_do_not_break_the_chat() -> None:
     run(ScriptedClient(*(reply() for _ in range(12))), flow, size=(120, 40))
 
 
-def test_double_answer_closes_one_screen() -> None:
+def test_choosing_a_row_twice_closes_one_screen() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f2")
         await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))
@@ -186,7 +186,7 @@ def test_page_keys_are_ignored_in_a_list_without_space(keys: list[str], page: st
         await chat.pilot.resize_terminal(1, 1)
         await chat.pilot.press(*keys)
         await chat.until(lambda: choices(chat).highlighted == 0)
-        for key in ("down", page, page):  # the second one before the list knows that it has the focus
+        for key in ("down", page, page):  # the second key arrives before the list has noticed that it has the focus
             chat.app.simulate_key(key)
         await chat.pilot.press(page)
         assert chat.app.is_running

@@ -1,4 +1,4 @@
-"""Tests for garbage collection in idle moments."""
+"""Tests for garbage collection while the chat is idle."""
 
 import asyncio
 import gc
@@ -9,7 +9,7 @@ from tui.idle_gc import IdleCollector, collect_when_idle
 
 
 class Ring:
-    """Refers to itself."""
+    """An object that only the garbage collector can free, because it refers to itself."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -23,7 +23,7 @@ def test_garbage_is_collected_when_idle() -> None:
         assert ring() is not None
         assert tidying.poll(6.01)
         assert ring() is None
-        assert not tidying.poll(6.02)  # no work since
+        assert not tidying.poll(6.02)  # idle, but too little CPU time used since the last collection
         assert not tidying.poll(7.2)
         assert tidying.poll(7.21)
     finally:

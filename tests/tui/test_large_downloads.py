@@ -70,7 +70,7 @@ def test_too_large_model_is_downloaded_only_after_confirmation() -> None:
         await chat.until(lambda: isinstance(chat.app.screen, Confirm) and chat.label(".about"))
         for words in ("llama3.3:70b", "42.5 GB", "24.5 GB (not enough)", FITS[LARGE.name].verdict):
             assert words in chat.label(".about")
-        await chat.pilot.press("enter")  # the harmless button has the focus
+        await chat.pilot.press("enter")  # presses the button that has the focus, which cancels
         await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))
         await chat.pilot.press("enter")
         await chat.until(lambda: isinstance(chat.app.screen, Confirm))

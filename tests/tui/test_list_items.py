@@ -1,4 +1,4 @@
-"""Tests for lists in replies, drawn as one widget, while they grow and afterwards."""
+"""Tests for lists in replies, which one widget draws, while they grow and afterwards."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -57,7 +57,7 @@ def test_growing_list_mounts_no_widgets() -> None:
         await document.append("\n\n  ```py\n  code\n")
         await pilot.pause()
         assert not shown.is_attached
-        assert len(page.query(Items)) == 1  # the nested list
+        assert len(page.query(Items)) == 1  # the nested list; the outer list is now a widget for each part
         assert page.query_one(CodeBlock).code == "code"
         await document.append("  ```\n- four\n")
         await pilot.pause()

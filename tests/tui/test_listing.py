@@ -1,4 +1,4 @@
-"""Tests for a table whose rows are replaced."""
+"""Tests for a table whose rows can be replaced."""
 
 import asyncio
 

@@ -15,7 +15,7 @@ def inline_text(markdown: str) -> str:
 
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
-    """Return the pieces of a text that arrives in parts."""
+    """Return the pieces of a text that is fed in parts."""
     reader, found, whole = Pieces(), [""], ""
     for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
         for part in reader.feed(text[start:end]):
@@ -32,7 +32,7 @@ def some_cuts(text: str, count: int) -> list[int]:
 
 
 def without_lists(markdown: str) -> list[tuple[str, str]]:
-    """Return the parsed text without list boundaries, because lists are split between items."""
+    """Return the rendered text without the boundaries of lists, because lists are split between items."""
     tokens = parser().parse(markdown)
     return [(it.type, it.content) for it in tokens if not it.type.endswith(("list_open", "list_close"))]
 
@@ -77,7 +77,7 @@ def test_long_text_is_split_between_blocks() -> None:
     assert [token for piece in found for token in without_lists(piece)] == without_lists(text)
 
 
-def test_single_block_is_one_piece() -> None:
+def test_code_block_below_the_limit_is_one_piece() -> None:
     assert len(pieces("```\n" + "a line\n\nb\n" * 1000, [5, 5000])) == 1
 
 
@@ -102,7 +102,7 @@ def test_long_list_is_split_between_items(mark: str, between: str) -> None:
 
 
 def items(tokens: list[Token]) -> list[tuple[int, int, str]]:
-    """Return the list items: the number or 0, the depth, and the text."""
+    """Return (number or 0, depth, text) of each list item."""
     found, numbers = [], []
     for token in tokens:
         if token.type.endswith("list_open"):

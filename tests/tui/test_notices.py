@@ -1,4 +1,4 @@
-"""Tests for notices about the store of chats."""
+"""Tests for notices of the store of chats."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -10,7 +10,7 @@ from tui.widgets.top_bar import TopBar
 
 
 class Store(ScriptedChats):
-    """A store with more than one notice."""
+    """A store whose notices the test sends one by one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Store(ScriptedChats):
             yield await self.coming.get()
 
 
-def test_notices_are_shown_and_the_state_stays_visible() -> None:
+def test_notices_are_shown_and_unsaved_state_stays_visible() -> None:
     client, store = ScriptedClient(), Store()
     client.chats = store
 

@@ -13,14 +13,14 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("\x1b]52;c;cHduZWQ=\x07", "␛]52;c;cHduZWQ=␇"),  # the clipboard, by OSC 52
-        ("\x9b31m", "‹U+009B›31m"),  # CSI as one C1 character
+        ("\x1b]52;c;cHduZWQ=\x07", "␛]52;c;cHduZWQ=␇"),  # OSC 52, which writes to the clipboard
+        ("\x9b31m", "‹U+009B›31m"),  # CSI as a single C1 character
         ("a\r\nb\u2028c\u2029d", "a\nb\nc\nd"),
         ("a\rb\x7f", "a␍b␡"),
-        ("\u202egnp.exe", "‹U+202E›gnp.exe"),  # bidi override
+        ("\u202egnp.exe", "‹U+202E›gnp.exe"),  # right-to-left override
         ("pass\u200bword\ufeff", "pass‹U+200B›word‹U+FEFF›"),
-        ("\U000e0041\ud800\x00", "‹U+E0041›\ufffd␀"),  # a tag, half of a pair, NUL
-        ("a\u200db \u200d", "a‹U+200D›b ‹U+200D›"),  # joiners without a character to join
+        ("\U000e0041\ud800\x00", "‹U+E0041›\ufffd␀"),  # a tag character, a lone surrogate, and NUL
+        ("a\u200db \u200d", "a‹U+200D›b ‹U+200D›"),  # joiners that have nothing to join
     ],
 )
 def test_hidden_and_control_characters_are_made_visible(text: str, shown: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests for the keys of the prompt: readline's, line breaks, and those that stop, clear, and quit."""
+"""Tests for the keys of the prompt: readline's keys, and keys that break lines, stop, clear, or quit."""
 
 import asyncio
 

@@ -16,7 +16,7 @@ from tui.types import ChatSettings, Preset
 
 
 async def write(chat: Chatting, text: str) -> None:
-    """Write into the prompt and wait for the menu."""
+    """Write text into the prompt, and wait until the menu is shown."""
     chat.composer.area.write(text)
     await chat.until(lambda: chat.composer.menu.is_open and chat.composer.menu._text == text)
 
@@ -168,7 +168,7 @@ def test_file_search_respects_gitignore_and_hides_dot_files(tmp_path: Path) -> N
     assert find_files("", tmp_path) == ["kept.txt", "deep/er/kept.py"]
 
 
-def test_file_search_is_bounded_and_lists_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_search_has_a_limit_and_lists_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tui.file_search.LIMIT", 30)
     for number in range(40):
         (tmp_path / f"{number}.txt").touch()

@@ -1,4 +1,4 @@
-"""Tests for the sign of life below a reply."""
+"""Tests for the status line below a running reply."""
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
@@ -22,7 +22,7 @@ END = ReplyEnd(Finish.COMPLETE, USAGE)
 
 
 class Clock:
-    """A clock that a test moves."""
+    """A clock whose time a test sets."""
 
     now = 0.0
 
@@ -65,7 +65,7 @@ def test_status_line_is_below_the_question_until_the_reply_ends() -> None:
         line = chat.lines()[status.region.y]
         assert "100 / 900" in line
         assert "esc to stop" in line
-        assert status.region.y == chat.views()[-1].region.bottom + 1  # a margin is below the question
+        assert status.region.y == chat.views()[-1].region.bottom + 1  # one line of margin below the question
         chat.client.replies.gate.set()
         await chat.until(lambda: "Hi" in chat.texts() and not status.display)
 

@@ -1,4 +1,4 @@
-"""Tests for long replies: text far from the screen is folded, and unfolds as it was."""
+"""Tests for long replies: text far from the screen becomes a placeholder, and later looks as before."""
 
 import asyncio
 import random
@@ -20,9 +20,9 @@ TEXT = "\n\n".join(f"Paragraph {number} begins here, and **some words** more are
 
 
 class Page(App[None]):
-    """A scrolled text."""
+    """Shows a text that can be scrolled."""
 
-    # An anchor holds only text that fills the screen. At a fixed width, heights are not estimated.
+    # An anchor works only if the text fills the screen. With a fixed width, heights are not estimated again.
     CSS = "ReplyText { height: auto; min-height: 100%; } VerticalScroll { scrollbar-gutter: stable; }"
 
     def __init__(self, text: str = "") -> None:
@@ -39,13 +39,13 @@ class Page(App[None]):
 
     @property
     def seen(self) -> list[int]:
-        """Return the paragraphs on the screen."""
+        """Return the numbers of the paragraphs on the screen."""
         lines = "\n".join(strip.text for strip in self.screen._compositor.render_strips())
         return [int(number) for number in re.findall(r"Paragraph (\d+) begins", lines)]
 
 
 async def settled(page: Page, pilot: Pilot[None], length: int = len(TEXT)) -> None:
-    """Wait until `length` characters were shown, and only text near the screen is laid out."""
+    """Wait until `length` characters are shown, and only text near the screen is laid out."""
     before: list[object] = []
     while True:
         await pilot.pause(0.01)
@@ -59,7 +59,7 @@ async def settled(page: Page, pilot: Pilot[None], length: int = len(TEXT)) -> No
 
 
 async def read_upwards(page: Page, pilot: Pilot[None]) -> list[int]:
-    """Scroll through all paragraphs, from the last to the first."""
+    """Scroll up step by step from the end, and return the numbers of the paragraphs in the order seen."""
     found: list[int] = []
     while True:
         await settled(page, pilot)
@@ -112,13 +112,15 @@ def test_folded_documents_return_at_another_width() -> None:
 
 
 def numbered(page: Page) -> dict[int, int]:
-    """Return the screen line in which each item starts."""
+    """Return the first screen line of each numbered item."""
     lines = enumerate(strip.text for strip in page.screen._compositor.render_strips())
     return {int(found[1]): y for y, line in lines if (found := re.search(r"item (\d+)\b", line))}
 
 
 def test_visible_text_does_not_move_while_text_above_unfolds() -> None:
-    """Most of the text was never laid out, so the height of its hanging list lines is estimated wrongly."""
+    """Most of the text was never laid out, and its height is estimated wrongly because wrapped lines of items are
+    indented.
+    """
     items = [f"- item {number} " + "and some words of it " * random.randrange(8) for number in range(COUNT)]
 
     async def show() -> None:
@@ -143,7 +145,7 @@ def test_visible_text_does_not_move_while_text_above_unfolds() -> None:
 
 @pytest.mark.parametrize("words", ["> \n" * 400, "- an item\n- another\n" * 200, "https://a.test/" + "path/" * 900])
 def test_end_is_followed_while_text_above_unfolds(words: str) -> None:
-    """Unfolded text has another height than estimated."""
+    """The height of a document that unfolds differs from its estimate."""
 
     async def show() -> None:
         page = Page(f"{words}\n\n{TEXT}")
@@ -234,7 +236,7 @@ def test_text_faster_than_layout_becomes_a_placeholder(block: str, monkeypatch: 
 
 
 def _text(reply: ReplyText) -> str:
-    """Return the whole text in order."""
+    """Return the whole text in order, both of documents and of placeholders."""
     found = ""
     for child in reply.children:
         assert isinstance(child, Placeholder | Document)

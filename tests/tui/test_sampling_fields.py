@@ -1,4 +1,4 @@
-"""Tests for the fields of sampling parameters."""
+"""Tests for the text fields of sampling parameters."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests for the other screens: models, engine, help, branches, links, and code."""
+"""Tests for the screens except the chat screen: models, engine, help, branches, links, and code."""
 
 import asyncio
 from pathlib import Path
@@ -28,7 +28,7 @@ END = ReplyEnd(Finish.COMPLETE, USAGE)
 
 @pytest.fixture(autouse=True)
 def no_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not ask before downloads."""
+    """Raise the limit of large downloads, so that no download asks."""
     monkeypatch.setattr("tui.large_downloads.LARGE", 3_000_000_000)
 
 
@@ -38,7 +38,7 @@ def rows(chat: Chatting) -> list[list[str]]:
 
 
 async def models_screen(chat: Chatting, count: int = 3) -> None:
-    """Open the models screen and wait for its list."""
+    """Open the models screen, and wait until its list is shown."""
     await chat.pilot.press("f2")
     await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and len(rows(chat)) == count)
 
@@ -73,7 +73,7 @@ def test_models_are_listed_downloaded_paused_found_deleted_and_loaded() -> None:
         await chat.pilot.press("up", "up", "ctrl+d")
         await chat.until(lambda: isinstance(chat.app.screen, Confirm))
         assert chat.label(".question").startswith("This model is in use.")
-        await chat.pilot.press("enter")  # the harmless button has the focus
+        await chat.pilot.press("enter")  # presses the button that has the focus, which cancels
         await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))
         assert models.deleted == []
         await chat.pilot.press("enter")
@@ -161,7 +161,7 @@ def test_fit_of_the_highlighted_model_is_checked() -> None:
         assert chat.label("#fit") == "llama3.3:70b: Checking fit …"
         models.looks_end.set()
         await chat.until(lambda: chat.label("#fit") == "llama3.3:70b: does not fit: needs 44 GB, 16 GB free")
-        assert KNOWN.name not in models.looked_at  # moving on cancels the check
+        assert KNOWN.name not in models.looked_at  # highlighting another model cancels the check
         await chat.pilot.press("tab", *"model", "enter")
         unknown = "someone/Model-GGUF: Fit unknown; the Hub cannot be reached"
         await chat.until(lambda: chat.label("#fit") == unknown)
@@ -295,9 +295,9 @@ def test_opening_a_page_replaces_the_current_one() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_rapidly_opened_pages_end_with_the_last_one() -> None:
+def test_last_of_rapidly_opened_pages_is_shown() -> None:
     async def flow(chat: Chatting) -> None:
-        for key in ("f2", "f3", "f2", "f1"):  # at once, without a frame in between
+        for key in ("f2", "f3", "f2", "f1"):  # without a frame between two keys
             chat.app.post_message(Key(key, None))
         await chat.until(lambda: isinstance(chat.app.screen, HelpScreen) and chat.app.screen.is_mounted)
         await chat.pilot.press("escape")
@@ -322,7 +322,7 @@ def test_keys_open_help_copy_the_address_and_open_the_palette() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_no_color_is_used_with_no_color_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_variable_removes_all_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     client = ScriptedClient([TextDelta("# One\n\n```python\nprint('x')\n```\n\n[x](https://a.example)"), END])
     client.engine.loads.set()
@@ -343,7 +343,7 @@ def test_no_color_is_used_with_no_color_set(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def colors(app: ChatApp) -> set[str | None]:
-    """Return the foreground and background colors of all cells."""
+    """Return all foreground and background colors on the screen."""
     styles = [part.style for strip in app.screen._compositor.render_strips() for part in strip if part.style]
     return {color and color.name for style in styles for color in (style.color, style.bgcolor)}
 
@@ -354,7 +354,7 @@ def test_chosen_theme_is_saved() -> None:
         assert chat.app.theme == "hearth-light"
         await chat.say("one")
         assert kept == []
-        chat.app.theme = "hearth-dark"  # as the palette of /theme does
+        chat.app.theme = "hearth-dark"  # the palette of /theme sets the theme like this
         await chat.until(lambda: kept)
         assert kept == ["hearth-dark"]
 

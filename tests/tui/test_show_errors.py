@@ -1,4 +1,4 @@
-"""Tests for results that arrive after their screen was closed."""
+"""Tests for results that arrive after the user has closed their screen."""
 
 import pytest
 from textual.css.query import NoMatches
@@ -9,7 +9,7 @@ from tui.screens.search import SearchScreen
 from tui.show_errors import show_errors
 
 
-def test_result_for_a_closed_screen_is_ignored() -> None:
+def test_query_for_a_closed_screen_raises_no_error() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("ctrl+f")
         await chat.until(lambda: isinstance(chat.app.screen, SearchScreen))

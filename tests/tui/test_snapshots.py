@@ -1,4 +1,4 @@
-"""Compare every screen with its snapshot. See snapshots.py."""
+"""Compares every screen with its snapshot. See snapshots.py."""
 
 import asyncio
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from tests.tui.snapshots import FOLDER, LOOKS, STEPS, pictures
 
-TAKES = 3  # the end of a scroll bar sometimes differs by a part of a cell, but a fault is in every take
+TAKES = 3  # the end of a scroll bar sometimes differs by a fraction of a cell; a real fault occurs in every take
 
 
 @pytest.mark.share(2)

@@ -21,7 +21,7 @@ class Lined(App[None]):
 
 
 def shown(model: str, loading: Loading | None, *, width: int = 120) -> str:
-    """Return the line for a private chat with a temperature."""
+    """Return the status line of a private chat that has set a temperature."""
 
     async def show() -> str:
         async with Lined().run_test(size=(width, 24)) as pilot:
@@ -43,7 +43,7 @@ def shown(model: str, loading: Loading | None, *, width: int = 120) -> str:
         ("", Loading(FILE, "Waiting for memory"), "Model.gguf: Waiting for memory"),
     ],
 )
-def test_line_shows_model_context_and_settings(model: str, loading: Loading | None, first: str) -> None:
+def test_status_line_shows_model_context_and_settings(model: str, loading: Loading | None, first: str) -> None:
     rest = "private   ▓▓▓▓▓░░░░░ context 50 % · 4.0k free   temp 0.2"
     assert shown(model, loading, width=140) == f"{first}   {rest}   http://localhost/v1"
 
@@ -57,7 +57,7 @@ def test_last_parts_are_left_out_if_the_line_is_short() -> None:
 @pytest.mark.parametrize(
     ("history", "style"), [(2000, ""), (5600, "$text-warning"), (9000, "$text-error")], ids=["low", "high", "over"]
 )
-def test_color_warns_before_the_context_is_full(history: int, style: str) -> None:
+def test_context_bar_has_the_warning_color_before_the_context_is_full(history: int, style: str) -> None:
     async def show() -> None:
         async with Lined().run_test(size=(120, 24)) as pilot:
             line = pilot.app.query_one(StatusLine)

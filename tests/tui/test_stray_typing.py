@@ -1,4 +1,4 @@
-"""Tests that letters reach the prompt from anywhere, and never change the list of chats."""
+"""Tests that typed letters reach the prompt wherever the focus is, and never change the list of chats."""
 
 import random
 from collections import Counter
@@ -36,7 +36,7 @@ def options(chat: Chatting) -> OptionList:
 
 
 def listed_chats(chat: Chatting) -> int:
-    """Return the number of chats in the list, without the names of groups."""
+    """Return the number of chats in the list, without group headings."""
     return sum(option.id is not None for option in options(chat).options)
 
 
@@ -65,7 +65,7 @@ def test_typing_with_focus_keys_loses_no_chat_and_no_letter(size: tuple[int, int
         await chat.until(lambda: not chat.conversation._is_sending)
         await chat.composer.save_draft()
         area = chat.composer.area
-        found.extend([*area._earlier, *area._unsent.values()])  # inputs that the arrow keys recall
+        found.extend([*area._earlier, *area._unsent.values()])  # earlier inputs, which the arrow keys recall
 
     run(client, flow, size=size)
     chats = client.chats.chats
@@ -75,7 +75,8 @@ def test_typing_with_focus_keys_loses_no_chat_and_no_letter(size: tuple[int, int
     sent = [one.text for chat in chats.values() for one in chat.messages if one.role is Role.USER]
     written = Counter("".join([*sent, *found, *client.chats.drafts.values()]))
     written -= Counter("a question" * 3)
-    assert Counter("".join(typed).replace(" ", "")) <= written  # arrow keys may have sent a message twice
+    # <= because arrow keys may recall a message, which is then sent twice
+    assert Counter("".join(typed).replace(" ", "")) <= written
 
 
 def test_tab_stays_in_a_prompt_with_text() -> None:
@@ -202,7 +203,7 @@ def test_deleting_from_the_list_asks_and_can_be_undone(pressed: str) -> None:
         await chat.pilot.press("down", pressed)
         await chat.until(lambda: isinstance(chat.app.screen, Confirm) and chat.label(".about"))
         assert chat.label(".about").startswith("Chat 2")
-        await chat.pilot.press("enter")  # the harmless button has the focus
+        await chat.pilot.press("enter")  # presses the button that has the focus, which cancels
         assert client.chats.deleted == {}
         for left in (2, 1):
             await chat.until(lambda: isinstance(chat.app.screen, ChatScreen))

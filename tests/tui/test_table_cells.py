@@ -1,4 +1,4 @@
-"""Tests for tables in replies: all cells are readable at any width, and tables may grow or become other blocks."""
+"""Tests for tables in replies: all cells can be read at any width, and a table may grow or become another block."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ def lines_of(page: App[None]) -> list[str]:
 
 
 def cells_of(lines: list[str], columns: int) -> list[list[str]]:
-    """Return the words of each column, by the rows that are between lines."""
+    """Return the words of each column, collected over all lines of the table."""
     texts = [[part.strip() for part in line.strip("│").split("│")] for line in lines if line.startswith("│")]
     return [[row[column] for row in texts if row[column]] for column in range(columns)]
 
@@ -77,7 +77,7 @@ def test_narrow_table_is_as_wide_as_its_words() -> None:
     asyncio.run(show())
 
 
-def test_table_grows_by_single_characters() -> None:
+def test_table_that_grows_by_single_characters_looks_complete() -> None:
     async def show() -> None:
         text = table([["a", "b"], ["one", "**two**"], ["three", "four"]])
         page = DocumentPage("")

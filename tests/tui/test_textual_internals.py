@@ -1,4 +1,4 @@
-"""Tests that the private names of Textual exist and behave as the chat needs."""
+"""Tests that the private names of Textual exist, and behave as the chat needs."""
 
 import asyncio
 import inspect
@@ -22,7 +22,7 @@ PARTS = [TextDelta(f"{number} {WORDS}" + "\n\n" * (number % 7 == 6)) for number 
 
 
 class Picture:
-    """The screen of a terminal that receives updates."""
+    """A terminal screen that receives the updates."""
 
     def __init__(self) -> None:
         self.lines: list[list[str]] = []
@@ -43,7 +43,7 @@ class Picture:
 
 @pytest.fixture
 def picture(monkeypatch: pytest.MonkeyPatch) -> Picture:
-    """Capture the updates of the chat's screens."""
+    """Record the updates of the chat's screens in a picture."""
     drawn = Picture()
     render = Compositor.render_update
 
@@ -87,7 +87,7 @@ def test_blocks_keep_their_private_attributes() -> None:
     asyncio.run(show())
 
 
-def test_terminal_shows_the_screen(picture: Picture) -> None:
+def test_incremental_updates_match_the_whole_screen(picture: Picture) -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")
         await chat.until(lambda: chat.conversation.current_reply is None and len(chat.views()) == 2)

@@ -1,4 +1,4 @@
-"""Tests for the themes: their contrast, and the choice by what the terminal can show."""
+"""Tests for the themes: their contrast, and the choice of a theme that the terminal can show."""
 
 import pytest
 from textual.color import Color
@@ -11,7 +11,7 @@ NAMES = ["hearth-dark", "hearth-light", "hearth-contrast", "ansi-dark", "ansi-li
 
 
 def luminance(color: Color) -> float:
-    """Return the relative luminance of WCAG 2.1."""
+    """Return the relative luminance as defined by WCAG 2.1."""
     parts = (value / 255 for value in color.rgb)
     linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -23,7 +23,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("theme", ALL, ids=lambda theme: f"{theme.name} {theme.background}")
-def test_borders_have_a_contrast_of_three_and_text_of_seven(theme: Theme) -> None:
+def test_contrast_of_borders_is_at_least_three_and_of_text_seven(theme: Theme) -> None:
     colors = theme.to_color_system().generate()
     for background in (colors["background"], colors["surface"], colors["panel"]):
         for border in (colors["border-blurred"], colors["primary"], colors["warning"]):
@@ -45,5 +45,5 @@ def test_borders_have_a_contrast_of_three_and_text_of_seven(theme: Theme) -> Non
         ("ansi-light", "standard", True, "ansi-light"),
     ],
 )
-def test_theme_is_one_that_the_terminal_can_show(wanted: str, colors: str, is_dark: bool, picked: str) -> None:
+def test_picked_theme_is_one_that_the_terminal_can_show(wanted: str, colors: str, is_dark: bool, picked: str) -> None:
     assert themes.pick_theme(wanted, colors, NAMES, is_dark=is_dark) == picked

@@ -1,4 +1,4 @@
-"""Tests for when a chat gets a title."""
+"""Tests for when the title of a chat is requested."""
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
@@ -25,7 +25,7 @@ def test_chat_left_before_its_first_reply_ends_gets_a_title() -> None:
     run(ScriptedClient([TextDelta("begun"), WAIT, END]), flow)
 
 
-def test_empty_reply_gives_no_title_but_the_next_does() -> None:
+def test_title_is_requested_after_the_first_reply_with_text() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
         await chat.until(lambda: len(chat.views()) == 2)
@@ -36,7 +36,7 @@ def test_empty_reply_gives_no_title_but_the_next_does() -> None:
     run(ScriptedClient([ReplyEnd(Finish.STOPPED, USAGE)], [TextDelta("yes"), END]), flow)
 
 
-def test_failed_title_is_not_an_error() -> None:
+def test_failed_title_request_shows_no_error() -> None:
     async def flow(chat: Chatting) -> None:
         chat.client.chats.untitled = ClientError("The prompt has 540 tokens.", "Shorten it.")
         await chat.say("one")

@@ -1,4 +1,4 @@
-"""The tools screen: servers, switches, permissions, and the example for a first mcp.json."""
+"""Tests for the tools screen: servers, switches, permissions, and the example for a first mcp.json."""
 
 from collections.abc import Sequence
 
@@ -80,7 +80,7 @@ def test_failed_server_is_restarted_and_permission_revoked() -> None:
 
     async def flow(chat: Chatting) -> None:
         await opened(chat)
-        await chat.pilot.press("r", "v")  # a ready server: nothing happens
+        await chat.pilot.press("r", "v")  # the server is ready, so these keys do nothing
         await chat.pilot.press("down", "v", "down", "down", "r")
         await chat.until(lambda: client.tools.restarted == ["web"])
         assert client.tools.revoked == ["files__read"]
@@ -99,7 +99,7 @@ def test_list_follows_the_state_of_a_starting_server() -> None:
     run(client, flow)
 
 
-def test_without_servers_an_example_can_be_copied() -> None:
+def test_example_can_be_copied_if_there_are_no_servers() -> None:
     async def flow(chat: Chatting) -> None:
         await opened(chat)
         assert chat.label("#summary") == "No tools"

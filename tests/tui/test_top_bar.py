@@ -12,7 +12,7 @@ class Barred(App[None]):
         yield TopBar()
 
 
-def test_bar_cuts_the_title_and_never_the_activity() -> None:
+def test_top_bar_cuts_the_title_and_never_the_activity() -> None:
     async def show() -> None:
         async with Barred().run_test(size=(30, 24)) as pilot:
             bar = pilot.app.query_one(TopBar)
@@ -22,7 +22,7 @@ def test_bar_cuts_the_title_and_never_the_activity() -> None:
     asyncio.run(show())
 
 
-def test_bar_shows_that_chats_are_not_saved() -> None:
+def test_top_bar_shows_that_chats_are_not_saved() -> None:
     async def show() -> None:
         async with Barred().run_test(size=(30, 24)) as pilot:
             bar = pilot.app.query_one(TopBar)

@@ -1,4 +1,4 @@
-"""Tests for long chats: which messages are mounted, and that scrolling reaches everything without jumps."""
+"""Tests for long chats: which messages are mounted, and that scrolling reaches all messages without jumps."""
 
 import asyncio
 import random
@@ -57,7 +57,7 @@ def numbers(chat: Chatting) -> dict[int, int]:
 
 
 def rich_messages() -> list[str]:
-    """Return messages with heights that are hard to estimate."""
+    """Return messages whose height is hard to estimate."""
     number = count()
     kinds = (
         "no{}. {}",
@@ -75,7 +75,7 @@ def rich_messages() -> list[str]:
 
 
 def drawn(chat: Chatting, monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
-    """Record the contents of every further frame."""
+    """Record the contents of every later frame."""
     frames: list[dict[int, int]] = []
     render = Compositor.render_update
 
@@ -178,7 +178,7 @@ def test_moving_window_does_not_affect_a_new_branch() -> None:
     run(client, flow, chat=name)
 
 
-def test_last_of_two_concurrent_branches_stays() -> None:
+def test_last_of_concurrent_branch_changes_is_shown() -> None:
     async def flow(chat: Chatting) -> None:
         transcript = chat.conversation.transcript
         await chat.until(lambda: len(chat.views()) > 0)
@@ -219,7 +219,7 @@ def test_scrolling_to_the_end_step_by_step_anchors_there() -> None:
     name = client.keep("Long", *("words " * 300 for _ in range(6)))
 
     async def scrolled(chat: Chatting, lines: int) -> None:
-        """Scroll in several frames, as the mouse wheel does."""
+        """Scroll in several frames, as a mouse wheel does."""
         chat.conversation.transcript.scroll_relative(y=lines, duration=0.05, immediate=True)
         await chat.pilot.wait_for_scheduled_animations()
 

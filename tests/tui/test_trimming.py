@@ -1,4 +1,4 @@
-"""Tests for trimming a full context: the dialog, stopping it, and its result."""
+"""Tests for trimming a full context: the dialog, stopping a summary, and the result."""
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import ScriptedClient
@@ -10,7 +10,7 @@ from tui.widgets.top_bar import TopBar
 
 
 def full() -> tuple[ScriptedClient, ChatId]:
-    """Return a client whose chat fills the context except for a few tokens."""
+    """Return a client with a chat that leaves only a few tokens of the context free."""
     client = ScriptedClient()
     name = client.keep("Long", "first " * 40, "reply " * 40, "second " * 10, "reply " * 10)
     client.context.limit = 1160

@@ -1,4 +1,4 @@
-"""Tests for typing and pasting: order of keys, and line ends."""
+"""Tests for typing and pasting: the order of keys, and line ends."""
 
 import pytest
 from textual import events
@@ -16,7 +16,7 @@ def test_typed_text_is_visible_in_low_terminals(height: int) -> None:
         await chat.type("/se what is typed", enter=False)
         await chat.until(lambda: any("what is typed" in line for line in chat.lines()))
         await chat.pilot.press("home", "ctrl+k")
-        await chat.type("/se", enter=False)  # with suggestions above the prompt
+        await chat.type("/se", enter=False)  # opens suggestions above the prompt
         await chat.until(lambda: any(line.strip(" │") == "/se" for line in chat.lines()))
 
     run(ScriptedClient(), flow, size=(80, height))

@@ -67,7 +67,7 @@ def test_failed_load_names_the_reason_and_enter_retries() -> None:
     run(client, flow)
 
 
-def test_all_lines_fit_a_small_terminal() -> None:
+def test_welcome_lines_fit_a_small_terminal() -> None:
     client = ScriptedClient()
     client.models.better = Recommendation(KNOWN.name, "fits: 32k context; needs 3.2 GB, 8.0 GB free")
     client.keep("Newer", "another", "words")

@@ -1,4 +1,4 @@
-"""A client of the chat, connected to the server that tests share."""
+"""Fixtures for a client of the chat that is connected to a server shared by all tests."""
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,7 +27,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 @pytest.fixture
 def running(settings: Settings, hash_server: LiveServer) -> Iterator[LiveServer]:  # noqa: F811
-    """Record the shared server so that chats with these settings find it."""
+    """Register the shared server, so that chats with these settings find it."""
     instance = Instance(os.getpid(), hash_server.port, hash_server.url, "hash", "/nowhere/hash.gguf", "now")
     with recorded(instance, settings):
         yield hash_server
@@ -35,7 +35,7 @@ def running(settings: Settings, hash_server: LiveServer) -> Iterator[LiveServer]
 
 @pytest.fixture
 def clients(settings: Settings) -> Clients:
-    """Return a function that creates clients of the same history."""
+    """Return a function that creates clients which share one history."""
 
     @asynccontextmanager
     async def client() -> AsyncIterator[TerminalClient]:

@@ -1,4 +1,4 @@
-"""Helpers for tests of the chat's client, over the shared server."""
+"""Helpers for tests of the chat's client with the shared server."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ def run(clients: Clients, work: Callable[[TerminalClient], Awaitable[T]]) -> T:
 
 
 def held(server: LiveServer) -> AbstractContextManager[threading.Semaphore]:
-    """Let the engine run only the released steps, so that no reply ends before a test has looked at it."""
+    """Let the engine run only the steps that the test releases, so that no reply ends too early."""
     return cast(ControlledRunner, server.engine._runner).held()
 
 

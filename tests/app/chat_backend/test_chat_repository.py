@@ -1,4 +1,4 @@
-"""Tests for the chats of the port."""
+"""Tests for the repository of chats."""
 
 import asyncio
 import sqlite3

@@ -1,4 +1,4 @@
-"""Tests of the port over a running engine."""
+"""Tests of the chat's client with a running engine."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -29,7 +29,7 @@ from tui.types import (
     TextDelta,
 )
 
-SOME = 40  # steps
+SOME = 40  # number of engine steps to release
 
 
 @pytest.mark.usefixtures("running")
@@ -59,7 +59,7 @@ def test_reply_is_streamed_and_stored(clients: Clients) -> None:
     opened = run(clients, lambda client: client.chats.open(chat))
     first, other = (message for message in opened.messages if message.parent is not None)
     assert (first.text, first.model, opened.leaf) == (text, "hash", other.id)
-    assert first.text == other.text  # same seed
+    assert first.text == other.text  # both replies use the same seed
 
 
 def test_stopped_reply_keeps_its_text(clients: Clients, running: LiveServer) -> None:
@@ -171,7 +171,7 @@ def test_regenerating_a_greedy_reply_uses_sampling(clients: Clients, monkeypatch
     assert {body["min_p"] for body in bodies} == {0.1}
 
 
-def test_private_chats_leave_no_trace(clients: Clients, running: LiveServer, settings: object) -> None:
+def test_private_chat_is_gone_in_the_next_run(clients: Clients, running: LiveServer, settings: object) -> None:
     async def work(client: TerminalClient) -> None:
         chat = (await client.chats.create(SHORT, private=True)).summary
         assert chat.private
@@ -220,7 +220,7 @@ def test_invalid_calls_raise_client_errors(clients: Clients) -> None:
 
 
 def test_client_implements_the_port(clients: Clients) -> None:
-    """mypy checks the types of this assignment."""
+    """The assignment lets mypy check the types."""
     from tui.client import Client
 
     async def main() -> None:
@@ -233,7 +233,7 @@ def test_client_implements_the_port(clients: Clients) -> None:
 
 @pytest.mark.usefixtures("running")
 def test_tokens_of_the_largest_attachment_are_counted(clients: Clients) -> None:
-    """Even beyond the context, so that the user sees by how much."""
+    """The attachment exceeds the context. The user sees by how many tokens."""
     text = "word " * (LARGEST // 5)
 
     async def work(client: TerminalClient) -> None:

@@ -1,4 +1,4 @@
-"""Tests for the context budget and trimming, over a running engine."""
+"""Tests for the context budget and trimming, with a running engine."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from tui.types import Attachment, ChatId, ChatSettings, FullContext, MessageId, 
 
 
 @pytest.mark.usefixtures("running")
-def test_budget_counts_the_context(clients: Clients) -> None:
+def test_budget_counts_typed_tokens(clients: Clients) -> None:
     async def work(client: TerminalClient) -> None:
         empty = await client.context.budget(None, None, "")
         assert (empty.limit, empty.system) == (2048, 0)
@@ -27,7 +27,7 @@ def test_budget_counts_the_context(clients: Clients) -> None:
 
 @pytest.mark.usefixtures("running")
 @pytest.mark.parametrize("how", [FullContext.DROP_OLDEST, FullContext.SUMMARIZE])
-def test_trimming_frees_context(clients: Clients, how: FullContext) -> None:
+def test_trimming_leaves_out_messages_and_frees_tokens(clients: Clients, how: FullContext) -> None:
     async def work(client: TerminalClient) -> None:
         chat, leaf = await asked(client, SHORT, "one two three " * 100)
         for text in ("four " * 100, "five " * 100):
@@ -50,7 +50,7 @@ def test_trimming_frees_context(clients: Clients, how: FullContext) -> None:
 
 
 async def answered(client: TerminalClient, text: str, most: int) -> tuple[ChatId, MessageId | None]:
-    """Create a chat with one reply, and return its leaf."""
+    """Create a chat with one question and its reply. Returns the chat and the reply."""
     chat, question = await asked(client, ChatSettings(sampling=Sampling(max_tokens=most, seed=5)), text)
     await replied(client, chat, question)
     await client.chats.configure(chat, SHORT)

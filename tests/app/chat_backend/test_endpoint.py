@@ -1,4 +1,4 @@
-"""Tests for a chat with another server: requests, replies, and failures."""
+"""Tests for a chat with a server other than Inglenook: requests, replies, and errors."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -114,7 +114,7 @@ def test_usage_is_measured_if_the_server_reports_none(settings: Settings, endpoi
     assert isinstance(end, ReplyEnd)
     assert end.usage is not None
     assert (end.usage.prompt_tokens, end.usage.reply_tokens, end.usage.is_detailed) == (0, 0, False)
-    assert end.usage.first_token_seconds > 0  # measured
+    assert end.usage.first_token_seconds > 0  # measured by the client
 
 
 def test_unknown_context_length_has_no_limit(settings: Settings, endpoint: FakeEndpoint) -> None:
@@ -282,5 +282,5 @@ def test_extracted_title_is_one_short_line(written: str, title: str) -> None:
         ("my-model", False),
     ],
 )
-def test_size_is_read_from_the_name_of_the_model(model: str, small: bool) -> None:
+def test_model_name_states_whether_the_model_is_small(model: str, small: bool) -> None:
     assert is_small(model) is small

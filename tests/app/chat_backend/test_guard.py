@@ -1,4 +1,4 @@
-"""Tests for the guard: it restores the terminal and returns the right status, however the child ends."""
+"""Tests for the guard: it restores the terminal and returns the right status whenever the child ends."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.terminal_screen import Terminal, children_of, python
 
-# Like the screens: alternate screen, mouse reports, and no echo.
+# sets the modes that the screens set: alternate screen, mouse reports, and no echo
 PROGRAM = """
 import os, signal, sys, termios, time, tty
 from app.chat_backend.guard import run_guarded

@@ -1,4 +1,7 @@
-"""Chats that share a history, killed during requests and replies: some cases of tests/torture/killed_sharers.py."""
+"""Tests that kill chats with a shared history during requests and replies.
+
+They run some cases of tests/torture/killed_sharers.py.
+"""
 
 import random
 

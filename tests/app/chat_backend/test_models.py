@@ -1,4 +1,4 @@
-"""Tests for the models of the port: lists, fit, and recommendations."""
+"""Tests for the models of the chat: lists, fit, and recommendations."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -29,7 +29,7 @@ from tui.engine_types import ModelInfo, Recommendation
 
 
 async def said(*words: str) -> tuple[int, bytes, bytes]:
-    """Run a command in this process."""
+    """Run an `ingle` command in this process, and return its exit status, stdout, and stderr."""
     result = await asyncio.to_thread(CliRunner().invoke, ingle, words)
     problem = f"error: {result.exception}\n" if isinstance(result.exception, InglenookError) else ""
     return result.exit_code, result.stdout.encode(), f"{result.stderr}{problem}".encode()
@@ -37,7 +37,7 @@ async def said(*words: str) -> tuple[int, bytes, bytes]:
 
 @pytest.fixture(autouse=True)
 def commands(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run commands in this process, with the settings of the test."""
+    """Replace child processes: run commands in this process, with the settings of the test."""
     monkeypatch.setattr(model_queries, "run_ingle", said)
     for folder in ("models_dir", "hub_cache", "state_dir", "ollama_dir", "lmstudio_dir"):
         monkeypatch.setenv(f"INGLE_{folder.upper()}", str(getattr(settings, folder)))
@@ -74,7 +74,7 @@ def test_best_fitting_model_is_recommended_to_new_users(
         assert found.model in {one.name for one in families.recommended}
         assert found.verdict.startswith("fits: 512 context; needs ")
         asked = hub.sent
-        assert recommended(settings) is None  # offline
+        assert recommended(settings) is None  # the settings are offline
         assert recommended(replace(online, origins={**online.origins, "model": "--model"})) is None
         assert recommended(online, "http://127.0.0.1:9/v1") is None
         assert hub.sent == asked
@@ -87,7 +87,7 @@ REPO = KNOWN.repository.repo
 
 @pytest.fixture
 def online(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, FakeHub]]:
-    """A Hub with two quantizations of one model that has a short name."""
+    """A fake Hub that has two quantizations of a model with a short name."""
     content = make(tmp_path, head_dim=32).path.read_bytes()
     with serve() as hub:
         hub.repositories = {REPO: {"m-Q4_K_M.gguf": content, "m-Q8_0.gguf": content + bytes(32)}}

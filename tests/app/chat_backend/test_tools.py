@@ -1,4 +1,4 @@
-"""Tool calls in replies: a real MCP server, and an endpoint with prepared replies."""
+"""Tests for tool calls in replies, with a real MCP server and an endpoint with prepared replies."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ from tui.types import (
 
 
 def call(name: str, arguments: str, index: int = 0) -> list[Piece]:
-    """The pieces of a streamed call: its name, and its arguments in two parts."""
+    """Return the chunks of a streamed tool call: its name, and its arguments in two chunks."""
     half = len(arguments) // 2
     functions: list[dict[str, Any]] = [{"name": name, "arguments": arguments[:half]}, {"arguments": arguments[half:]}]
     return [{"tool_calls": [{"index": index, "id": f"c{index}", "function": function}]} for function in functions]
@@ -46,7 +46,7 @@ ADD = call("test__add", '{"a": 2, "b": 3}')
 
 @pytest.fixture(autouse=True)
 def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An mcp.json with the test server."""
+    """Write an mcp.json with the test server, and return its path."""
     file = tmp_path / "mcp.json"
     file.write_text(json.dumps({"mcpServers": {"test": {"command": sys.executable, "args": [PROGRAM]}}}))
     monkeypatch.setattr("app.chat_backend.tools.mcp_config_file", lambda: file)
@@ -79,7 +79,7 @@ async def new_chat(client: TerminalClient, settings: ChatSettings | None = None)
 async def replied(
     client: TerminalClient, chat: ChatId, to: MessageId, permission: Permission | None = Permission.ONCE
 ) -> list[ReplyEvent]:
-    """Return the events of a reply. Calls that ask get `permission`; None: the reply is stopped instead."""
+    """Return the events of a reply. Each question about a call is answered with `permission`; None stops the reply."""
     received: list[ReplyEvent] = []
     async with aclosing(client.replies.reply(chat, to)) as events:
         async for event in events:
@@ -211,7 +211,7 @@ def test_stop_ends_a_call_that_asks(settings: Settings, endpoint: FakeEndpoint) 
         ("test__die", "{}", "closed"),
     ],
 )
-def test_failed_call_is_a_result(
+def test_failed_call_returns_an_error_result_to_the_model(
     settings: Settings, endpoint: FakeEndpoint, name: str, arguments: str, reason: str
 ) -> None:
     endpoint.replies = [call(name, arguments), ["I see."]]
@@ -228,7 +228,7 @@ def test_failed_call_is_a_result(
     run(settings, endpoint, work)
 
 
-def test_endless_calls_end_the_reply(
+def test_reply_ends_after_the_maximum_number_of_turns(
     settings: Settings, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.chat_backend.replies.MAX_TURNS", 3)
@@ -289,7 +289,7 @@ def test_servers_follow_changes_of_mcp_json(settings: Settings, endpoint: FakeEn
     run(settings, endpoint, work)
 
 
-def test_change_of_mcp_json_leaves_one_set_of_servers(
+def test_concurrent_reads_of_a_changed_mcp_json_start_one_set_of_servers(
     settings: Settings, endpoint: FakeEndpoint, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[ToolServers] = []

@@ -1,4 +1,4 @@
-"""Tests for the connection to an engine: finding, replacing, and loading."""
+"""Tests for the connection to an engine: finding, loading, and replacing engines."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ from tui.types import ChatSettings, MessageId
 
 
 class StandIn:
-    """An engine process whose server is the one that tests share."""
+    """A fake engine process. Its server is the one that all tests share."""
 
     started: list["StandIn"]
 
@@ -46,7 +46,7 @@ class StandIn:
         self.stopped = False
         self.said = [ChildMessage(stage="Loading", done=1, total=4, unit="tokens"), ChildMessage(note="nearly")]
         self.fails = model.endswith("broken")
-        self.is_held = False  # never ends
+        self.is_held = False  # True: it never starts to serve
         self._settings = settings
         self._instance = Instance(self.pid, server.port, server.url, model, f"/nowhere/{model}", "now")
         self._records = ExitStack()
@@ -72,7 +72,7 @@ class StandIn:
 
 @pytest.fixture
 def started(settings: Settings, hash_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[StandIn]]:
-    """Replace real processes, and return those that were started."""
+    """Replace engine processes with fakes, and return the fakes that were started."""
     found: list[StandIn] = []
 
     def start(given: Settings, model: str, flags: object) -> StandIn:
@@ -87,7 +87,7 @@ def started(settings: Settings, hash_server: LiveServer, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def held(settings: Settings, started: list[StandIn], monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
-    """Let the first process download its model without end."""
+    """Let the download of the first process never finish."""
     start = EngineProcess.start
 
     def begin(given: Settings, model: str, flags: Mapping[str, object]) -> EngineProcess:
@@ -124,7 +124,7 @@ def test_running_server_is_used(settings: Settings, running: LiveServer, started
 
 @pytest.mark.usefixtures("running")
 def test_loading_reports_the_model_of_the_running_server(settings: Settings) -> None:
-    """It may differ from the model in the settings."""
+    """The model of the running server may differ from the model in the settings."""
 
     async def main() -> None:
         connection = await begun(settings)
@@ -242,7 +242,8 @@ def test_loaded_model_is_not_loaded_again(settings: Settings, started: list[Stan
 def test_engine_is_released_when_no_caller_uses_it(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(settings)
-        for other in ("another", "a third"):  # another switch waits for the same reply
+        # the second switch is requested while the first still waits for the use of the engine to end
+        for other in ("another", "a third"):
             async with connection.use() as engine:
                 connection.switch("overtaken")
                 await anext(connection.loading())
@@ -397,7 +398,7 @@ def test_paused_load_resumes_for_a_reply(settings: Settings, held: list[StandIn]
         connection.pause()
         await until(lambda: connection.state.now.stage == "paused at 25%")
         assert held[0].stopped
-        assert not waiting.done()  # and still waits
+        assert not waiting.done()  # the caller waits for the paused load
         async with connection.use(retry=True) as engine:
             assert engine is await waiting
         await connection.close()
@@ -463,7 +464,7 @@ def test_closing_while_paused_leaves_no_process(settings: Settings, held: list[S
 
 
 def test_download_of_the_engine_is_listed_and_can_be_paused(settings: Settings, held: list[StandIn]) -> None:
-    """This process serves as the engine process that downloads."""
+    """The test process plays the engine process that downloads."""
 
     async def main() -> None:
         connection = await begun(settings)
@@ -487,7 +488,7 @@ def test_download_of_the_engine_is_listed_and_can_be_paused(settings: Settings, 
     assert [process.stopped for process in held] == [True, False]
 
 
-def test_states_end_with_the_final_state_or_the_error() -> None:
+def test_loading_states_end_with_the_final_state_or_the_error() -> None:
     async def main() -> None:
         state = LoadingState("m")
 
@@ -533,11 +534,11 @@ def test_memory_of_an_unshared_engine_is_reclaimable(
 ) -> None:
     async def main() -> None:
         connection = await begun(settings)
-        assert await connection.reclaimable_memory() == 0  # no engine: only free memory counts
+        assert await connection.reclaimable_memory() == 0  # no engine is loaded, so nothing can be reclaimed
         await ready(connection)
         assert await connection.reclaimable_memory() > available_memory() // 2
         monkeypatch.setattr("app.chat_backend.engine.connection.count_other_leases", lambda settings, pid: 1)
-        assert await connection.reclaimable_memory() == 0  # the engine stays loaded
+        assert await connection.reclaimable_memory() == 0  # another process also uses the engine, so it stays loaded
         monkeypatch.undo()
         await connection.close()
 

@@ -12,7 +12,7 @@ from app.chat_backend.engine.process import error_message, memory_option, run_in
 from app.errors import EXIT_OK, EXIT_USAGE
 
 
-def test_command_returns_output_or_error() -> None:
+def test_run_ingle_returns_output_and_errors() -> None:
     status, out, _ = asyncio.run(run_ingle("ls", "--catalog", "--json"))
     assert status == EXIT_OK
     assert json.loads(out)

@@ -18,7 +18,7 @@ from app.settings.settings import Settings
 
 @pytest.mark.parametrize("is_heard", [True, False])
 def test_stopped_engine_leaves_no_process_and_no_pipe(settings: Settings, is_heard: bool) -> None:
-    """With and without a reader of its messages, because the caller may be cancelled at any point."""
+    """Runs with and without a reader of the messages, because the caller may be cancelled at any time."""
     talking = """import time; print('{"note": "one"}', flush=True); time.sleep(600)"""
     process = subprocess.Popen([sys.executable, "-S", "-c", talking], stdout=subprocess.PIPE)
     engine = EngineProcess(process, settings, "model")
@@ -41,7 +41,7 @@ def test_stopped_engine_leaves_no_process_and_no_pipe(settings: Settings, is_hea
 
 
 def test_surviving_engine_does_not_delay_exit(settings: Settings) -> None:
-    """As with --stay, or while another client needs it."""
+    """The engine survives the chat with --stay, or while another client uses it."""
     talking = """import time; print('{"note": "one"}', flush=True); time.sleep(600)"""
     process = subprocess.Popen([sys.executable, "-S", "-c", talking], stdout=subprocess.PIPE)
     engine = EngineProcess(process, settings, "model")

@@ -26,7 +26,7 @@ REPORT = {
 
 @dataclass
 class Told:
-    """An endpoint that is also its connection."""
+    """A fake endpoint that also serves as its own connection."""
 
     report: dict[str, Any]
     is_inglenook: bool = True

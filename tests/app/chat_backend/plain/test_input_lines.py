@@ -1,4 +1,4 @@
-"""Typing in the plain chat, in a real terminal: editing, history, completion, and Ctrl-C."""
+"""Tests for typing in the plain chat in a real terminal: editing, history, completion, and Ctrl-C."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def endpoint() -> Iterator[FakeEndpoint]:
 
 
 class Typing:
-    """A plain chat in a terminal."""
+    """A plain chat that runs in a terminal."""
 
     def __init__(self, endpoint: FakeEndpoint, place: Path, **environment: str) -> None:
         self.endpoint = endpoint
@@ -33,7 +33,7 @@ class Typing:
         self.wait(b"> ")
 
     def wait(self, *parts: bytes) -> None:
-        """Wait until new output has these parts in their order, and forget it."""
+        """Wait until new output contains these parts in order, and discard that output."""
 
         def has_all(output: bytes) -> bool:
             at = 0
@@ -52,7 +52,7 @@ class Typing:
             os.write(self.terminal.master, key)
 
     def send(self, *keys: bytes) -> None:
-        """Type a message, and wait for its reply."""
+        """Type a message and press Enter, and wait until the reply is printed."""
         self.press(*keys, b"\r")
         self.wait(b"Hello.", b"> ")
 
@@ -67,7 +67,7 @@ class Typing:
         return [asked["messages"][-1]["content"] for asked in self.endpoint.asked]
 
 
-def test_line_is_edited_and_earlier_lines_come_back(endpoint: FakeEndpoint, tmp_path: Path) -> None:
+def test_line_can_be_edited_and_earlier_lines_recalled(endpoint: FakeEndpoint, tmp_path: Path) -> None:
     chat = Typing(endpoint, tmp_path)
     chat.send(b"wrld", LEFT, LEFT, LEFT, b"o", CTRL_A, b"Hello ")
     chat.send(UP, b"!")

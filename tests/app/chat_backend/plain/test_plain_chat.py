@@ -1,4 +1,4 @@
-"""Tests for the plain chat: exactly the output for pipes and screen readers."""
+"""Tests for the plain chat: the exact output for pipes and screen readers."""
 
 import asyncio
 import io
@@ -54,7 +54,7 @@ def said(clients: Clients, monkeypatch: pytest.MonkeyPatch, *lines: str, questio
 
 
 def scripted(client: ScriptedClient, monkeypatch: pytest.MonkeyPatch, *lines: str, is_person: bool = False) -> int:
-    """Run the chat with a scripted client, and return its exit status."""
+    """Run the plain chat with a scripted client, and return its exit status."""
     monkeypatch.setattr("sys.stdin", (Person if is_person else io.StringIO)("".join(f"{line}\n" for line in lines)))
     return asyncio.run(PlainChat(client).run())
 

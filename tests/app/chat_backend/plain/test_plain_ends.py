@@ -1,4 +1,4 @@
-"""Tests of the real program in plain lines: signals, and input that is not text."""
+"""Tests of `ingle chat --plain` as a process: signals, and input that is not text."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from tests.support.terminal_screen import ROOT, Terminal, children_of, python
 
 @pytest.fixture
 def endpoint() -> Iterator[FakeEndpoint]:
-    """A server whose reply stops halfway."""
+    """A server that sends half of a reply and then no more."""
     with FakeEndpoint([["It ", "goes ", "on."]]) as served:
         served.hold()
         yield served
@@ -30,7 +30,7 @@ def command(endpoint: FakeEndpoint, *more: str) -> list[str]:
 
 
 def asked(endpoint: FakeEndpoint, place: Path) -> Terminal:
-    """Start a chat in a terminal, in the middle of a reply."""
+    """Start a chat in a terminal, and wait until its reply has started."""
     terminal = Terminal(command(endpoint, "--plain"), folders(place))
     terminal.read_until(lambda output: b"> " in output)
     os.write(terminal.master, b"Hi\r")
@@ -86,7 +86,7 @@ def test_ctrl_c_ends_a_chat_with_a_pipe(endpoint: FakeEndpoint, tmp_path: Path) 
     assert len(endpoint.asked) == 1
 
 
-def test_input_that_is_not_utf8_is_answered(tmp_path: Path) -> None:
+def test_input_that_is_not_utf8_gets_a_reply(tmp_path: Path) -> None:
     with FakeEndpoint() as endpoint:
         with piped(endpoint, tmp_path, b"One\nT\xffwo\n", PYTHONIOENCODING="utf-8:strict") as process:
             out, _ = process.communicate(timeout=HANGING_SECONDS)
