@@ -11,7 +11,7 @@ from engine.step import StepPlan
 from tests.support.hash_model import VOCABULARY, HashTicket, hash_engine
 
 
-def test_all_prompts_are_computed_and_replies_have_full_length() -> None:
+def test_all_prompts_are_prefilled_and_replies_have_full_length() -> None:
     engine, runner = hash_engine(num_blocks=64)
     load = Load(20, 6, 4)
     own = OwnEngine(engine)

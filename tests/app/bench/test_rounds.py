@@ -76,7 +76,7 @@ def test_rounds_interleave_loads_and_competitors() -> None:
     assert series[1].rates(CROWD, Rate.PREFILL) == [None, None]
 
 
-def test_competitors_share_prompts_and_rounds_differ() -> None:
+def test_competitors_get_the_same_prompts_and_rounds_get_different_ones() -> None:
     calls: list[tuple[str, Load, Prompts]] = []
     Rounds(1000, silent, quiet).run([Recorder("ours", calls), Recorder("peer", calls)], [CROWD], 3)
     assert all(len(prompts) == load.streams for _, load, prompts in calls)

@@ -6,7 +6,7 @@ from app.bench.sample import Timeline, sample_of
 from app.bench.workload import Load, Rate
 
 
-def test_rates_of_one_stream_follow_from_its_times() -> None:
+def test_rates_of_one_stream_are_computed_from_its_times() -> None:
     """Prefill of 100 tokens takes 0.5 s, and the 4 decode steps take 1 s."""
     sample = sample_of(Load(100, 5), [Timeline(10.0, [10.5, 10.75, 11.0, 11.25, 11.5], 5)])
     assert sample.rates == {Rate.PREFILL: 200.0, Rate.DECODE: 4.0, Rate.END_TO_END: pytest.approx(5 / 1.5)}

@@ -282,7 +282,7 @@ def ask_health(address: Instance) -> Health:
     return asyncio.run(ask())
 
 
-def test_default_sampling_is_that_of_the_served_model(address: Instance) -> None:
+def test_default_sampling_comes_from_the_served_model(address: Instance) -> None:
     async def ask(instance: Instance) -> Mapping[str, float] | None:
         async with Client(instance) as client:
             return await client.default_sampling()

@@ -100,7 +100,7 @@ def test_errors_have_a_message_and_an_exit_status(
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_weight_bytes_count_what_a_decode_step_reads(tmp_path: Path, tied: bool) -> None:
-    """A tied embedding is read whole; a separate one counts as one row."""
+    """A tied embedding counts with all its rows; a separate one counts as one row."""
     path = make_tiny(tmp_path, tied=tied).path
     model = read_model(StoredModel("tiny", path, path.stat().st_size, None, "", None, None))
     attention, mlp, norms = (64 + 32 + 32 + 64) * 64, 3 * 96 * 64, 2 * 64

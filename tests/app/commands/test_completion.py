@@ -39,7 +39,7 @@ def test_model_names_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     for name in ("MODELS_DIR", "HUB_CACHE", "OLLAMA_DIR", "LMSTUDIO_DIR"):
         monkeypatch.setenv(f"INGLE_{name}", str(tmp_path / name))
     assert completed("ingle pull smollm2:1") == ["smollm2:135m", "smollm2:1.7b"]
-    assert completed("ingle rm smollm2:1") == []  # no model is stored
+    assert completed("ingle rm smollm2:1") == []  # no name is completed, because no model is stored
     assert completed("ingle fit qwen3:0") == ["qwen3:0.6b"]
     monkeypatch.setenv("INGLE_THREADS", "many")
     assert completed("ingle pull smollm2:1") == []

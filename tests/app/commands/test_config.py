@@ -53,7 +53,7 @@ def test_set_and_unset_keep_the_rest_of_the_file(invoke: Invoke) -> None:
     assert invoke("unset", "threads").exit_code == 0
     assert path.read_text() == WRITTEN.replace("threads = 2\n", "")
     assert load_settings().threads == 0
-    assert invoke("set", "context", "512").exit_code == 0  # must be written before the table
+    assert invoke("set", "context", "512").exit_code == 0  # the value must be written before the table
     assert (load_settings().context, dict(load_settings().model_aliases)) == (512, {"gpt-4o": "smollm2:135m"})
 
 
@@ -76,7 +76,7 @@ def test_values_are_written_as_plain_toml(invoke: Invoke, name: str, value: str,
     written = config_file().read_text().strip()
     assert written == line or written == line.replace("'a \"b\"'", '"a \\"b\\""')
     assert vars(load_settings())[name] == expected
-    assert stat.S_IMODE(config_file().stat().st_mode) == 0o600  # the file can contain API keys later
+    assert stat.S_IMODE(config_file().stat().st_mode) == 0o600  # the file may contain API keys later
 
 
 def test_model_aliases_are_written_as_a_table(invoke: Invoke) -> None:

@@ -37,7 +37,7 @@ def test_stop_ends_the_running_download(invoke: Callable[..., Result], tmp_path:
         with DownloadTurn(tmp_path / "models", "org/repo").hold(SilentProgress()) as progress:
             with progress.task("Downloading it", 100):
                 assert "The download of org/repo (pid " in invoke("--stop").stderr
-            with progress.task("Downloading more", 100):  # the next progress report
+            with progress.task("Downloading more", 100):  # the download is stopped at its next progress report
                 pass
 
     with pytest.raises(DownloadStopped) as caught:

@@ -84,7 +84,7 @@ def test_continue_adds_to_the_previous_conversation(environment: dict[str, str],
     assert saved.read_bytes() == before
 
 
-def test_context_longer_than_the_models_is_lowered_with_a_warning(environment: dict[str, str]) -> None:
+def test_context_beyond_the_limit_of_the_model_is_lowered_with_a_warning(environment: dict[str, str]) -> None:
     done = run(environment, "Hello", "-n", "1", "--context", "16384")
     assert done.returncode == 0
     assert "The context of the model is 8,192 tokens. --context 16384 is lowered to that." in done.stderr.decode()

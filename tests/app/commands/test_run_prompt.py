@@ -30,7 +30,7 @@ def test_piped_text_is_appended_to_the_argument(
         assert read_question(argument) == question
 
 
-def test_argument_alone_reads_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdin_from_a_device_is_not_read_beside_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/zero") as endless:
         monkeypatch.setattr("sys.stdin", endless)
         assert read_question("Hello") == "Hello"

@@ -95,7 +95,9 @@ def test_no_results_exit_with_3(search: Search) -> None:
 
 
 @pytest.mark.parametrize("more", [{"INGLE_OFFLINE": "1"}, {"INGLE_HUB_ENDPOINT": "http://127.0.0.1:9"}])
-def test_known_models_are_searched_without_the_hub(search: Search, hub: FakeHub, more: dict[str, str]) -> None:
+def test_models_with_short_names_are_searched_without_the_hub(
+    search: Search, hub: FakeHub, more: dict[str, str]
+) -> None:
     answer = search("qwen", "coder", "--json", **more)
     assert "models with a short name" in answer.stderr
     names = [it["name"] for it in json.loads(answer.stdout)]

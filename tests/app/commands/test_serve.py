@@ -380,7 +380,7 @@ def test_killed_server_is_not_listed(start: Start) -> None:
     assert "try: ingle serve" in server.ingle("ps").stderr
 
 
-def test_servers_are_stopped_by_port_or_together(start: Start, tmp_path: Path) -> None:
+def test_servers_are_stopped_by_port_or_all_at_once(start: Start, tmp_path: Path) -> None:
     first, second = start(home=tmp_path), start(home=tmp_path)
     assert {one["port"] for one in first.listed()} == {first.port, second.port}
     done = first.ingle("stop")

@@ -48,7 +48,7 @@ def test_details_of_a_gguf_file_are_read(smollm2: Path) -> None:
     }
 
 
-def test_sampling_is_that_of_the_files_or_the_default(folder: Path, smollm2: Path) -> None:
+def test_sampling_comes_from_the_files_or_is_the_default(folder: Path, smollm2: Path) -> None:
     assert re.search(r"^SAMPLING +temperature 0\.6, top_p 0\.9$", show(str(folder)).output, re.MULTILINE)
     default = r"^SAMPLING +temperature 0\.7, top_p 0\.95 \(the model recommends none\)$"
     assert re.search(default, show(str(smollm2)).output, re.MULTILINE)

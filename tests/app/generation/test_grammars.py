@@ -80,7 +80,7 @@ def test_forced_tokens_are_returned(compiler: GrammarCompiler, tokenizer: Tokeni
     assert constraint.ended
 
 
-def test_other_vocabularies_match_the_schema(vocabularies: Callable[[str], Tokenizer]) -> None:
+def test_replies_with_other_vocabularies_match_the_schema(vocabularies: Callable[[str], Tokenizer]) -> None:
     for name in ("llama-spm", "qwen2"):
         tokenizer = vocabularies(name)
         compiler = GrammarCompiler(tokenizer)

@@ -7,7 +7,7 @@ from tests.app.server.live_server import Clock
 def test_stuck_preparation_is_reported_until_a_request_is_prepared() -> None:
     clock = Clock()
     preparation = Preparation(clock)
-    clock.seconds += 10 * STUCK_SECONDS  # a long idle time
+    clock.seconds += 10 * STUCK_SECONDS  # the service is idle for a long time
     assert preparation.problem() == ""
     with preparation.track():
         clock.seconds += STUCK_SECONDS - 1

@@ -29,7 +29,7 @@ ALPACA = (
     "{% for m in messages %}{{ '### ' + m.role + ':\n' + m.content + '\n\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '### assistant:\n' }}{% endif %}"
 )
-# name: (vocabulary, template)
+# keys: names of models; values: vocabulary and template
 MODELS = {
     "ChatML": ("qwen2", "Qwen-Qwen2.5-7B-Instruct"),
     "Llama 3, which strips": ("llama-bpe", "meta-llama-Llama-3.1-8B-Instruct"),
@@ -230,7 +230,7 @@ def test_ids_before_a_stop_string_are_kept(tokenizer: Tokenizer, renderer: ChatT
 
 
 @pytest.mark.parametrize("name", ["ChatML", "Llama 3, which strips", "without control tokens"])
-def test_stripped_white_space_only_drops_its_tokens(
+def test_stripped_white_space_drops_only_its_own_tokens(
     models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str
 ) -> None:
     chat = Chat(tokenizer := models(name), renderer)

@@ -104,7 +104,7 @@ def test_deleted_file_is_created_again(tmp_path: Path) -> None:
 def test_write_waits_for_a_busy_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite itself does not always wait in this case."""
+    """SQLite itself does not always wait while another connection creates the file."""
     monkeypatch.setattr("app.generation.reply_token_file._BUSY_SECONDS", 0.0)
     maker = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
     maker.execute("BEGIN EXCLUSIVE")

@@ -427,7 +427,7 @@ async def question_with_plain_answer(service: ChatService, *before: Message) -> 
 def test_reply_is_stored_while_it_is_generated(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process can use the part that was generated, even if this process is killed."""
+    """Another process can use the stored part of the reply, even if this process is killed."""
     monkeypatch.setattr("app.generation.reply.REMEMBERED_SECONDS", 0.0)
 
     async def main() -> None:
@@ -453,7 +453,7 @@ def test_reply_is_stored_while_it_is_generated(
 
 
 def test_forgotten_conversation_is_computed_again(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
-    """The prefix that it shares with a remaining conversation stays cached."""
+    """The prefix that the forgotten conversation shares with a remaining one stays cached."""
 
     async def main() -> None:
         built, _ = controlled_engine(tokenizer.vocab_size)

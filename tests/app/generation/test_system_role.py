@@ -31,7 +31,7 @@ def test_system_messages_join_the_next_user_message(messages: Sequence[Message],
 
 
 @pytest.mark.parametrize("dropped", [False, True])
-def test_template_without_system_role_gets_the_text(
+def test_template_without_system_role_gets_system_text_in_the_user_message(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, llama_cpp_models: Path, dropped: bool
 ) -> None:
     source = (llama_cpp_models / "templates" / "google-gemma-2-2b-it.jinja").read_text(encoding="utf-8")

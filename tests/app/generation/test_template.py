@@ -149,7 +149,7 @@ def transformers_text(template: str, conversation: Conversation, variables: dict
 def our_text(
     renderer: ChatTemplateRenderer, template: str, conversation: Conversation, variables: dict[str, Json]
 ) -> str | None:
-    """Return the text that our renderer renders, or None if it refuses."""
+    """Return the text that ChatTemplateRenderer renders, or None if it refuses."""
     try:
         return renderer.render(
             template,
@@ -375,8 +375,8 @@ class Harm(NamedTuple):
     """The effects of running all expensive templates, one after another, in a separate program."""
 
     defused: list[Defused]
-    parent_grew: int  # bytes
-    child_took: int  # bytes
+    parent_grew: int  # memory growth of the parent process in bytes
+    child_took: int  # memory that the child used, in bytes
 
 
 @pytest.fixture(scope="module")
@@ -561,7 +561,7 @@ def test_variables_cannot_replace_conversation_inputs(patient: ChatTemplateRende
 
 
 def test_compiled_templates_are_cached(patient: ChatTemplateRenderer) -> None:
-    templates = [f"{{{{ messages[0].content }}}} {n}" for n in range(20)]  # more than the child caches
+    templates = [f"{{{{ messages[0].content }}}} {n}" for n in range(20)]  # more templates than the child caches
     for _ in range(2):
         for n, template in enumerate(templates):
             assert patient.render(template, HELLO) == f"hello {n}"

@@ -69,7 +69,7 @@ def test_short_reasoning_is_unchanged(tokenizer: Tokenizer) -> None:
         assert generate(budget(tokenizer, 20, thinks=True), tokenizer, ids) == [*ids]
 
 
-def test_budget_covers_all_reasoning_together(tokenizer: Tokenizer) -> None:
+def test_budget_limits_the_sum_of_all_reasoning(tokenizer: Tokenizer) -> None:
     thoughts = "hm</think>"
     ids = tokenizer.encode(f"{thoughts} So.<think>")
     constraint = budget(tokenizer, len(tokenizer.encode(thoughts)) + 2, thinks=True)

@@ -135,7 +135,7 @@ def test_cpu_time_is_limited(make_compiler: Callable[..., tuple[GrammarCompiler,
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_terminal_signals_are_ignored(
+def test_grammar_processes_ignore_terminal_signals(
     make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]], number: signal.Signals
 ) -> None:
     compiler, starter = make_compiler()
@@ -252,7 +252,7 @@ def test_masks_that_are_slow_on_average_end_a_reply(
         constraint.fill(np.zeros(2000, np.int32))
 
 
-def test_dead_end_ends_the_reply(
+def test_dead_end_of_a_grammar_ends_the_reply(
     tokenizer: Tokenizer, make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]]
 ) -> None:
     compiler, _ = make_compiler()
@@ -314,7 +314,7 @@ def test_grammar_process_without_fork_compiles_and_enforces_limits(
         asyncio.run(compiler.compile(GrammarSource.schema({"$ref": "#"})))
 
 
-def test_process_ends_with_the_last_reference(
+def test_grammar_process_ends_when_its_last_reference_is_dropped(
     make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]],
 ) -> None:
     compiler, starter = make_compiler()
@@ -325,7 +325,7 @@ def test_process_ends_with_the_last_reference(
     until(lambda: starter.children() == 0)
 
 
-def test_all_processes_end_with_the_compiler(tokenizer: Tokenizer) -> None:
+def test_all_processes_end_when_the_compiler_is_dropped(tokenizer: Tokenizer) -> None:
     compiler = GrammarCompiler(tokenizer)
     asyncio.run(compiler.compile(FAST))
     assert compiler._starter._first is not None

@@ -9,7 +9,10 @@ CONTROL = ("<|bos|>", "<|im_end|>")
 
 
 def metadata(**changes: object) -> dict[str, object]:
-    """Return the metadata with `changes`, by the last part of the key ("pre", "tokens", ...). None removes a field."""
+    """Return the metadata with changed fields.
+
+    The keys of `changes` are the last parts of field names ("pre", "tokens", ...). None removes a field.
+    """
     made = ("he", "ll", "hell", "hello", "Ġw")
     tokens = (*BYTES, *made, *CONTROL, "<tool>", "", "[PAD]x")
     types = [TokenType.NORMAL] * len(tokens)

@@ -17,7 +17,7 @@ def ids(*pieces: str) -> tuple[int, ...]:
 
 
 def document(**model: object) -> bytes:
-    """Return a tokenizer.json like BERT's, with changed fields of its model."""
+    """Return a tokenizer.json like BERT's, in which `model` changes fields of the model."""
     special = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return json.dumps(
         {
@@ -52,7 +52,10 @@ def document(**model: object) -> bytes:
 
 
 def metadata(**changes: object) -> dict[str, object]:
-    """Return GGUF metadata with `changes`, by the last part of the key. None removes a field."""
+    """Return GGUF metadata with changed fields.
+
+    The keys of `changes` are the last parts of field names. None removes a field.
+    """
     texts = [piece.removeprefix(CONTINUES) if piece.startswith(CONTINUES) else "\u2581" + piece for piece in PIECES]
     fields: dict[str, object] = {
         "model": "bert",

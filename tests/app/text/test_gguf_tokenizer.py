@@ -197,7 +197,7 @@ def test_merge_into_a_control_token_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("minus_one", [-1, 0xFFFF_FFFF])
-def test_minus_one_means_no_token(minus_one: int) -> None:
+def test_token_id_of_minus_one_means_no_token(minus_one: int) -> None:
     tokenizer = from_gguf(metadata(bos_token_id=minus_one, add_bos_token=True))
     assert tokenizer.bos_id is None
     assert not tokenizer.add_bos

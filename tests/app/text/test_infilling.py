@@ -18,7 +18,7 @@ def test_tokens_of_each_family_are_found_and_ordered(marks: InfillMarks) -> None
     assert list(infilling.parts(Gap("", "b")))[-1] == (1 if marks.suffix_first else 3)
 
 
-def test_other_files_come_first() -> None:
+def test_infilling_prompt_starts_with_other_files() -> None:
     gap = Gap("a", "b", [OtherFile("x.py", "1"), OtherFile("y.py", "2")])
     ids = {"<|fim_prefix|>": 1, "<|fim_suffix|>": 2, "<|fim_middle|>": 3, "<|repo_name|>": 4, "<|file_sep|>": 5}
     with_files, without = Infilling.of(ids), Infilling.of({text: ids[text] for text in list(ids)[:3]})
@@ -32,7 +32,7 @@ def test_other_files_come_first() -> None:
     assert rest == [1, "a", 2, "b", 3]
 
 
-def test_incomplete_tokens_are_not_used() -> None:
+def test_incomplete_set_of_infilling_tokens_is_not_used() -> None:
     assert Infilling.of({"<fim_prefix>": 1, "<fim_suffix>": 2}) is None
     assert Infilling.of({}) is None
 

@@ -23,7 +23,7 @@ SPM_DECODER = decoders.Sequence(SPM_STEPS)
 
 
 def saved(library: tokenizers.Tokenizer, **changes: object) -> bytes:
-    """Return a tokenizer.json written by the library, with top-level `changes`."""
+    """Return a tokenizer.json that the library wrote, with `changes` at its top level."""
     return json.dumps(json.loads(library.to_str()) | changes).encode()
 
 

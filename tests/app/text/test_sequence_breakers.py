@@ -17,7 +17,7 @@ def test_tokens_containing_a_text_are_breakers(tokenizer: Tokenizer) -> None:
     assert asyncio.run(breakers.tokens([])) == frozenset()
 
 
-def test_last_token_of_an_uncontained_text_is_a_breaker(tokenizer: Tokenizer) -> None:
+def test_last_token_of_a_text_that_no_token_contains_is_a_breaker(tokenizer: Tokenizer) -> None:
     text = "This is in no vocabulary!"
     breakers = SequenceBreakers(tokenizer, WorkPool("encoding", 1))
     assert asyncio.run(breakers.tokens([text])) == {tokenizer.encode(text)[-1]}

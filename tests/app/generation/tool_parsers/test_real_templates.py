@@ -18,7 +18,8 @@ from app.generation.tool_parsers.reply_parser import FormatMarkup, ReplyParser
 from tests.app.generation.tool_parsers.parsed_reply import ParsedReply, cut, mutated, parse_pieces, tokens
 
 USER = Message("user", "Hello?")
-UNWRITTEN = "Here are my reasoning steps:\n"  # Apriel's prompts end with it; replies are rendered without it
+# Apriel's prompts end with this text, but its template renders replies without it
+UNWRITTEN = "Here are my reasoning steps:\n"
 VARIABLES: dict[str, Json] = {"bos_token": "<s>", "eos_token": "</s>", "enable_thinking": True}
 
 OBJECT: Mapping[str, Json] = {"type": "object", "additionalProperties": True}

@@ -113,7 +113,7 @@ def check(name: str, arguments: dict[str, Json]) -> None:
     ]
 
 
-def test_reasoning_is_only_allowed_first(vocabulary: llguidance.LLTokenizer) -> None:
+def test_reasoning_is_allowed_only_at_the_start(vocabulary: llguidance.LLTokenizer) -> None:
     hermes = format_with(BY_NAME["hermes"])
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for opening, thinks, text in (

@@ -115,7 +115,7 @@ def test_plain_text_is_unchanged() -> None:
             assert parsed(text, format_, TOOLS).contents() == (text, "", [])
 
 
-def test_positions_match_the_text() -> None:
+def test_event_positions_match_the_text_of_the_reply() -> None:
     text = "Well. <think> hm, yes </think>\n\n Done <tool_call>\n"
     parser = ReplyParser(FormatMarkup(HERMES), TOOLS)
     heard = [*parser.push(text), *parser.finish()]
