@@ -10,7 +10,7 @@ from app.history.records import Chat, ChatSettings, NoSuchChat, Trim, read, stor
 from app.history.schema import COLUMNS
 from app.history.sqlite_errors import Damaged
 
-_BEGINNING = 80  # characters
+_BEGINNING = 80  # characters of a chat's first text that lists show
 
 _SELECT = f"""
     SELECT {", ".join(COLUMNS["chats"])}, digest,

@@ -1,7 +1,7 @@
-"""The connection to the history: a change is complete and on disk when the block `writing` ends.
+"""The connection to the history: a change is complete and on disk when the block of `writing` ends.
 
 The write-ahead log (WAL, synchronous=FULL) makes changes atomic even if the process or the machine dies. A history that
-turns out to be damaged is repaired at once. One that cannot be written is kept in memory until it can be.
+turns out to be damaged is repaired at once. A history that cannot be written is kept in memory until it can be.
 """
 
 import os
@@ -66,8 +66,9 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: commits at the end of the block, or rolls back if it raises. A nested block joins the outer
-        one.
+        """Open a transaction, which commits at the end of the block, or rolls back if it raises.
+
+        A nested block joins the outer one.
         """
         with self._connected(to_write=True) as connection:
             if connection.in_transaction:
@@ -84,7 +85,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A read transaction: the block sees one state of the database."""
+        """Open a read transaction, in which the block sees one state of the database."""
         with self._connected() as connection:
             if connection.in_transaction:
                 yield connection
@@ -106,7 +107,7 @@ class Database:
             connection.execute(f"PRAGMA busy_timeout = {patience}").fetchall()
 
     def erase_traces(self) -> None:
-        """Remove deleted text from the search index and the log as well."""
+        """Remove deleted text from the search index and the log."""
         with self._connected() as connection:
             connection.execute("INSERT INTO words (words) VALUES ('optimize')")
             fold_log(connection)

@@ -1,4 +1,4 @@
-"""Notices about the history that the user must know, in sentences."""
+"""Notices to the user about events in the history."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _NOUNS = {
     "presets": "preset",
 }
 _MOST_TITLES = 3
-_TITLE = 40  # characters
+_TITLE = 40  # longest title in a notice, in characters
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Lock files of the processes that have a history open. The system releases a lock when its process ends.
 
-A history's files may be replaced, and its log may be judged, only while no other process has them open.
+A history's files may be replaced, and its log may be checked for damage, only while no other process has them open.
 """
 
 import os

@@ -121,7 +121,7 @@ def _payload(pages: Pages, page: bytes, offset: int, size: int, most: int) -> by
 
 
 def _values(payload: bytes) -> Row:
-    """Return the columns of a row from its record format."""
+    """Decode the columns of a row from SQLite's record format."""
     head_size, offset = _varint(payload, 0)
     if head_size > len(payload):
         raise MalformedRow

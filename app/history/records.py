@@ -120,7 +120,7 @@ class Attachments(Struct, frozen=True, omit_defaults=True):
 
 
 class StoredUsage(Struct, frozen=True, omit_defaults=True):
-    """The cost of a reply, as far as the server reported it. Tokens and seconds."""
+    """The tokens and seconds that a reply took, as far as the server reported them."""
 
     # the next four fields count prompt tokens by source: GPU memory or the CPU engine's memory, RAM, disk, or computed
     device_tokens: int = 0

@@ -1,8 +1,8 @@
-"""Read the rows of a damaged history from its pages and its log, and report what is lost.
+"""Read the rows of a damaged history from its pages and its log, and report the losses.
 
-A row belongs to the table whose columns its values fit best, and its digest tells whether it is unchanged. The index of
-messages and references between rows tell which rows existed. Damaged pages are searched for missing rows at every
-byte, and so are older versions of pages in the log.
+A row belongs to the table whose columns its values fit best, and its digest shows whether it is unchanged. The index of
+messages and references between rows show which rows existed. Damaged pages are searched for missing rows at every byte,
+and so are older versions of pages in the log.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ class FoundRow:
 
 @dataclass(slots=True)
 class Salvage:
-    """The readable rows of a history, and what is lost."""
+    """The readable rows of a history, and the losses."""
 
     rows: dict[str, dict[int, Row]] = field(default_factory=lambda: {table: {} for table in COLUMNS})
     changed: dict[str, set[int]] = field(default_factory=lambda: {table: set() for table in COLUMNS})

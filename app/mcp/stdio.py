@@ -1,7 +1,9 @@
 """The stdio transport of MCP, with limits on the data that a server may send.
 
-The transport of the `mcp` package collects a line of any length in memory. This one ends the server when a line, or
-all that it sends between two messages to it, exceeds a limit. The end of its standard error is kept for error messages.
+The transport of the `mcp` package collects a line of any length in memory. This one ends the server if a line, or the
+data that arrives between two messages to the server, exceeds a limit. The end of the server's standard error is kept
+for error messages.
+
 https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#stdio
 """
 

@@ -13,7 +13,7 @@ READY_SECONDS = 10.0  # seconds from the start of a server for which replies wai
 
 
 class ToolServers:
-    """Starts the servers at once, in the background, when tools are first asked for."""
+    """The tool servers. All of them start in the background when a caller first asks for tools."""
 
     def __init__(self, specs: Sequence[ServerSpec]) -> None:
         self.servers = [MCPServer(spec) for spec in specs]

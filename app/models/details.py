@@ -112,6 +112,6 @@ def known_license(stored: StoredModel, catalog: Catalog, models: HubModels) -> s
 
 
 def _most_common_type(classes: list[TensorClass]) -> str | None:
-    """Return the type of the most bytes."""
+    """Return the type that the largest number of bytes has."""
     types = [(size, name) for part in classes for name, size in part.types.items()]
     return max(types)[1] if types else None

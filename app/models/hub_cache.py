@@ -140,7 +140,10 @@ def _partials(cache: Path, repo: str) -> list[Path]:
 
 
 def remove_partials(cache: Path, repo: str, *, really: bool = True) -> int:
-    """Remove the partial files of interrupted downloads. Returns the bytes freed. Hold the lock of the repository."""
+    """Remove the partial files of interrupted downloads. Returns the number of bytes freed.
+
+    The caller must hold the lock of the repository.
+    """
     freed = 0
     for path in _partials(cache, repo):
         freed += path.stat().st_size

@@ -142,7 +142,7 @@ class HubModels:
 
     @contextmanager
     def receiving(self, file: ListedFile) -> Iterator[Incoming]:
-        """Store a file as the body writes it: verified and complete, or not at all. Hold the lock.
+        """Store a file as the body writes it: verified and complete, or not at all. The caller must hold the lock.
 
         If the body raises, for example because the connection broke, the part that has arrived is kept for the next
         attempt.

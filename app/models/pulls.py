@@ -61,7 +61,7 @@ class Pulls:
         """Yield events until the model is stored. The last one has the state DONE. Joins a pull that already runs.
 
         Close the generator to leave; the pull continues while other callers follow it. Raises ModelNotFound if the name
-        is not that of a model, DownloadStopped if another process stopped it, and what `sources.pull` raises.
+        is not that of a model, DownloadStopped if another process stopped it, and the errors of `sources.pull`.
         """
         known = self.known_name(name)
         pull = self._pulls.get(known)

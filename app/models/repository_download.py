@@ -21,7 +21,7 @@ from quant.safetensors_shards import INDEX, read_index
 
 
 def download_repository(name: RepositoryName, models: HubModels, settings: Settings, progress: Progress) -> None:
-    """Download the missing files of the model that the name means, and record it. Hold its lock.
+    """Download the missing files of the model that the name means, and record it. The caller must hold its lock.
 
     Files and parts that have arrived are kept, so that an interrupted download resumes. Raises Offline, NoSpace,
     IntegrityError, ModelNotFound, ModelFileError, or AppError if the Hub refuses.

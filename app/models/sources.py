@@ -33,7 +33,8 @@ _ERROR_PRIORITY = (NoSpace, IntegrityError, AppError, Offline)
 def pull(
     name: str, settings: Settings, progress: Progress | None = None, catalog: Catalog | None = None
 ) -> StoredModel:
-    """Return the stored model with that name. Downloads it first if it is missing. A path returns the model there.
+    """Return the stored model with that name. Downloads it first if it is missing. For a path, returns the model at the
+    path.
 
     Raises ModelNotFound for an unknown name. If every source fails: Offline if all were unreachable, or else NoSpace,
     IntegrityError, or AppError, with the error of each source.

@@ -173,7 +173,8 @@ class ModelStore:
     def receiving(self, entry: CatalogEntry, source: Source, progress: Progress | None = None) -> Iterator[Incoming]:
         """Store the file of `entry` as the body writes it: verified and complete, or not at all.
 
-        Hold the lock. Raises NoSpace before the body runs if the disk is too full, IntegrityError after it.
+        The caller must hold the lock. Raises NoSpace before the body runs if the disk is too full, IntegrityError after
+        it.
         """
         if isinstance(source, HubSource):
             file = ListedFile(source, entry.size, entry.sha256)

@@ -81,8 +81,9 @@ class WebModels:
 
     @contextmanager
     def receiving(self, name: WebName, size: int) -> Iterator[Incoming]:
-        """Store a file of `size` bytes as the body writes it: verified and complete, or not at all. Hold the download
-        turn.
+        """Store a file of `size` bytes as the body writes it: verified and complete, or not at all.
+
+        The caller must hold the download turn.
         """
         final = self._folder_of(name.sha256) / name.file
         check_space(final.parent, size - arrived(final))

@@ -38,7 +38,7 @@ class Instance:
     port: int
     url: str  # URL without a path, such as "http://127.0.0.1:4645"
     model: str  # name in the catalog, or the path as the user gave it
-    model_path: str  # absolute
+    model_path: str  # absolute path
     started_at: str  # ISO 8601 in UTC
 
     @property

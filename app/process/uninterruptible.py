@@ -1,7 +1,7 @@
-"""Run work that Ctrl-C must not interrupt in a thread, so that the main thread stays interruptible.
+"""Run work that Ctrl-C must not interrupt. It runs in a thread, so that the main thread stays interruptible.
 
 A compiler runs for seconds without handling signals, and swallows exceptions that a signal raises in its callbacks. An
-event loop that is interrupted while it starts is left half built.
+event loop that is interrupted while it starts is left half initialized.
 """
 
 import os

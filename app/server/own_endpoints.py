@@ -39,7 +39,7 @@ class RequestReport(Struct):
     client: str  # the user agent
     service_class: str
     phase: Phase
-    prompt_done: int  # tokens
+    prompt_done: int  # computed and cached tokens of the prompt
     prompt_total: int
     reply_tokens: int
     seconds: float  # seconds since the request arrived
@@ -180,7 +180,7 @@ class OwnEndpoints:
         return bool(found)
 
     async def count(self, request: Request) -> Response:
-        """Count tokens, even of more than the context holds. Raises InvalidMessage and TemplateError as a chat does."""
+        """Count tokens, even if there are more than the context holds. Raises InvalidMessage and TemplateError."""
         body = await read_body(request, self._count_decoder)
         if body.messages:
             messages = [message.to_message() for message in body.messages]

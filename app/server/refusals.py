@@ -36,7 +36,7 @@ class Refusal:
 
 
 class AnyRequest(Struct):
-    """A request of which no field is read."""
+    """A request whose fields are not read."""
 
 
 _any_request = msgspec.json.Decoder(AnyRequest)

@@ -154,7 +154,7 @@ _MEMBERS = msgspec.json.Decoder(Members)
 
 
 def _refuse(field: Field, raw: msgspec.Raw) -> None:
-    """Raise InvalidRequest unless the value is one of the accepted."""
+    """Raise InvalidRequest unless the value is one of the accepted values."""
     if msgspec.json.decode(raw) not in field.neutral:
         raise InvalidRequest(f"{field.path}: it is not supported", field.note, parameter=field.path)
 

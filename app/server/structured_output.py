@@ -99,7 +99,7 @@ def gbnf_grammar(grammar: str | None) -> RequestedGrammar | None:
 
 
 def structured_outputs_grammars(given: StructuredOutputs | None, prefix: str) -> Iterator[RequestedGrammar]:
-    """Yield a grammar for each field that is set. Errors name the field after `prefix`. Raises InvalidRequest."""
+    """Yield a grammar for each field that is set. In errors, `prefix` precedes its name. Raises InvalidRequest."""
     if given is None:
         return
     if given.json is not None:

@@ -17,7 +17,7 @@ LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
 class Timings(Struct, kw_only=True):
-    """Times of a request, as llama.cpp's server reports them; it does not have the first two fields.
+    """Times of a request, as llama.cpp's server reports them, and two fields that it does not have.
 
     The time to the first token of each reply counts as prefill.
     """

@@ -55,7 +55,7 @@ def remove_setting(name: str) -> Path | None:
 
 
 def _as_toml(value: object, text: str) -> object:
-    """Return the TOML value: numbers, booleans, lists, and tables as such, anything else as the text."""
+    """Convert a text to TOML: numbers, booleans, lists, and tables keep their type; other texts become strings."""
     match value:
         case bool() | int() | float():
             return value

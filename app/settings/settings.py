@@ -56,7 +56,7 @@ class Inside:
 
 @dataclass(frozen=True)
 class Setting:
-    """How one setting is read. Its environment variable is `INGLE_` and its name, its config.toml key is its name."""
+    """The definition of one setting. Its key in config.toml is its name; its environment variable is INGLE_NAME."""
 
     parse: Callable[
         [object], object
@@ -422,7 +422,7 @@ class Settings:
 
     @property
     def quantize_method(self) -> str | None:
-        """Format to which layers are quantized while a model loads; None: they stay as they are."""
+        """Format to which layers are quantized while a model loads; None: they are not quantized."""
         return None if self.quantize == "none" else self.quantize
 
     @property

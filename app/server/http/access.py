@@ -1,10 +1,11 @@
-"""Access to the server: API keys, the user of a connection's other end, and the limit of requests per caller.
+"""Access to the server: API keys, the user who owns the other end of a connection, and the limit of requests per
+caller.
 
 A key is sent as `Authorization: Bearer KEY` or as `x-api-key: KEY`. If no keys are configured, programs of the same
 user need none, and all others are refused. Linux lists the owner of every TCP socket. The socket of a client has
 exactly the two addresses and ports of the connection, and its program holds it even after it closed its half of the
-connection. Sockets that no program holds are listed without an inode and as root's. A socket that is not listed counts
-as another user's.
+connection. Sockets that no program holds are listed without an inode, and as owned by root. A socket that is not listed
+counts as owned by another user.
 """
 
 import errno
@@ -174,7 +175,7 @@ def _sent_keys(scope: Scope) -> Iterator[bytes]:
 
 
 def _is_this_user(scope: Scope) -> bool:
-    """Whether the client belongs to this user. Raises InvalidRequest if that cannot be found out at the moment."""
+    """Whether the client belongs to this user. Raises InvalidRequest if its owner cannot be looked up at the moment."""
     peer = scope.get("state", {}).get(PEER)
     try:
         return isinstance(peer, Peer) and peer.is_this_user()

@@ -22,7 +22,7 @@ MAX_HEADERS = 128
 MAX_TARGET_BYTES = 8 << 10  # limit of path and query together
 
 
-# Sec-Fetch-Site of requests that a page of this server sent, or the user.
+# Values of Sec-Fetch-Site for requests that a page of this server or the user started.
 _OWN_FETCH_SITES = frozenset((b"same-origin", b"none"))
 
 _METHODS = "GET, POST, DELETE"
@@ -56,7 +56,7 @@ class AllowedOrigins:
         return ""
 
     def allowed_origin(self, scope: Scope) -> str | None:
-        """Return the origin of the request if it is one of the allowed."""
+        """Return the origin of the request if it is one of the allowed origins."""
         origins = header_values(scope, b"origin")
         return origins[0].decode() if len(origins) == 1 and origins[0] in self._allowed else None
 

@@ -18,8 +18,8 @@ from app.server.http.endpoint import ErrorFormat
 from app.server.http.errors import InvalidRequest
 
 MAX_CONNECTIONS = 1000
-# Bytes to parse before other connections get a turn. Small, because a body in small pieces costs far more time than one
-# in large pieces.
+# Bytes to parse before other connections get a turn. The value is small, because a body in small pieces costs far more
+# time than one in large pieces.
 _MAX_READ_BYTES = 8 << 10
 
 

@@ -168,7 +168,7 @@ _ERROR_BODY: Final = "inglenook.error_body"  # key in an ASGI scope of the funct
 class ErrorFormats:
     """ASGI middleware around the access check and the endpoints.
 
-    Errors have the format of the endpoint whose path they are at or below, and the default format elsewhere.
+    Errors have the format of the endpoint with the same path or a parent path, or else the default format.
     """
 
     def __init__(self, app: ASGIApp, endpoints: Iterable[Endpoint], default: ErrorFormat) -> None:

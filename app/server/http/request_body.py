@@ -127,7 +127,7 @@ def _containers(text: bytes) -> int:
 
 
 def _count(text: bytes, byte: bytes) -> int:
-    """Count a byte in pieces, between which other threads can run."""
+    """Count a byte in pieces of the body, so that other threads can run in between."""
     return sum(text.count(byte, start, start + _PIECE) for start in range(0, len(text), _PIECE))
 
 

@@ -1,7 +1,7 @@
 """Message content in Anthropic's API: blocks of text, thinking, tool calls, and tool results.
 
-They become messages for chat templates. Tool results in a user's message become separate messages, before or after
-its text as they are ordered there.
+They become messages for chat templates. Tool results in a user's message become separate messages, before or after its
+text, in the order of the blocks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -144,7 +144,7 @@ class _AssistantParts:
 
 
 def _assistant_message(blocks: Sequence[_LocatedBlock]) -> Message:
-    """Join the blocks without a separator: they were one reply."""
+    """Join the blocks without a separator, because they were one reply."""
     parts = _AssistantParts()
     for located in blocks:
         parts.add(located)

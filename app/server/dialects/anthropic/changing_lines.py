@@ -28,7 +28,7 @@ class ChangingLines:
         self._patterns = [(name, re.compile(rf"^(?:{line})(?:\n|\Z)", re.MULTILINE)) for name, line in table]
 
     def remove_from(self, texts: Iterable[str]) -> RemainingTexts:
-        """Return the texts without these lines. A text of which nothing is left is dropped."""
+        """Return the texts without these lines. A text that becomes empty is dropped."""
         remaining, found = [], set[str]()
         for text in texts:
             rest = text

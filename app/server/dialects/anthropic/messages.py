@@ -32,7 +32,7 @@ from engine.request import FinishReason
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
-# Clients return it with the thinking. They check only that it is there.
+# Signature of thinking blocks. Clients return it with the thinking, and check only that it is present.
 _SIGNATURE = "inglenook"
 
 

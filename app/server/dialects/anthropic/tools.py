@@ -1,7 +1,7 @@
 """Tools and thinking in a request of Anthropic's API: tool definitions, tool choice, and the thinking budget.
 
-Tools that only the API's own servers can run are left out of the prompt. Tools that the API names by a type alone, and
-that clients run, have their definitions in a table here.
+Tools that only the API's own servers can run are left out of the prompt. Some tools run on the client, and the API
+names them only by type. A table in this module defines them.
 """
 
 import re
@@ -69,7 +69,7 @@ class NoChoice(Struct, tag_field="type", tag="none"):
 
 
 class Thinking(Struct):
-    """The thinking before the answer. The default is none: clients that do not ask for it do not read it."""
+    """The thinking before the answer. It is off by default, because clients that do not request it do not read it."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"] = "disabled"
     budget_tokens: PositiveCount | None = None

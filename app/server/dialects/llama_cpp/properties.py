@@ -42,7 +42,7 @@ class Properties(Struct, kw_only=True):
     eos_token: str
     modalities: Modalities
     build_info: str
-    # generic: tools are described in the prompt. An extension of this server
+    # an extension of this server; generic: tools are described in the prompt
     tool_support: Literal["native", "generic", "none"]
     is_sleeping: bool = False
 

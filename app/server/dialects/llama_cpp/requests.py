@@ -82,8 +82,8 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
     ) -> GenerationOptions:
         """Return the options of the replies to each prompt. With a seed, each candidate has the next seed.
 
-        `sampling` sets values that the request leaves open. `logit_bias` is the request's, by token ids. Raises
-        InvalidSampling, and InvalidRequest for an invalid grammar, or two.
+        `sampling` sets values that the request leaves open. `logit_bias` has the biases of the request by token id.
+        Raises InvalidSampling, and InvalidRequest for an invalid grammar or for two grammars.
         """
         length, reported, purpose = self.n_predict, self.n_probs or None, self._purpose()
         inserts, several = purpose is Purpose.INSERTION, self.num_replies > 1

@@ -26,7 +26,7 @@ class Piece(Struct):
 
 
 class Tokens(Struct):
-    """Token ids. vLLM has the last three fields."""
+    """Token ids. The last three fields are vLLM's."""
 
     tokens: list[int | Piece]
     count: int | UnsetType = UNSET
@@ -35,7 +35,7 @@ class Tokens(Struct):
 
 
 class Text(Struct):
-    """A text under llama.cpp's name or under vLLM's."""
+    """A text, in llama.cpp's field or in vLLM's."""
 
     content: str | UnsetType = UNSET
     prompt: str | UnsetType = UNSET

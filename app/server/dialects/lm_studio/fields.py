@@ -1,4 +1,4 @@
-"""The documented fields of requests to LM Studio's APIs. Those of /api/v0 are OpenAI's."""
+"""The documented fields of requests to LM Studio's APIs. Requests to /api/v0 have OpenAI's fields."""
 
 from collections.abc import Mapping
 from typing import Any

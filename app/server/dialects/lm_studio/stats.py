@@ -57,7 +57,7 @@ class CompletionWithStats(Completion, kw_only=True):
 
 
 def with_stats(handler: Handler, model: ServedModel, kind: type[ChatWithStats | CompletionWithStats]) -> Handler:
-    """Wrap `handler` so that a whole reply is of type `kind`, with statistics. Streams stay OpenAI's."""
+    """Wrap `handler` so that a whole reply is of type `kind`, with statistics. Streams are not changed."""
 
     async def reply(request: Request) -> StreamedReply[Any] | WholeReply[Any]:
         plain = await handler(request)

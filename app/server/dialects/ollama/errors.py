@@ -1,4 +1,4 @@
-"""Errors in Ollama's format: one text."""
+"""Errors in Ollama's format: an object with one text."""
 
 from msgspec import Struct
 

@@ -65,13 +65,14 @@ class EmbeddingsRequest(ModelRequest, kw_only=True):
     prompt: str = ""
 
 
-MAX_CONTEXT = 1 << 20  # token ids
+MAX_CONTEXT = 1 << 20  # limit of the token ids in `context`
 
 Thinking: TypeAlias = bool | ReasoningEffort
 Format: TypeAlias = Literal["", "json"] | Schema
 
 
-# Ollama's defaults except its repetition penalty, which covers only the last tokens: the engine's would cover all.
+# Ollama's defaults except its repetition penalty, which covers only the last tokens. The engine's penalty would cover
+# all tokens.
 _DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
 

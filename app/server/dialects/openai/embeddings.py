@@ -121,7 +121,7 @@ def _encoded_vectors(vectors: Sequence[Tensor], body: EmbeddingRequest) -> Itera
     return (Raw(write(truncate(one, body.dimensions))) for one in vectors)
 
 
-# encodes a reply of the vectors, the model's name, and the number of tokens
+# function that encodes a reply from the vectors, the model's name, and the number of tokens
 Write: TypeAlias = Callable[[Iterator[Raw], str, int], bytes]
 
 

@@ -83,7 +83,7 @@ class Options(Struct):
 
 
 class GenerationRequest(DryFields, kw_only=True):
-    """Fields of all kinds of requests."""
+    """Fields of all requests that generate text."""
 
     model: ModelName | None = None  # absent: the served model, as in llama.cpp and vLLM
     stream: bool | None = None

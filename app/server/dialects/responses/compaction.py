@@ -82,7 +82,7 @@ async def _summary(service: ChatService, messages: Sequence[Message], origin: Or
 
 
 def _with_task(messages: Sequence[Message]) -> list[Message]:
-    """Append the task to the conversation, in its last message if that is the user's."""
+    """Append the task to the conversation, in its last message if that is a user message."""
     if messages and messages[-1].role == "user":
         return [*messages[:-1], Message("user", f"{messages[-1].content}\n\n{_TASK}")]
     return [*messages, Message("user", _TASK)]

@@ -189,7 +189,7 @@ class _MessageBuilder:
             raise InvalidMessage("The message has no role", "Send a role.")
         if role == "assistant":
             assistant = self._open_assistant()
-            if assistant.texts and not assistant.calls:  # a new turn
+            if assistant.texts and not assistant.calls:  # the item starts a new turn
                 self._close_assistant()
                 assistant = self._open_assistant()
             assistant.texts.append(text)
@@ -200,7 +200,10 @@ class _MessageBuilder:
             self.add_instructions(text)
 
     def _join(self, role: Literal["system", "user"], text: str) -> None:
-        """Add a text, to the last message if that has the same role: many templates require alternating roles."""
+        """Append a text to the last message if that has the same role, or else add a message.
+
+        Many templates require alternating roles.
+        """
         if self._messages and self._messages[-1].role == role:
             text = f"{self._messages.pop().content}\n\n{text}"
         self._messages.append(Message(role, text))

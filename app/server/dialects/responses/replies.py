@@ -56,7 +56,7 @@ class ResponseReply:
         Raises the errors of `ChatService.reply`. Errors about the request become InvalidRequest. If the response had
         started, a failed response is yielded first.
         """
-        if not earlier and not self._body.items:  # an empty conversation
+        if not earlier and not self._body.items:  # the conversation is empty
             events = [*self.writer.start(), *self.writer.finish()]
             await self._store_if_ended()
             yield translate(events)

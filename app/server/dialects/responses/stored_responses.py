@@ -1,7 +1,7 @@
 """Stored responses: read again by clients, and continued by `previous_response_id`.
 
 One SQLite table, in a file that only its owner can read and that several servers may share, or in memory. The size is
-bounded; the response unused for longest is deleted first. If the file cannot be used, responses are not stored and the
+bounded; the least recently used response is deleted first. If the file cannot be used, responses are not stored and the
 log reports it; no reply fails because of that.
 """
 
