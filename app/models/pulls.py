@@ -100,7 +100,7 @@ class Pulls:
         if known := self._store.known_name(name):
             return known
         near = [*self._store.catalog.similar(name), *self._store.families.similar(name)]
-        remedy = f"Did you mean {near[0]}?" if near else "Give a short name of the catalog, or org/repo:QUANTIZATION."
+        remedy = f"Did you mean {near[0]}?" if near else "Give a short name from the catalog, or org/repo:QUANTIZATION."
         raise ModelNotFound(f"no model is called {name}", remedy)
 
     def _start(self, name: str) -> "_Pull":

@@ -31,9 +31,8 @@ class Connection(H11Protocol):
 
     ERRORS: ClassVar[ErrorFormat]  # format of the error for bytes that are not HTTP
 
-    HEAD_SECONDS: ClassVar[float] = (
-        10.0  # time limit for the head of a request, counted from when the connection is ready for it
-    )
+    # time limit for the head of a request, counted from when the connection is ready for it
+    HEAD_SECONDS: ClassVar[float] = 10.0
     # time limit for a client to read enough of the buffered reply that more can be written
     UNREAD_SECONDS: ClassVar[float] = 60.0
     POLL_SECONDS: ClassVar[float] = 0.5  # time between checks of a client that has closed its half

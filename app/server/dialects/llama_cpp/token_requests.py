@@ -50,7 +50,7 @@ class PromptOptions(Struct, kw_only=True):
             return replace(conversation, add_generation_prompt=self.add_generation_prompt is not False)
         *before, last = conversation.messages
         if last.role != "assistant":
-            problem = "continue_final_message: the last message is not the assistant's"
+            problem = "continue_final_message: the last message is not from the assistant"
             raise InvalidRequest(problem, parameter="continue_final_message")
         return replace(conversation, messages=before, reply_prefix=last.content)
 
@@ -95,9 +95,8 @@ class EmbeddingRequest(Struct, kw_only=True):
 
     content: Prompts
     model: ModelName | None = None
-    embd_normalize: Annotated[int, Meta(ge=-1, le=64)] | None = (
-        None  # order of the norm that vectors are scaled by; default: 2
-    )
+    # order of the norm that vectors are scaled by; default: 2
+    embd_normalize: Annotated[int, Meta(ge=-1, le=64)] | None = None
 
     def inputs(self) -> dict[str, str | tuple[int, ...]]:
         """Return texts and token ids, keyed by their paths. Raises InvalidRequest for a list that mixes both."""

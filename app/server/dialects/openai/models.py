@@ -55,9 +55,8 @@ class Model(Struct):
 
 class ModelList(Struct):
     data: list[Model]
-    first_id: (
-        str  # this and the next two fields are for clients of Anthropic's API: they state that the list is complete
-    )
+    # this and the next two fields are for clients of Anthropic's API: they state that the list is complete
+    first_id: str
     last_id: str
     has_more: Literal[False] = False
     object: Literal["list"] = "list"

@@ -124,9 +124,8 @@ class GenerationRequest(DryFields, kw_only=True):
     # number of candidates, or the width of a beam search
     best_of: Annotated[int, Meta(ge=1, le=MAX_WIDTH)] | None = None
     use_beam_search: bool | None = None
-    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = (
-        None  # applies only to a beam search, like the next field
-    )
+    # applies only to a beam search, like the next field
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None
     early_stopping: bool | Literal["never"] | None = None
     structured_outputs: StructuredOutputs | None = None
     # this and the next three: vLLM's older names for members of `structured_outputs`
@@ -253,10 +252,10 @@ class GenerationRequest(DryFields, kw_only=True):
         if self.stream and self._candidates > (self.n or 1) and not self.use_beam_search:
             yield "best_of", "the best choices are known only at the end; leave stream out."
         if self.use_beam_search and self.dry_multiplier:
-            yield "dry_multiplier", "a beam search does not support it; leave one of them out."
+            yield "dry_multiplier", "a beam search does not support this field; leave one of them out."
         if self.use_beam_search and (self.allowed_token_ids is not None or self.bad_words):
             name = "bad_words" if self.allowed_token_ids is None else "allowed_token_ids"
-            yield name, "a beam search does not support it; leave one of them out."
+            yield name, "a beam search does not support this field; leave one of them out."
         if self.stream_options is not None and not self.stream:
             yield "stream_options", "it needs stream to be true; leave it out."
         if isinstance(self.logit_bias, list) and not all(map(_is_bias, self.logit_bias)):
