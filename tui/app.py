@@ -59,11 +59,12 @@ class ChatApp(App[None]):
         environment: Mapping[str, str] | None = None,
         editor: str = "",
     ) -> None:
-        """With `resumes`, the user chooses a chat first. `is_dark`: whether the terminal's background is dark.
+        """Create the application. With `resumes`, the user chooses a chat first.
 
-        `editor`: the command that starts the user's editor; "": a common editor. `environment` names the terminal and
-        the display, for the clipboard programs. None: copies only use the terminal's escape sequence. Without `colors`
-        (NO_COLOR is set), the terminal's own colors are not used; Textual turns all others into shades of gray.
+        `is_dark`: whether the terminal's background is dark. `editor`: the command that starts the user's editor; "": a
+        common editor. `environment` names the terminal and the display, for the clipboard programs; None: copies only
+        use the terminal's escape sequence. Without `colors` (NO_COLOR is set), the terminal's own colors are not used;
+        Textual turns all others into shades of gray.
         """
         super().__init__(ansi_color=None if colors else True)
         support_alt_enter()
@@ -105,7 +106,7 @@ class ChatApp(App[None]):
     async def on_event(self, event: Event) -> None:
         """Send typed text to the prompt while the chat screen is shown. Ignore input after all screens are closed."""
         if self._is_text(event) and self.screen_stack and self.screen is self._chat_screen:
-            # before the event is handled: a later change of focus would let keys arrive out of order
+            # must happen before the event is handled: after a later change of focus, keys would arrive out of order
             self._chat_screen.turn_to_prompt()
         if not isinstance(event, InputEvent) or (self.screen_stack and not self._would_fail_paging(event)):
             await super().on_event(event)

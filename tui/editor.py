@@ -1,4 +1,4 @@
-"""The user's editor: runs it on a temporary file with a draft, while the chat leaves the terminal to it."""
+"""Runs the user's editor on a temporary file with a draft. Meanwhile, the chat leaves the terminal to the editor."""
 
 import asyncio
 import shlex
@@ -22,7 +22,7 @@ _REMEDY = "The draft is unchanged. VISUAL or EDITOR names the editor."
 
 
 def pick_editor(chosen: str, platform: str, is_installed: Callable[[str], bool]) -> Sequence[str]:
-    """Return the command of the editor: `chosen` split as a shell does, else a usual one."""
+    """Return the command of the editor: `chosen`, split as a shell does, or a common editor if it is empty."""
     if chosen.strip():
         return shlex.split(chosen, posix=platform != "win32")
     usual = _WINDOWS if platform == "win32" else _USUAL
@@ -31,39 +31,39 @@ def pick_editor(chosen: str, platform: str, is_installed: Callable[[str], bool])
 
 async def edit(app: App[None], chosen: str, draft: str) -> str:
     """Let the user edit `draft` in an editor, and return the saved text. Raises ClientError if the editor fails."""
-    with tempfile.TemporaryDirectory(prefix="ingle-") as folder:  # for this user only
+    with tempfile.TemporaryDirectory(prefix="ingle-") as folder:  # only this user can read the folder
         file = Path(folder, "message.md")
         try:
             command = pick_editor(chosen, sys.platform, lambda name: shutil.which(name) is not None)
             file.write_text(draft, encoding="utf-8")
             with _suspended(app):
                 status = await _run([*command, str(file)])
-        except (OSError, ValueError) as error:  # ValueError: a quote without its end
+        except (OSError, ValueError) as error:  # ValueError: a quote in the command is not closed
             reason = error.strerror if isinstance(error, OSError) else error
             raise ClientError(f"The editor could not be started: {chosen or command[0]}: {reason}.", _REMEDY) from error
         if status != 0:
             raise ClientError(f"The editor ended with status {status}.", _REMEDY)
-        return sanitize_paste(read_attachment(file).text).removesuffix("\n")  # editors end the last line
+        return sanitize_paste(read_attachment(file).text).removesuffix("\n")  # editors add a line end to the last line
 
 
 @contextmanager
 def _suspended(app: App[None]) -> Iterator[None]:
     """Leave the terminal to another program. On Windows the editor has a window, and the chat stays visible."""
     with ExitStack() as stack:
-        stack.enter_context(app.batch_update())  # draws nothing meanwhile
+        stack.enter_context(app.batch_update())  # the chat draws nothing while the editor runs
         with suppress(SuspendNotSupported):
             stack.enter_context(app.suspend())
         yield
 
 
 async def _run(command: Sequence[str]) -> int:
-    """Run a program in the terminal, and return its status. Replies are received meanwhile."""
+    """Run a program in the terminal, and return its exit status. The chat receives replies meanwhile."""
     process = await asyncio.create_subprocess_exec(*command)
     try:
         with _ignored_signals():
             return await process.wait()
     finally:
-        if process.returncode is None:  # the chat ends
+        if process.returncode is None:  # the chat ends while the editor runs
             process.terminate()
 
 

@@ -99,7 +99,7 @@ class SearchResults(Sanitized):
     """The results of a search."""
 
     models: tuple[ModelInfo, ...]
-    note: str = ""  # why these results are not from the Hub, such as no connection
+    note: str = ""  # reason why these results are not from the Hub, such as a missing connection
 
 
 @dataclass(frozen=True, slots=True)

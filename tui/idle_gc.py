@@ -19,7 +19,7 @@ class IdleCollector:
     """Decides when to collect, from the CPU time that the process has used."""
 
     def __init__(self, spent: float) -> None:
-        """`spent`: CPU seconds that the process has used, as in `poll`."""
+        """Start with `spent`, the CPU seconds that the process has used, as in `poll`."""
         self._before = spent
         self._tidy_at = spent - _WORK
         self._is_first = True

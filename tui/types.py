@@ -67,10 +67,10 @@ class Usage(Sanitized):
 
     sources: TokenSources  # sources of the prompt's tokens
     reply_tokens: int
-    queue_seconds: float  # from the request to the start of prefill
-    prompt_seconds: float  # from the start of prefill to the first token
-    reply_seconds: float  # from the first token to the last token
-    miss: str = ""  # why part of the prompt was not served from the cache, in one sentence; empty if there is no miss
+    queue_seconds: float  # seconds from the request to the start of prefill
+    prompt_seconds: float  # seconds from the start of prefill to the first token
+    reply_seconds: float  # seconds from the first token to the last token
+    miss: str = ""  # reason for a cache miss, in one sentence; empty if there is none
     # False: the engine reports only token counts, and the client measures the time to the first token
     is_detailed: bool = True
 
@@ -197,7 +197,7 @@ class Message(Sanitized):
     model: str = ""
     finish: Finish | None = None  # None: it is still being generated
     usage: Usage | None = None
-    error: str = ""  # why the reply failed, or why no reply to this question started; further lines are details
+    error: str = ""  # reason why the reply failed, or why no reply to this question started; further lines are details
 
     @property
     def full_text(self) -> str:
@@ -316,8 +316,8 @@ class Permission(enum.Enum):
     """The user's answer to a tool call."""
 
     ONCE = "once"
-    CHAT = "chat"  # this tool, in this chat, until the program ends
-    ALWAYS = "always"  # this tool, in all chats
+    CHAT = "chat"  # allows this tool in this chat until the program ends
+    ALWAYS = "always"  # allows this tool in all chats
     DENY = "deny"
 
 
@@ -334,7 +334,7 @@ class ToolServer(Sanitized):
 
     name: str
     state: str  # disabled, starting, ready, or failed
-    reason: str = ""  # why it failed
+    reason: str = ""  # reason why it failed
     tools: tuple[ToolInfo, ...] = ()
 
 

@@ -117,9 +117,9 @@ def _summary_tokens(engine: ReadyEngine) -> int:
 
 
 def _tokens_to_free(budget: ContextBudget, of_typed: int) -> int:
-    """Return how many tokens to free: until half of the context is free without `typed`, and enough for `typed`.
+    """Return how many tokens to free, so that `typed` fits, and half of the context is free without `typed`.
 
-    If the context length is unknown, return half of the length of the history.
+    If the context length is unknown, return half of the history's tokens.
     """
     if budget.limit is None or budget.free is None:
         return (budget.history - of_typed) // 2

@@ -109,8 +109,10 @@ class ChatEndpoint:
     """A connection to one server. Call `close` when you no longer need it."""
 
     def __init__(self, url: str, key: str | None, *, is_inglenook: bool) -> None:
-        """`url` is the base URL for OpenAI clients, ending with /v1. Raises InvalidSetting if it is not an http or
-        https URL.
+        """Prepare the HTTP client. No request is sent yet.
+
+        `url` is the base URL for OpenAI clients, ending with /v1. Raises InvalidSetting if it is not an http or https
+        URL.
         """
         self.url = checked_url(url)
         self.is_inglenook = is_inglenook
@@ -268,8 +270,7 @@ class _Fold:
         prompt = int(usage.get("prompt_tokens") or 0)
         details = _details(usage)
         cached = min(details.cached_tokens, prompt)
-        # the difference of prompt and cached tokens would be wrong for a stopped request, which may not have computed
-        # all
+        # A stopped request may have computed only part of its prompt: `prompt - cached` would then be too high.
         is_reported = "computed_tokens" in (usage.get("prompt_tokens_details") or ())
         queue = float(self._timings.get("queue_ms") or 0.0) / 1000
         reply = float(self._timings.get("predicted_ms") or 0.0) / 1000

@@ -51,9 +51,7 @@ class Titles:
         return history.chats.get(number).title
 
     def _messages(self, chat: ChatId) -> list[object]:
-        """Return the chat's messages as they were sent before, so that the prefix is cached, then the request for a
-        title.
-        """
+        """Return the messages that were sent before, whose prefix is cached, and the request for a title."""
         history, number = self._chats.locate(chat)
         found = history.chats.get(number)
         branch: list[StoredMessage] = path_to({one.id: one for one in history.messages.in_chat(number)}, found.shown)

@@ -34,7 +34,7 @@ def drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Page(App[None]):
-    # The space for the scroll bar is always reserved: text that is just high enough to need one would have two widths.
+    # Reserve space for the scroll bar, so that the text has the same width with and without it.
     CSS = "ReplyText { height: auto; } VerticalScroll { scrollbar-gutter: stable; }"
 
     def __init__(self, text: str = "") -> None:
@@ -113,7 +113,7 @@ def test_complete_text_has_no_reserved_lines() -> None:
             await shown(page, pilot)
             grown = page.reply.virtual_region.height
             page.reply.add(" And")
-            page.reply.finish()  # before all text is shown
+            page.reply.finish()  # the text is complete, but not all of it is shown
             await shown(page, pilot)
             # one more for the empty line at the end
             assert page.reply.virtual_region.height == len([line for line in page.lines if line]) + 1

@@ -57,7 +57,7 @@ def test_growing_list_mounts_no_widgets() -> None:
         await document.append("\n\n  ```py\n  code\n")
         await pilot.pause()
         assert not shown.is_attached
-        assert len(page.query(Items)) == 1  # the nested list; the outer list is now a widget for each part
+        assert len(page.query(Items)) == 1  # the nested list; the parts of the outer list are now separate widgets
         assert page.query_one(CodeBlock).code == "code"
         await document.append("  ```\n- four\n")
         await pilot.pause()

@@ -72,7 +72,10 @@ class ChatScreen(SteadyScreen):
     def __init__(
         self, client: Client, chat: ChatId | None, question: str, *, resumes: bool = False, editor: str = ""
     ) -> None:
-        """With `resumes`, the user chooses one of the chats first. `editor`: the command of the user's editor."""
+        """Create the screen and its widgets.
+
+        With `resumes`, the user chooses one of the chats first. `editor`: the command that starts the user's editor.
+        """
         super().__init__()
         self._editor = editor
         self._resumes = resumes

@@ -34,7 +34,10 @@ class FullContextScreen(Dialog[TrimPlan]):
         typed: str = "",
         budget: ContextBudget | None = None,
     ) -> None:
-        """`typed` is the new message that must fit. `budget` is set if the message does not fit yet."""
+        """Prepare the choice for a chat. `typed`: the new message that must fit.
+
+        `budget` is set if the message does not fit yet.
+        """
         super().__init__()
         self._port, self._chat, self._leaf = context, chat, leaf
         self._branches = branches

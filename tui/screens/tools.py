@@ -27,7 +27,7 @@ EXAMPLE = """{
 }"""
 _INTERVAL = 0.5  # seconds between two polls of servers that are starting
 _STYLES = {"ready": "$text-success", "failed": "$text-error", "starting": "$text-warning", "disabled": "dim"}
-_SEPARATOR = "__"  # between the names of server and tool in a qualified name
+_SEPARATOR = "__"  # separates the names of server and tool in a qualified name
 
 Configure = Callable[[frozenset[str]], Awaitable[None]]
 
@@ -47,7 +47,7 @@ class ToolsScreen(Dialog[None]):
     ]
 
     def __init__(self, tools: Tools, disabled: frozenset[str], configure: Configure) -> None:
-        """`configure` stores the set of disabled tools."""
+        """Prepare the screen for a chat. `configure` stores the set of disabled tools."""
         super().__init__()
         self._tools = tools
         self._disabled = disabled

@@ -71,7 +71,7 @@ class ChatList(Vertical):
             self.title = title
 
     def __init__(self, chats: Chats, running: Callable[[], Container[ChatId]]) -> None:
-        """`running` returns the ids of the chats in which a reply is being generated."""
+        """Create an empty list. `running` returns the ids of the chats in which a reply is being generated."""
         super().__init__(id="chats")
         self._chats = chats
         self._running_chats = running

@@ -18,7 +18,7 @@ from tui.widgets.text_fields import SplitLine, word
 from tui.widgets.textual_internals import Fence
 
 LONGEST_HIGHLIGHTED = 20_000  # maximum number of characters of code that is highlighted
-_PART, _LONGEST_PART = 1500, 4000  # characters after which a part ends at the next opportunity, or in any case
+_PART, _LONGEST_PART = 1500, 4000  # characters after which a part may end, and after which it must end
 
 
 class CodeBlock(Fence):

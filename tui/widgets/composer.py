@@ -118,7 +118,7 @@ class Composer(Vertical):
 
     @work(description="price")
     async def price(self, attached: Attached) -> None:
-        """Count the tokens of an attachment. A missing model is not reported again."""
+        """Count the tokens of an attachment. If no model is loaded, another notice has already said so."""
         with show_errors(self), suppress(NotLoaded):
             attached.tokens = await self._client.replies.count_tokens(attached.attachment.text)
             self._show_attached()

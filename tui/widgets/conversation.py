@@ -439,8 +439,9 @@ class Conversation(Vertical):
             self.stop_gently(reply, reply.message.id)
 
     def _leave_or_edit(self) -> None:
-        """Handle Escape without a reply: end editing or return to the prompt. Twice in an empty prompt: edit the last
-        message.
+        """Handle Escape without a reply: end editing or return to the prompt.
+
+        A second Escape in an empty prompt edits the last message.
         """
         area = self.composer.area
         is_idle = area.has_focus and self._editing is None and self.composer.prompt == Prompt()

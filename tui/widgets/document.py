@@ -43,7 +43,7 @@ class Document(Markdown):
     virtual_size = size_by_layout()
 
     def __init__(self, text: str = "", *, adjoined: bool = False) -> None:
-        """`adjoined`: the next piece follows without an empty line."""
+        """Create the widget for `text`. `adjoined`: whether the next piece follows without an empty line."""
         super().__init__(parser_factory=parser, open_links=False)
         self._first = text
         self.adjoined = adjoined

@@ -80,7 +80,10 @@ class MessageView(Column, can_focus=True):
     def __init__(
         self, message: Message, siblings: tuple[MessageId, ...], *, left_out: bool = False, summary: str = ""
     ) -> None:
-        """`summary`: the text that is sent to the model in place of this message and the messages above."""
+        """Create the view of a message.
+
+        `summary`: the text that is sent to the model in place of this message and the messages above.
+        """
         super().__init__(classes=f"{message.role.value}{' left-out' if left_out else ''}")
         self.message = message
         self._siblings = siblings

@@ -63,7 +63,7 @@ class SplitLine(WordButtons):
     DEFAULT_CSS = "SplitLine { width: 1fr; height: 1; text-wrap: nowrap; text-overflow: ellipsis; }"
 
     def __init__(self, left: Content, *rights: Content, classes: str | None = None) -> None:
-        """`rights`: versions of the right part, from long to short. The first version that fits is shown."""
+        """Create the line. `rights`: versions of the right part, from long to short; the first that fits is shown."""
         super().__init__(classes=classes)
         self._left, self._rights = left, rights
 

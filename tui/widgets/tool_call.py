@@ -32,7 +32,7 @@ ANSWERS = (
 
 
 class ToolCallLine(Folded):
-    """Shows one tool call. `call` is None for a stored call. `asks`: the call waits for the user's permission."""
+    """Shows one tool call. `call` is None for a stored call. `asks`: whether it waits for the user's permission."""
 
     def __init__(self, name: str, arguments: str, call: CallId | None = None, *, asks: bool = False) -> None:
         super().__init__("", "")

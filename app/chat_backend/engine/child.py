@@ -32,12 +32,12 @@ _OFTEN = 0.1  # seconds between two progress messages about the same task
 class ChildMessage(Struct, omit_defaults=True):
     """One line on stdout."""
 
-    stage: str = ""  # what the process is doing
+    stage: str = ""  # description of what the process is doing
     done: int = 0
     total: int | None = None
     unit: Unit = "bytes"
     note: str = ""  # a message for the user
-    problem: str = ""  # why the process ends
+    problem: str = ""  # reason why the process ends
     remedy: str = ""
 
 

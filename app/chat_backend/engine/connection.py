@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from app.chat_backend.endpoint import ChatEndpoint, ServedName
 
 _WAKE_SECONDS = 5.0  # maximum time from the registration of a new server to its first answer
-_TURN_SECONDS = 0.2  # between two checks whether another chat has started the engine
+_TURN_SECONDS = 0.2  # seconds between two checks whether another chat has started the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,10 @@ class EngineConnection:
     def __init__(
         self, settings: Settings, flags: Mapping[str, object], endpoint: str = "", key: str | None = None
     ) -> None:
-        """`flags` are the settings from the command line and `stay`; an engine process is started with them. `endpoint`
-        is the base URL of another server, and `key` is its API key.
+        """Store the configuration. `start` finds or starts the engine.
+
+        `flags` are the settings from the command line and `stay`; an engine process is started with them. `endpoint` is
+        the base URL of another server, and `key` is its API key.
         """
         self._settings = settings
         self._flags = flags

@@ -62,7 +62,7 @@ class LoadingState:
     """The state of one load, which ends exactly once: loaded or failed. Used on one event loop."""
 
     def __init__(self, model: str, stage: str = "starting") -> None:
-        """`stage`: description of the first stage."""
+        """Start the state of a load. `stage`: description of the first stage."""
         self.model = model
         self.now = Loading(model, stage)
         self._changed = asyncio.Event()

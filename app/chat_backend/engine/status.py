@@ -37,7 +37,7 @@ class ChatEngine:
                 return _status(report)
 
     async def abort(self, request: RequestId) -> None:
-        """Abort a request. If it belongs to a reply of this chat, the reply is stopped and kept, as by the user."""
+        """Abort a request. If it belongs to a reply of this chat, stop the reply as the user does."""
         if await self._replies.stop_by_id(self._reply_ids.get(request, "")):
             return
         async with self._connection.use() as engine:

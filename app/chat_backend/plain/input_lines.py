@@ -46,7 +46,7 @@ class PlainLines:
     """Reads lines from a pipe, or from a terminal without readline."""
 
     def __init__(self, write: Callable[[str], None], fail: Callable[[str], None]) -> None:
-        """`write` writes a prompt. `fail` reports an error that ends the input."""
+        """Start to read stdin. `write` writes a prompt. `fail` reports an error that ends the input."""
         self._write = write
         self._fail = fail
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
@@ -97,7 +97,7 @@ class EditedLines:
     """Reads lines typed at a terminal. Keys typed between two lines are not echoed, and go into the next line."""
 
     def __init__(self, complete: Completer, *, has_modes: bool) -> None:
-        """`has_modes`: the terminal understands escape sequences."""
+        """Set up the terminal and readline. `has_modes`: whether the terminal understands escape sequences."""
         import termios
 
         self._terminal = sys.stdin.fileno()

@@ -75,7 +75,10 @@ class PlainChat:
     def __init__(
         self, client: Client, question: str = "", chat: ChatId | None = None, lists_chats: bool = False
     ) -> None:
-        """`chat`: the chat to open first; None: a new one. With `lists_chats`, a list of all chats is printed first."""
+        """Prepare the chat. `run` starts it.
+
+        `chat`: the chat to open first; None: a new one. With `lists_chats`, a list of all chats is printed first.
+        """
         self._client = client
         self._first_chat = chat
         self._lists_chats = lists_chats
