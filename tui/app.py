@@ -1,6 +1,6 @@
 """The chat application: its screens and themes, and the actions that are available on every screen."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from textual import work
@@ -10,6 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.command import CommandList
 from textual.css.query import NoMatches
 from textual.events import Event, InputEvent, Key, Paste
+from textual.filter import LineFilter
 from textual.screen import ModalScreen, Screen
 from textual.theme import Theme
 from textual.widgets import OptionList
@@ -23,6 +24,7 @@ from tui.commands import COMMANDS, Owner
 from tui.downloads import Downloads
 from tui.idle_gc import collect_when_idle
 from tui.large_downloads import can_load
+from tui.no_color import ReverseBackgrounds
 from tui.plain_text import sanitize
 from tui.screens.chat import ChatScreen
 from tui.screens.dialog import Answer, OverChat, Page, may_fetch
@@ -96,6 +98,11 @@ class ChatApp(App[None]):
         """Whether a later run can open the chat that is open now."""
         chat = self._chat_screen.conversation.chat
         return chat.id is not None and not chat.private
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Return the filters of drawn lines. With NO_COLOR, selections are reversed before colors are removed."""
+        filters = super().get_line_filters()
+        return [ReverseBackgrounds(), *filters] if self.no_color else filters
 
     def get_css_variables(self) -> dict[str, str]:
         """Return the theme's variables, with muted colors that Textual's `Content` can show."""

@@ -57,9 +57,10 @@ TERMINAL, TERMINAL_LIGHT = "ansi-dark", "ansi-light"
 FEW_COLORS = ("standard", "windows")
 
 # Backgrounds from the palette of 256 colors, because the nearest colors to the backgrounds above are yellow.
+# The last one is for scroll bars, and for selected rows without the focus.
 _PALETTE_BACKGROUNDS = {
-    NIGHT.name: ("#121212", "#1c1c1c", "#262626"),
-    DAY.name: ("#ffffff", "#eeeeee", "#e4e4e4"),
+    NIGHT.name: ("#121212", "#1c1c1c", "#262626", "#585858"),
+    DAY.name: ("#ffffff", "#eeeeee", "#e4e4e4", "#bcbcbc"),
 }
 
 
@@ -71,8 +72,11 @@ def own_themes(color_system: str | None) -> list[Theme]:
 def _in_palette(theme: Theme) -> Theme:
     if theme.name not in _PALETTE_BACKGROUNDS:
         return theme
-    background, surface, panel = _PALETTE_BACKGROUNDS[theme.name]
-    return replace(theme, background=background, surface=surface, panel=panel)
+    background, surface, panel, marked = _PALETTE_BACKGROUNDS[theme.name]
+    variables = dict.fromkeys(("scrollbar", "block-cursor-blurred-background"), marked)
+    return replace(
+        theme, background=background, surface=surface, panel=panel, variables={**theme.variables, **variables}
+    )
 
 
 def pick_theme(wanted: str, color_system: str | None, there: Container[str], *, is_dark: bool = True) -> str:
@@ -88,7 +92,7 @@ def pick_theme(wanted: str, color_system: str | None, there: Container[str], *, 
     return NIGHT.name if is_dark else DAY.name
 
 
-_MUTED = {"text-muted": 0.6, "text-disabled": 0.38}  # fraction of the foreground color, mixed with the background
+_MUTED = {"text-muted": 0.6, "text-disabled": 0.5}  # fraction of the foreground color, mixed with the background
 
 
 def muted_colors(variables: Mapping[str, str]) -> dict[str, str]:

@@ -203,7 +203,7 @@ def test_list_groups_chats_by_day_and_shows_their_age() -> None:
         options = chat.screen.query_one("ChatList OptionList", OptionList).options
         await chat.until(lambda: len(chat.screen.query_one("ChatList OptionList", OptionList).options) == 6)
         options = chat.screen.query_one("ChatList OptionList", OptionList).options
-        groups = [str(option.prompt) for option in options if option.disabled]
+        groups = [str(option.prompt).strip() for option in options if option.disabled]
         assert groups[0] == "Pinned"
         assert groups[-1] == "Older"
         assert str(options[3].prompt).endswith(" 6m")

@@ -149,7 +149,7 @@ class ChatList(Vertical):
             named = "Pinned" if summary.pinned else figures.day_group(summary.updated, now)
             if named != group:
                 group = named
-                yield Option(Content.styled(group, "bold dim"), disabled=True)
+                yield Option(Content.styled(f" {group}", "bold"), disabled=True)
             yield Option(self._line(summary, width, now), id=summary.id)
 
     def _line(self, summary: ChatSummary, width: int, now: float) -> Content:
