@@ -24,7 +24,8 @@ class BranchesScreen(Dialog[MessageId]):
         self._shown = {message.id for message in branches.path(leaf)}
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog"):
+        with Vertical(classes="dialog") as dialog:
+            dialog.border_subtitle = "↑↓ choose · ⏎ show · esc close"
             yield Label("Branches of this chat", classes="question")
             yield Tree[MessageId]("", id="tree")
 

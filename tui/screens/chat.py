@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import ActiveBinding, Binding, BindingType
 from textual.containers import Horizontal
 from textual.dom import DOMNode
 from textual.events import Resize
 from textual.widgets import Footer
 
-from tui import commands, figures, sampling_fields
+from tui import commands, figures, footer_keys, sampling_fields
 from tui.active_tools import count_active
 from tui.client import Client, ClientError
 from tui.commands import COMMANDS, Command, Owner
@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # the Markdown widgets are imported after the prompt is shown
 
 _NOTICE_SECONDS = 60.0  # seconds to show a notice about damage, which is several sentences long
 _WARNED_SECONDS = 12.0
-_IN_FOOTER = ("new", "search")
+_IN_FOOTER = ("new", "search", "editor")
 _QUIT_SECONDS = 2.0  # a second Ctrl+C within this time quits
 _STARTING_SECONDS = 0.5  # seconds between two polls of tool servers that are starting
 _NONE = "No model. F2 to choose one."
@@ -61,7 +61,7 @@ class ChatScreen(SteadyScreen):
             key,
             f"run_command({one.name!r})",
             one.name.capitalize(),
-            show=key == one.spare_key and one.name in _IN_FOOTER,
+            show=one.name in _IN_FOOTER and key == (one.spare_key or one.key),
             priority=key != "escape" and (key == one.spare_key or not one.spare_key),
         )
         for one in COMMANDS
@@ -99,6 +99,20 @@ class ChatScreen(SteadyScreen):
 
     def on_resize(self, event: Resize) -> None:
         self.conversation.composer.fit(event.size.height)
+        self.refresh_bindings()
+
+    @property
+    def active_bindings(self) -> dict[str, ActiveBinding]:
+        """The bindings as the footer shows them."""
+        moment, width = self.conversation.keys_of_the_moment, self.app.size.width
+        return footer_keys.arrange(super().active_bindings, moment, width, self.app.get_key_display)
+
+    def on_screen_suspend(self) -> None:
+        """Hide the footer below a dialog, whose keys are others."""
+        self.query_one(Footer).visible = False
+
+    def on_screen_resume(self) -> None:
+        self.query_one(Footer).visible = True
 
     def on_mount(self) -> None:
         self.follow(self._client.engine.loading())
@@ -200,6 +214,7 @@ class ChatScreen(SteadyScreen):
     def show_title(self, event: Conversation.Shown) -> None:
         self.query_one(TopBar).chat_title = event.chat.title
         self.query_one(ChatList).mark_open(event.chat.id)
+        self.refresh_bindings()
         if event.chat.id is not None:
             self.conversation.welcome.offer(None)
 

@@ -73,13 +73,15 @@ class Confirm(Dialog[bool]):
     """A question with a text and two buttons. The button that does no harm has the focus."""
 
     AUTO_FOCUS = "#no"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("left,right", "app.focus_next", "Choose", show=False)]
 
     def __init__(self, question: str, about: str, yes: str) -> None:
         super().__init__()
         self._question, self._about, self._yes = question, about, yes
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog"):
+        with Vertical(classes="dialog") as dialog:
+            dialog.border_subtitle = "←→ choose · ⏎ answer · esc cancel"
             yield Label(sanitize(self._question), markup=False, classes="question")
             yield Label(sanitize(self._about), markup=False, classes="about")
             with Horizontal(classes="buttons"):
@@ -99,7 +101,8 @@ class Ask(Dialog[str]):
         self._question, self._text, self._hint = question, text, hint
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog"):
+        with Vertical(classes="dialog") as dialog:
+            dialog.border_subtitle = "⏎ accept · esc cancel"
             yield Label(sanitize(self._question), markup=False, classes="question")
             yield LineField(sanitize(self._text), placeholder=self._hint)
 

@@ -45,7 +45,8 @@ class FullContextScreen(Dialog[TrimPlan]):
         self._plans: dict[FullContext, TrimPlan] = {}
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(classes="dialog", can_focus=False):
+        with VerticalScroll(classes="dialog", can_focus=False) as dialog:
+            dialog.border_subtitle = "↑↓ choose · ⏎ apply · esc cancel"
             yield Label("The context is full" if self._budget else "Free up context", classes="question")
             if self._budget is not None:
                 yield Label(figures.budget(self._budget), markup=False, classes="about")

@@ -36,7 +36,7 @@ class ChatList(Vertical):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", "Back to the prompt", show=False),
+        Binding("escape", "leave", "Back"),
         Binding("ctrl+e", "rename", "Rename"),
         Binding("ctrl+k", "pin", "Pin"),
         Binding("ctrl+a", "archive", "Archive"),

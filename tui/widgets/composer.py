@@ -303,6 +303,7 @@ class Composer(Vertical):
     def show_keys(self, event: PromptMenu.Toggled) -> None:
         event.stop()
         self.area.border_subtitle = KEYS if self.menu.is_open else ""
+        self.refresh_bindings()
 
     @on(PromptArea.LongPasted)
     def attach_pasted(self, event: PromptArea.LongPasted) -> None:

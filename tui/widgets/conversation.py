@@ -5,7 +5,7 @@ before it is shown.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Container, Coroutine
+from collections.abc import AsyncGenerator, Callable, Container, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import ClassVar
 
@@ -103,7 +103,7 @@ class Conversation(Vertical):
         self._replies = RunningReplies(
             client.replies, self._stream, lambda *came: self.post_message(self.ReplyCame(*came))
         )
-        self._trimmer = ContextTrimmer(client.context, self._choose_trim, self._show_trimmed, self._post_activity)
+        self._trimmer = ContextTrimmer(client.context, self._choose_trim, self._show_trimmed, self._post_trimming)
         self._asking_again = False
         self._editing: Message | None = None
         self._switching = asyncio.Lock()  # held while a chat is opened: only one at a time
@@ -129,6 +129,18 @@ class Conversation(Vertical):
     def is_interruptible(self) -> bool:
         """Whether there is a reply or a summary that `action_stop` can stop, or a message being edited."""
         return self.current_reply is not None or self._trimmer.is_trimming or self._editing is not None
+
+    @property
+    def keys_of_the_moment(self) -> Mapping[str, str]:
+        """Return the actions of Escape and Enter, for the footer. Empty if the frame of the prompt has the keys."""
+        is_replying = self.current_reply is not None or self._trimmer.is_trimming
+        if isinstance(self.screen.focused, MessageView):
+            return {"escape": "Stop" if is_replying else "Back"}
+        if not self.composer.area.has_focus or self.composer.menu.is_open:
+            return {}
+        if is_replying:
+            return {"escape": "Stop", "enter": "Queue"}
+        return {} if self._editing is None else {"escape": "Cancel edit", "enter": "Send as branch"}
 
     @property
     def running_chats(self) -> Container[ChatId]:
@@ -221,6 +233,10 @@ class Conversation(Vertical):
         if text != self._activity:
             self._activity = text
             self.post_message(self.Activity(text))
+
+    def _post_trimming(self, text: str) -> None:
+        self._post_activity(text)
+        self.refresh_bindings()
 
     # --- sending
 
@@ -477,6 +493,7 @@ class Conversation(Vertical):
     def _begin_editing(self, message: Message, prompt: Prompt) -> None:
         self._editing = message
         self.composer.edit(prompt)
+        self.refresh_bindings()
 
     def _is_busy(self) -> bool:
         """Return whether a running reply prevents the action. If so, notify the user."""
@@ -491,6 +508,7 @@ class Conversation(Vertical):
     def _end_editing(self) -> None:
         self._editing = None
         self.composer.end_editing()
+        self.refresh_bindings()
 
     @property
     def _focused(self) -> Message | None:

@@ -271,6 +271,9 @@ class MessageView(Column, can_focus=True):
     def action_extracts(self) -> None:
         self.post_message(self.ExtractsAsked(self.message))
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "branch" or len(self._siblings) > 1
+
     def action_branch(self, step: int) -> None:
         self.post_message(self.BranchAsked(self.message, step))
 

@@ -1,0 +1,93 @@
+"""Tests for the keys in the footer: those of the moment, in whole words."""
+
+import pytest
+from textual.containers import Vertical
+from textual.widgets import Footer, OptionList
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
+from tui.screens.dialog import Confirm
+from tui.types import Finish, ReplyEnd, TextDelta
+
+IDLE = "f1 Help f5 New f7 Search f2 Models f3 Engine"
+
+
+def footer(chat: Chatting) -> str:
+    return " ".join(chat.lines()[-1].split())
+
+
+async def shows(chat: Chatting, keys: str) -> None:
+    await chat.until(lambda: footer(chat) == keys)
+
+
+def test_footer_shows_how_to_stop_and_queue_during_a_reply() -> None:
+    client = ScriptedClient([TextDelta("begun"), WAIT, ReplyEnd(Finish.COMPLETE, USAGE)])
+
+    async def flow(chat: Chatting) -> None:
+        await shows(chat, IDLE)
+        await chat.type("go")
+        await shows(chat, "esc Stop ⏎ Queue f1 Help f5 New f7 Search f2 Models")
+        await chat.pilot.press("shift+tab")
+        await chat.until(lambda: "esc Stop" in footer(chat) and "Retry" in footer(chat))
+        await chat.pilot.press("down")
+        client.replies.gate.set()
+        await shows(chat, IDLE)
+
+    run(client, flow, size=(60, 15))
+
+
+def test_footer_shows_how_to_end_editing() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("go")
+        await chat.pilot.press("ctrl+up")
+        await shows(chat, f"esc Cancel edit ⏎ Send as branch {IDLE.removesuffix(' f3 Engine')}")
+        await chat.pilot.press("escape")
+        await shows(chat, f"{IDLE} ^g Editor")
+
+    run(ScriptedClient(), flow, size=(80, 24))
+
+
+def test_branch_keys_are_shown_only_where_branches_are() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("go")
+        await chat.pilot.press("shift+tab")
+        await chat.until(lambda: "⏎ Code, links" in footer(chat))
+        assert "Branch" not in footer(chat)
+        await chat.pilot.press("ctrl+y")
+        await chat.until(lambda: len(chat.client.replies.asked) == 2 and chat.conversation.current_reply is None)
+        chat.views()[1].focus()
+        await chat.until(lambda: "← Branch ‹ → Branch ›" in footer(chat))
+
+    run(ScriptedClient(), flow, size=(120, 40))
+
+
+@pytest.mark.parametrize("width", [30, 60, 80, 100, 119, 120])
+def test_footer_shows_whole_words_in_any_width(width: int) -> None:
+    client = ScriptedClient()
+    client.keep("Kept", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f6")
+        if not chat.screen.query_one(OptionList).has_focus:
+            await chat.pilot.press("f6")
+        await chat.until(lambda: "Rename" in footer(chat))
+        keys = chat.app.screen.query_one(Footer)
+        assert keys.max_scroll_x == 0
+        assert footer(chat).startswith("esc Back ^e Rename")
+
+    run(client, flow, size=(width, 24))
+
+
+def test_dialog_shows_its_own_keys() -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.screen.open_address("https://example.org")
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm) and chat.app.screen.query(".dialog"))
+        assert "⏎ answer" in str(chat.app.screen.query_one(".dialog", Vertical).border_subtitle)
+        assert not chat.screen.query_one(Footer).visible
+        await chat.pilot.press("right")
+        assert chat.app.focused is not None
+        assert chat.app.focused.id == "yes"
+        await chat.pilot.press("escape")
+        await shows(chat, f"{IDLE} ^g Editor")
+
+    run(ScriptedClient(), flow)
