@@ -22,7 +22,7 @@ _READ_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Address of a server, and what its requests need."""
+    """Address of a server, and the fields and the API key that its requests need."""
 
     host: str
     port: int

@@ -76,7 +76,7 @@ class Message:
     content: str = ""
     reasoning: str | None = None  # text that the assistant wrote while thinking, before its content
     tool_calls: tuple[ToolCall, ...] = ()  # calls in an assistant message
-    tool_call_id: str | None = None  # in a tool message: id of the call that it answers
+    tool_call_id: str | None = None  # in a tool message: id of the call that the message answers
     name: str | None = None  # in a tool message: name of the tool; in others: name of the speaker
 
     def to_template(self, *, arguments_as_text: bool = False) -> dict[str, Json]:

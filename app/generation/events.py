@@ -139,7 +139,7 @@ class TokenCounts:
     prompts: Sequence[tuple[int, ...]] = ()  # the ids of all prompts, set before their prefill
     prompt_total: int = 0  # number of tokens of all prompts, also set before their prefill
     prompt: int = 0  # number of tokens of the prompts whose replies have ended
-    cache: CacheReport = EMPTY_REPORT  # sources of the prompts' tokens, as reported by the first reply of each
+    cache: CacheReport = EMPTY_REPORT  # sources of the prompts' tokens, as the first reply of each prompt reported them
     completion: int = 0
     replies: int = 0  # number of replies that have ended
     first_token_seconds: float = math.inf  # seconds to the first token, minimum over the replies

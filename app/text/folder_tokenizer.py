@@ -57,7 +57,7 @@ def _ending_ids(folder: Path) -> frozenset[int]:
 
 
 def _listed_ids(folder: Path, name: str) -> frozenset[int] | None:
-    """Return the ids in one file, or None if it has none. Raises ModelFileError."""
+    """Return the ids that end generation according to one file, or None if the file has none. Raises ModelFileError."""
     fields = CheckedFields(read_object(folder, name) or {}, f"{name}: ")
     if EOS not in fields:
         return None
