@@ -200,7 +200,7 @@ class Program:
             for name, address, size in _TOUCHED[op](row, self.limits):
                 if not ranges.contains(address, size):
                     raise IndexError(
-                        f"instruction {number} ({op.name}): {size} bytes at {name} are not in one memory region"
+                        f"instruction {number} ({op.name}): {name}: {size} bytes are not in one memory region"
                     )
         return np.array([tuple(row[name] for name in _WORDS) for row in self._rows], INSTRUCTION)
 
