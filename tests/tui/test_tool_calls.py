@@ -69,13 +69,13 @@ def test_function_key_answers_a_call_that_asks() -> None:
         assert reply is not None
         assert reply.activity == "waiting for your permission"
         await chat.type("half", enter=False)
-        await chat.pilot.press("f9")
+        await chat.pilot.press("f8")
         assert line(chat).endswith("running")
         assert reply.activity == "running a tool"
-        assert chat.client.tools.answers == [(CALL, Permission.CHAT)]
+        assert chat.client.tools.answers == [(CALL, Permission.ONCE)]
         await chat.until(lambda: not chat.screen.query(PermissionAsk))
         assert chat.composer.area.text == "half"
-        await chat.pilot.press("f9")
+        await chat.pilot.press("f8", "f9")
         chat.client.replies.gate.set()
         await chat.until(lambda: line(chat).endswith("15 B"))
         assert len(chat.client.tools.answers) == 1
@@ -99,6 +99,24 @@ def test_question_takes_the_focus_only_from_an_empty_prompt(typed: str, monkeypa
             await chat.pilot.press("down", "down", "down", "enter")
             assert chat.client.tools.answers == [(CALL, Permission.DENY)]
             assert chat.composer.area.has_focus
+
+    run(ScriptedClient([TextDelta("a"), WAIT, ASKED, WAIT, RETURNED, END]), flow)
+
+
+def test_f9_goes_to_the_question_from_a_prompt_with_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_call, "_GUARD_SECONDS", 0.0)
+
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.type("half", enter=False)
+        chat.client.replies.gate.set()
+        await chat.until(lambda: chat.screen.query(PermissionAsk))
+        await chat.until(lambda: any("f8 to allow · f9 to choose" in shown for shown in chat.lines()))
+        await chat.pilot.press("f9", "down", "down", "enter")
+        assert chat.client.tools.answers == [(CALL, Permission.ALWAYS)]
+        assert chat.composer.area.has_focus
+        assert chat.composer.area.text == "half"
 
     run(ScriptedClient([TextDelta("a"), WAIT, ASKED, WAIT, RETURNED, END]), flow)
 

@@ -34,7 +34,7 @@ KEYS = (
     ("enter", "On a message: copy, save, or open its code and links"),
     ("ctrl+o", "On a message: show or hide details (thinking, tool calls, cost)"),
     ("ctrl+w", "On a message: wrap long lines of code"),
-    ("f8, f9, f10, f12", "On a tool call that asks: allow once, in this chat, always; deny"),
+    ("f8, f9", "On a tool call that asks: allow once; go to the other answers"),
     ("ctrl+e, ctrl+k, ctrl+a", "In the chat list: rename, pin, archive"),
     ("delete, ctrl+d", "In the chat list: delete (asks first)"),
     ("ctrl+v, left, right", "In the chat list: show or hide the archive"),

@@ -49,7 +49,7 @@ from tui.types import (
 from tui.widgets.composer import Composer
 from tui.widgets.message_view import MessageView
 from tui.widgets.prompt_area import PromptArea
-from tui.widgets.tool_call import ANSWERS, PermissionAsk
+from tui.widgets.tool_call import ALLOW_KEY, CHOOSE_KEY, PermissionAsk
 from tui.widgets.transcript import Transcript
 from tui.widgets.welcome import Welcome
 
@@ -63,7 +63,8 @@ class Conversation(Vertical):
     """The transcript and the composer of the open chat."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(key, f"answer_call({kind.value!r})", words, show=False, priority=True) for kind, words, key in ANSWERS
+        Binding(ALLOW_KEY, "allow_call", "Allow once", show=False, priority=True),
+        Binding(CHOOSE_KEY, "choose_answer", "Choose", show=False, priority=True),
     ]
 
     class Shown(Posted):
@@ -392,10 +393,15 @@ class Conversation(Vertical):
     def answer(self, answered: PermissionAsk.Answered) -> None:
         self._answer(answered.call, answered.permission)
 
-    def action_answer_call(self, permission: str) -> None:
-        """Answer the question about the tool call that waits in the open chat."""
+    def action_allow_call(self) -> None:
+        """Allow the call of the open chat that waits for permission, once."""
         if (reply := self.current_reply) is not None and (called := reply.asking) is not None:
-            self._answer(called.call, Permission(permission))
+            self._answer(called.call, Permission.ONCE)
+
+    def action_choose_answer(self) -> None:
+        """Focus the question about a call, from a prompt with text."""
+        for question in self.query(PermissionAsk):
+            question.query_one("OptionList").focus()
 
     def _answer(self, call: CallId, permission: Permission) -> None:
         self._client.tools.answer(call, permission)
@@ -408,7 +414,7 @@ class Conversation(Vertical):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         reply = self.current_reply
-        return action != "answer_call" or (reply is not None and reply.asking is not None)
+        return action not in ("allow_call", "choose_answer") or (reply is not None and reply.asking is not None)
 
     async def _finish_reply(self, reply: ReplyProgress) -> None:
         """Process the end of a reply. Send the next queued message, unless the reply failed or was stopped."""

@@ -7,6 +7,7 @@ from textual.widget import Widget
 
 from tui import figures
 from tui.reply_progress import ReplyProgress, Stage
+from tui.widgets.tool_call import ALLOW_KEY, CHOOSE_KEY
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAMES_PER_SECOND = 8
@@ -45,7 +46,11 @@ class ReplyStatus(Widget):
     def render(self) -> Content:
         reply, width = self._reply, self.content_size.width
         words = self._activity.capitalize() if reply is None else describe(reply, width)
-        stop = "f8 to allow · f12 to deny · esc to stop" if reply is not None and reply.asking else "esc to stop"
+        stop = (
+            f"{ALLOW_KEY} to allow · {CHOOSE_KEY} to choose · esc to stop"
+            if reply is not None and reply.asking
+            else "esc to stop"
+        )
         left = Content.assemble((_SPINNER[self._frame % len(_SPINNER)], "$accent"), " ", (words, "$text-muted"))
         spare = width - left.cell_length - len(stop)
         return left if spare < 2 else Content.assemble(left, " " * spare, (stop, "$text-muted"))

@@ -23,11 +23,15 @@ _LONGEST_RESULT = 20_000  # maximum number of characters of a result that are sh
 # seconds after the question appears in which keys are ignored, because they were meant for something else
 _GUARD_SECONDS = 0.4
 
-ANSWERS = (
-    (Permission.ONCE, "Allow once", "f8"),
-    (Permission.CHAT, "Allow in this chat", "f9"),
-    (Permission.ALWAYS, "Always allow", "f10"),
-    (Permission.DENY, "Deny", "f12"),
+# Terminals and desktops use F10 (menu), F11 (full screen), and F12 (drop-down terminals, web developer tools).
+ALLOW_KEY, CHOOSE_KEY = "f8", "f9"
+KEYS = f"↑↓ choose · ⏎ answer · {ALLOW_KEY} allow once · {CHOOSE_KEY} go here"
+
+_ANSWERS = (
+    (Permission.ONCE, "Allow once"),
+    (Permission.CHAT, "Allow in this chat"),
+    (Permission.ALWAYS, "Always allow"),
+    (Permission.DENY, "Deny"),
 )
 
 
@@ -121,9 +125,10 @@ class PermissionAsk(Vertical):
     def compose(self) -> ComposeResult:
         yield Label(f"Run {single_line(self.called.name)}?", markup=False, classes="question")
         yield Label(head(pretty_json(self.called.arguments), _LONGEST_RESULT), markup=False)
-        yield OptionList(*(Option(f"{words:<20} {key.upper()}", id=kind.value) for kind, words, key in ANSWERS))
+        yield OptionList(*(Option(words, id=kind.value) for kind, words in _ANSWERS))
 
     def on_mount(self) -> None:
+        self.border_subtitle = KEYS
         self.query_one(OptionList).highlighted = 0
 
     @on(OptionList.OptionSelected)
