@@ -119,7 +119,7 @@ def test_full_context_dialog_previews_dropped_messages() -> None:
         await chat.until(lambda: len(chat.conversation.chat.path()) == 4)
         await chat.type("one more")
         await chat.until(lambda: isinstance(chat.app.screen, FullContextScreen))
-        await chat.until(lambda: "Frees 120 tokens" in chat.label("#goes"))
+        await chat.until(lambda: "Frees 120 tokens by summarizing:" in chat.label("#goes"))
         assert "You: first first" in chat.label("#goes")
         await chat.pilot.press("escape")
         await chat.until(lambda: chat.composer.area.text == "one more")

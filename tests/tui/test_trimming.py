@@ -120,6 +120,6 @@ def test_insufficient_plan_cannot_be_chosen() -> None:
         assert chat.label("#goes") == "This would not free enough tokens."
         await chat.pilot.press("enter")
         await chat.pilot.press("down")
-        await chat.until(lambda: chat.label("#goes").startswith("Frees 120 tokens"))
+        await chat.until(lambda: chat.label("#goes").startswith("Frees 120 tokens by dropping:"))
 
     run(client, flow, chat=name)

@@ -19,6 +19,7 @@ _CHOICES = {
     FullContext.SUMMARIZE: "Replace the oldest messages with a summary",
     FullContext.DROP_OLDEST: "Drop the oldest messages",
 }
+_VERBS = {FullContext.SUMMARIZE: "summarizing", FullContext.DROP_OLDEST: "dropping"}
 _STOP = "Cancel"
 
 
@@ -82,7 +83,7 @@ class FullContextScreen(Dialog[TrimPlan]):
     def _goes(self, plan: TrimPlan) -> Content:
         if not self._helps(plan):
             return Content.styled("This would not free enough tokens.", "bold")
-        lines = [Content.styled(f"Frees {plan.tokens:,} tokens by dropping:", "bold")]
+        lines = [Content.styled(f"Frees {plan.tokens:,} tokens by {_VERBS[plan.how]}:", "bold")]
         for name in plan.messages:
             message = self._branches[name]
             who = "You" if message.role is Role.USER else "Reply"
