@@ -243,7 +243,7 @@ class ChatApp(App[None]):
         return self._copied
 
     def copy_to_clipboard(self, text: str) -> None:
-        """Copy a text, and notify the user where it was copied to. Textual's widgets call this method as well."""
+        """Copy text, and notify the user where it was copied to. Textual's widgets call this method as well."""
         self._copied = text
         self.fill_clipboard(text)
 

@@ -68,7 +68,7 @@ class Clipboard:
         self.programs = pick_programs(environment, sys.platform, lambda name: bool(shutil.which(name, path=path)))
 
     async def copy(self, text: str) -> Destination | None:
-        """Copy a text, and return where it was copied to, or None if no program accepted it."""
+        """Copy text, and return where it was copied to, or None if no program accepted it."""
         copied = [one.destination for one in self.programs if await self._run(one, text)]
         return copied[-1] if copied else None
 

@@ -10,7 +10,8 @@ from tui.types import PromptProgress, ReasoningDelta, ReplyEvent, TextDelta
 async def coalesced(events: AsyncGenerator[ReplyEvent, None], interval: float) -> AsyncGenerator[ReplyEvent, None]:
     """Yield the same events with adjacent deltas of one kind joined, in at most one batch per `interval` seconds.
 
-    Closing this generator closes `events`. An exception of `events` is raised after the events that preceded it.
+    Closing this generator closes `events`. If `events` raises an exception, this generator yields the preceding events
+    and then raises it.
     """
     batch: list[ReplyEvent] = []
     arrived = asyncio.Event()

@@ -265,7 +265,7 @@ class ChatSummary(Sanitized):
 
 @dataclass(frozen=True, slots=True)
 class Summary(Sanitized):
-    """A text that is sent to the model in place of messages that are left out."""
+    """A summary that is sent to the model instead of the messages that are left out."""
 
     message: MessageId  # last of the summarized messages
     text: str
@@ -281,7 +281,7 @@ class Chat(Sanitized):
     leaf: MessageId | None  # the last message of the shown branch; None in an empty chat
     draft: str = ""  # text that the user typed but did not send
     left_out: frozenset[MessageId] = frozenset()  # messages that are shown, but not sent to the model
-    summaries: tuple[Summary, ...] = ()  # in each branch, the last summary is sent in place of the messages left out
+    summaries: tuple[Summary, ...] = ()  # in each branch, the last one is sent instead of what it summarizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,9 +79,9 @@ class Call:
 
 
 def write_scripted_model(vocabulary: Path, path: Path, calls: Sequence[Call]) -> None:
-    """Write the model to `path`, with the tokenizer of the GGUF file `vocabulary` and a token for each piece of text.
+    """Write the model to `path`, with the tokenizer of the GGUF file `vocabulary` and one token for each scripted text.
 
-    `calls` must differ in the name of the tool or in its first argument.
+    Each call must have another tool name or first argument than the others.
     """
     reader = Reader(vocabulary)
     tokens: list[str] = list(reader.fields["tokenizer.ggml.tokens"].contents())

@@ -23,7 +23,7 @@ class Client:
     driver: str
     dialect: str
     server: str = SMOLLM2
-    tool_server: str = ""  # server for the case "tool"; "": the same as for the other cases
+    tool_server: str = ""  # server for the case "tool"; empty: the server of the other cases
     shown: Sequence[str] = ()  # packages whose versions the table shows; empty: all packages of the environment
     calls: Call | None = None  # tool call that the scripted model makes for this client
     reasons: Mapping[str, str] = field(default_factory=dict)  # known reason of each failing case

@@ -1,7 +1,7 @@
 """Random weights of every canonical kind, in any size, on any device.
 
-A few rows are made in the format of files and repeated on the device, so the host computes nothing large. On the device
-`meta`, only shapes are made.
+The host creates a small number of rows in the file format, and the device repeats them, so that the host has little to
+compute. On the device `meta`, tensors have only shapes.
 """
 
 from collections.abc import Callable

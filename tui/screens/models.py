@@ -134,7 +134,7 @@ class ModelsScreen(Page[str]):
         return SearchResults(tuple(sorted(models.values(), key=_order)))
 
     def _own_downloads(self) -> Iterator[ModelInfo]:
-        """Running downloads that this program started. Downloads of the engine are marked in the list itself."""
+        """Running downloads that this program started. Models that the engine downloads are marked in the lists."""
         return (model for model in self._downloads.models.values() if not model.fetching)
 
     async def _searched(self, text: str) -> SearchResults:

@@ -144,7 +144,7 @@ class PromptArea(TextField):
         return super().render_line(y) if self.content_size.width else Strip.blank(0)
 
     def hint(self, text: str, seconds: float) -> None:
-        """Show a text in the border for `seconds`."""
+        """Show a hint in the border for `seconds`."""
         self.border_subtitle = text
         if self._hint_end is not None:
             self._hint_end.stop()

@@ -79,10 +79,10 @@ class SplitLine(WordButtons):
 
 
 def word(text: str, action: str) -> Content:
-    """Return a word that, when it is clicked, runs an action of the parent of its line."""
+    """Return an underlined word that runs an action when clicked, as `clickable` does."""
     return clickable(Content.styled(text, Style(underline=True)), action)
 
 
 def clickable(content: Content, action: str) -> Content:
-    """Return a text that, when it is clicked, runs an action of the parent of its line."""
+    """Return content that runs an action when clicked. The parent of the line's widget handles the action."""
     return content.stylize(Style.from_meta({"@click": f"ask({action!r})"}))

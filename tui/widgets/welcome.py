@@ -21,7 +21,7 @@ _TIPS = (("/", "commands"), ("F2", "models"), ("F7", "search"), ("F1", "help"))
 
 
 class Welcome(Vertical):
-    """The view of an empty chat, shown in place of the transcript until the first message is sent."""
+    """The view of an empty chat, shown instead of the transcript until the first message is sent."""
 
     class RetryAsked(Message):
         """The user wants to load the model again."""

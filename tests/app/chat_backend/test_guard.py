@@ -1,4 +1,4 @@
-"""Tests for the guard: it restores the terminal and returns the right status whenever the child ends."""
+"""Tests for the guard: it restores the terminal and returns the right status, however the child ends."""
 
 import os
 import signal

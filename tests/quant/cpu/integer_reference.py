@@ -52,9 +52,9 @@ class QuantizedRows:
 
 
 def quantize(x: Floats, form: Form) -> QuantizedRows:
-    """Quantize x [rows, columns] in steps of a group's largest magnitude / 127, or / 16256 for 14 bits.
+    """Quantize x [rows, columns]. A group has 32 columns, or 256 in super-blocks.
 
-    A group has 32 columns, or 256 in super-blocks.
+    The step is the largest magnitude of the group divided by 127, or by 16256 for 14 bits.
     """
     groups = x.reshape(len(x), -1, SUPER_BLOCK if form is Form.SUPER_BLOCKS else GROUP)
     steps = 127 * 128 if form is Form.BITS_14 else 127

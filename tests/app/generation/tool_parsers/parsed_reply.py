@@ -67,7 +67,7 @@ def parsed(written: str | Iterable[str], format: ReplyFormat, tools: Tools, *, o
 
 
 def cut(text: str, chance: random.Random) -> Iterator[str]:
-    """Split the text into random pieces of at most a few characters."""
+    """Split the text into random pieces of 1 to 9 characters."""
     start = 0
     while start < len(text):
         end = start + chance.choice((1, 1, 2, 3, 5, 9))

@@ -63,7 +63,7 @@ def asked(messages: Sequence[Message]) -> Conversation:
 
 
 def generated(tokenizer: Tokenizer, text: str, chance: random.Random) -> list[int]:
-    """Encode a text to different tokens than the tokenizer does, as a model may generate it."""
+    """Encode text to different tokens than the tokenizer does, as a model may generate it."""
     ids: list[int] = []
     for part in tokenizer.split(text):
         pieces = [part] if isinstance(part, int) else list(cut(part, chance))

@@ -98,7 +98,7 @@ def test_blocks_on_the_device_are_not_read_from_files(new_store: NewStore) -> No
     assert counters.disk_written_bytes == written  # nothing was written again
 
 
-def test_files_extend_a_prefix_on_the_device(new_store: NewStore) -> None:
+def test_disk_blocks_extend_a_prefix_match_on_the_device(new_store: NewStore) -> None:
     answer(new_run(new_store())[0], tuple(range(300)))
     run, _ = new_run(new_store())
     answer(run, tuple(range(100)))
