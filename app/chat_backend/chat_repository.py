@@ -134,8 +134,8 @@ class ChatRepository:
         await self._do(chat, lambda history, number: history.chats.configure(number, stored_settings(settings)))
 
     async def title(self, chat: ChatId) -> str:
-        found = (await self.open(chat)).summary.title
-        return found if self.make_title is None else await self.make_title(chat) or found
+        made = "" if self.make_title is None else await self.make_title(chat)
+        return made or (await self.open(chat)).summary.title
 
     async def rename(self, chat: ChatId, title: str) -> None:
         await self._do(chat, lambda history, number: history.chats.rename(number, title))

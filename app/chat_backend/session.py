@@ -13,7 +13,14 @@ from app.chat_backend.converters import chat_id
 from app.chat_backend.shutdown import Shutdown
 from app.history.history import History
 from app.process.terminal_background import is_background_dark
-from app.settings.settings import Settings, child_environment, chosen_editor, stated_background, wants_colors
+from app.settings.settings import (
+    AUTO_THEME,
+    Settings,
+    child_environment,
+    chosen_editor,
+    stated_background,
+    wants_colors,
+)
 from app.text.terminal_text import sanitize
 from tui.types import ChatId
 
@@ -59,7 +66,7 @@ class Session:
             _say(notice.sentences)
         from tui.app import ChatApp
 
-        is_dark = is_background_dark(stated_background())
+        is_dark = has_dark_theme(self.settings.theme)
         chat, resumes = self._first_chat(history), self.opening is Opening.CHOICE
 
         async def run(client: TerminalClient) -> int:
@@ -98,6 +105,11 @@ class Session:
             return await run(client)
         finally:
             await client.close()
+
+
+def has_dark_theme(theme: str) -> bool:
+    """Whether the chat starts with dark colors, if `theme` leaves that open. Only then is the terminal asked."""
+    return theme != AUTO_THEME or is_background_dark(stated_background())
 
 
 def _say(sentence: str) -> None:

@@ -32,12 +32,12 @@ class Titles:
         Returns "" if the model's answer is unusable. Models with fewer than a billion parameters are not asked, because
         their titles say less than the user's question.
         """
-        if found := await to_thread(self._title, chat):
-            return found
+        title, messages = await to_thread(self._read, chat)
+        if title:
+            return title
         async with self._connection.use() as engine:
             if is_small(engine.model):
                 return ""
-            messages = await to_thread(self._messages, chat)
             own = {"service_class": "background", "store": False} if engine.endpoint.is_inglenook else {}
             sampling = {"temperature": 0, **engine.default_sampling, "max_tokens": _TOKENS}
             body = {"model": engine.model, "messages": messages, **sampling, **own}
@@ -46,16 +46,18 @@ class Titles:
             await to_thread(self._keep, chat, title)
         return title
 
-    def _title(self, chat: ChatId) -> str:
-        history, number = self._chats.locate(chat)
-        return history.chats.get(number).title
+    def _read(self, chat: ChatId) -> tuple[str, list[object]]:
+        """Return the chat's title. If it has none, also return the messages of a request for a title.
 
-    def _messages(self, chat: ChatId) -> list[object]:
-        """Return the messages that were sent before, whose prefix is cached, and the request for a title."""
+        They start with the messages that were sent before, because their prefix is cached.
+        """
         history, number = self._chats.locate(chat)
         found = history.chats.get(number)
+        if found.title:
+            return found.title, []
         branch: list[StoredMessage] = path_to({one.id: one for one in history.messages.in_chat(number)}, found.shown)
-        return [*prompt_messages(found, branch, with_reasoning=False), {"role": "user", "content": _ASKED}]
+        asked = {"role": "user", "content": _ASKED}
+        return "", [*prompt_messages(found, branch, with_reasoning=False), asked]
 
     def _keep(self, chat: ChatId, title: str) -> None:
         history, number = self._chats.locate(chat)

@@ -44,6 +44,7 @@ MAX_LATENCY_MS = 60_000
 MAX_REQUESTS = 1 << 20
 MAX_KEEP_ALIVE_S = 1_000_000
 DEFAULT_REQUESTS = 256
+AUTO_THEME = "auto"  # the theme that fits the terminal's background
 
 
 @dataclass(frozen=True)
@@ -404,7 +405,7 @@ class Settings:
     theme: str = field(
         metadata=_read_by(
             text,
-            "auto",
+            AUTO_THEME,
             "Color theme of the terminal chat, which /theme also sets. Default: auto, which fits the terminal.",
         )
     )

@@ -10,7 +10,9 @@ import pytest
 
 from app.chat_backend.client import TerminalClient
 from app.chat_backend.titles import extract_title, is_small
+from app.history.chats import Chats
 from app.history.history import History
+from app.history.messages import Messages
 from app.settings.settings import Settings
 from tests.support.fake_endpoint import FakeEndpoint
 from tui.client import ClientError
@@ -93,6 +95,27 @@ def test_chat_keeps_its_first_title(settings: Settings, endpoint: FakeEndpoint) 
         assert await client.chats.title(chat) == "A title"
         endpoint.title = "Another"
         assert await client.chats.title(chat) == "A title"
+
+    run(settings, endpoint.url, work)
+
+
+def test_title_of_a_chat_is_read_once(
+    settings: Settings, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    get, in_chat = Chats.get, Messages.in_chat
+
+    async def work(client: TerminalClient) -> None:
+        chat = (await client.chats.create(ChatSettings())).summary.id
+        await client.chats.add(chat, None, "Hi")
+        monkeypatch.setattr(
+            Chats, "get", lambda self, *rest, **options: read.append("chat") or get(self, *rest, **options)
+        )
+        monkeypatch.setattr(Messages, "in_chat", lambda self, number: read.append("branch") or in_chat(self, number))
+        await client.chats.title(chat)
+        assert read == ["chat", "branch"]
+        await client.chats.title(chat)
+        assert read == ["chat", "branch", "chat"]
 
     run(settings, endpoint.url, work)
 

@@ -1,0 +1,18 @@
+"""Tests for the colors with which the chat starts."""
+
+import pytest
+
+from app.chat_backend import session
+from app.chat_backend.session import has_dark_theme
+
+
+@pytest.mark.parametrize(
+    ("theme", "asks", "is_dark"), [("auto", 1, False), ("hearth-light", 0, True), ("nord", 0, True)]
+)
+def test_terminal_is_asked_for_its_background_only_without_a_theme(
+    theme: str, asks: int, is_dark: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(session, "is_background_dark", lambda stated: asked.append(stated) or False)
+    assert has_dark_theme(theme) is is_dark
+    assert len(asked) == asks
