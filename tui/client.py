@@ -85,8 +85,8 @@ class Replies(Protocol):
 class Tools(Protocol):
     """Tools of MCP servers, which the model can call."""
 
-    def config_path(self) -> Path:
-        """Return the path of mcp.json, which may not exist."""
+    def config_paths(self) -> Sequence[Path]:
+        """Return the files that list tool servers. The first is mcp.json, which may not exist."""
 
     async def servers(self) -> Sequence[ToolServer]:
         """Read mcp.json again, and return its servers with their current state. Raises ClientError if it is invalid."""

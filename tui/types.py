@@ -336,6 +336,7 @@ class ToolServer(Sanitized):
     state: str  # disabled, starting, ready, or failed
     reason: str = ""  # reason why it failed
     tools: tuple[ToolInfo, ...] = ()
+    left_out: int = 0  # number of tools that are too many or too large to be offered
 
 
 # --- the context -----------------------------------------------------------------------------------------------------

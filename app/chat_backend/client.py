@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from app.chat_backend.chat_repository import ChatRepository
 from app.chat_backend.client_errors import to_thread
@@ -41,16 +42,18 @@ class TerminalClient:
         flags: Mapping[str, object],
         endpoint: str = "",
         key: str | None = None,
+        mcp_config: Path | None = None,
     ) -> None:
         """Store the configuration.
 
         `flags` are the settings from the command line and `stay`; an engine process is started with them. `endpoint` is
-        the base URL of another server, and `key` is its API key.
+        the base URL of another server, and `key` is its API key. `mcp_config` is a file with
+        tool servers, in addition to mcp.json.
         """
         self._connection = EngineConnection(settings, flags, endpoint, key)
         self.chats = ChatRepository(history)
         self.chats.make_title = Titles(self.chats, self._connection).make_title
-        self.tools = ChatTools(settings.state_dir)
+        self.tools = ChatTools(settings.state_dir, mcp_config)
         self.replies = ChatReplies(self.chats, self._connection, self.tools)
         self.context = ChatContext(self.chats, self._connection)
         self.engine = ChatEngine(self._connection, self.replies)

@@ -4,6 +4,7 @@ import asyncio
 import enum
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -45,6 +46,7 @@ class Session:
     key: str | None = None  # API key of the endpoint
     question: str = ""
     opening: Opening = Opening.NEW
+    mcp_config: Path | None = None  # file with tool servers, in addition to mcp.json
 
     def run_plain(self) -> int:
         """Run the plain chat. Raises an error if the history cannot be opened."""
@@ -99,7 +101,7 @@ class Session:
         return None if last is None else chat_id(last.id, private=False)
 
     async def _with_client(self, history: History, run: Callable[[TerminalClient], Coroutine[Any, Any, int]]) -> int:
-        client = TerminalClient(self.settings, history, self.flags, self.endpoint, self.key)
+        client = TerminalClient(self.settings, history, self.flags, self.endpoint, self.key, self.mcp_config)
         client.start()
         try:
             return await run(client)

@@ -4,6 +4,7 @@ import asyncio
 import difflib
 import os
 from collections.abc import AsyncGenerator, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +57,9 @@ class OfferedTools:
 class ChatTools:
     """Implements `tui.client.Tools`, and calls tools for `ChatReplies`."""
 
-    def __init__(self, state_folder: Path) -> None:
+    def __init__(self, state_folder: Path, more_config: Path | None = None) -> None:
+        """`more_config` is a file like mcp.json, whose servers are added."""
+        self._more_config = more_config
         self._allowed_path = state_folder / _ALLOWED_FILE
         self._servers: ToolServers | None = None
         self._changing = asyncio.Lock()  # held while the tool servers are replaced
@@ -66,8 +69,8 @@ class ChatTools:
         self._asking: dict[types.CallId, asyncio.Future[types.Permission]] = {}
         self._num_calls = 0
 
-    def config_path(self) -> Path:
-        return mcp_config_file()
+    def config_paths(self) -> Sequence[Path]:
+        return [mcp_config_file(), *([self._more_config] if self._more_config else [])]
 
     async def servers(self) -> Sequence[types.ToolServer]:
         servers = await self._current()
@@ -81,6 +84,7 @@ class ChatTools:
                     types.ToolInfo(tool.qualified_name, tool.description, tool.qualified_name in always)
                     for tool in server.tools
                 ),
+                server.num_left_out,
             )
             for server in (servers.servers if servers else ())
         ]
@@ -128,8 +132,8 @@ class ChatTools:
             del self._asking[number]
         await self._remember(chat, call.name, permission)
         result = await self._result(offered, call, permission)
-        yield types.ToolReturned(number, result.text, result.is_error)
-        yield CallEnded(result.text, result.is_error)
+        yield types.ToolReturned(number, result.complete_text, result.is_error)
+        yield CallEnded(result.complete_text, result.is_error)
 
     async def _result(self, offered: OfferedTools, call: Call, permission: types.Permission) -> "ToolResult":
         """Run the call and return its result, or an error result that says why it cannot run."""
@@ -158,16 +162,16 @@ class ChatTools:
         Without an mcp.json, returns None and does not import the `mcp` package.
         """
         async with self._changing:
-            path = self.config_path()
-            content = await to_thread(_content, path)
+            paths = self.config_paths()
+            content = await to_thread(_content, paths)
             if content == self._config:
                 return self._servers
             with client_errors():
-                specs = read_mcp_config(path, os.environ)
+                specs = {spec.name: spec for path in paths for spec in read_mcp_config(path, os.environ)}
             await self.close()
             from app.mcp.tool_servers import ToolServers
 
-            self._servers, self._config = ToolServers(specs), content
+            self._servers, self._config = ToolServers(list(specs.values())), content
             self._servers.start()
             return self._servers
 
@@ -198,8 +202,10 @@ class ChatTools:
         write_whole(self._allowed_path, msgspec.json.encode(sorted(allowed)), _PRIVATE)
 
 
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+def _content(paths: Sequence[Path]) -> bytes:
+    """Return the content of the files that can be read; empty if there is none."""
+    found = []
+    for path in paths:
+        with suppress(OSError):
+            found.append(path.read_bytes())
+    return b"\0".join(found)

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from pathlib import Path
 
 import click
 
@@ -33,6 +34,12 @@ Examples:
 @click.option("--api-key-file", metavar="FILE", help="File with the API key of that server.")
 @click.option("--continue", "-c", "continues", is_flag=True, help="Open the last chat.")
 @click.option("--resume", "resumes", is_flag=True, help="Choose an earlier chat from a list.")
+@click.option(
+    "--mcp-config",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
+    help="File with tool servers (MCP), in addition to the default mcp.json.",
+)
 @click.option("--plain", is_flag=True, help="Chat line by line: for screen readers, dumb terminals, and pipes.")
 @click.option("--stay", is_flag=True, help="Keep the engine running after the last chat ends.")
 @context_option
@@ -44,6 +51,7 @@ def chat(
     api_key_file: str | None,
     continues: bool,
     resumes: bool,
+    mcp_config: Path | None,
     plain: bool,
     stay: bool,
     context: int | None,
@@ -69,7 +77,7 @@ def chat(
     flags = {name: value for name, value in flags.items() if value is not None} | {"stay": stay}
     key = chosen_keys(settings)[0] if api_key_file else None
     opening = Opening.LAST if continues else Opening.CHOICE if resumes else Opening.NEW
-    session = Session(settings, flags, endpoint, key, question, opening)
+    session = Session(settings, flags, endpoint, key, question, opening, mcp_config)
     if plain or not _has_screens():
         return session.run_plain()
     from app.chat_backend.guard import run_guarded

@@ -41,6 +41,11 @@ class ToolResult:
     is_error: bool = False
     left_out: int = 0
 
+    @property
+    def complete_text(self) -> str:
+        """Return the text for the model, which says how many characters are missing."""
+        return f"{self.text}\n[The result was cut: {self.left_out:,} more characters.]" if self.left_out else self.text
+
     @classmethod
     def of(cls, text: str, *, is_error: bool = False) -> "ToolResult":
         return cls(text[:MAX_RESULT], is_error, max(len(text) - MAX_RESULT, 0))

@@ -433,8 +433,8 @@ class ScriptedTools:
     restarted: list[str] = field(default_factory=list)
     revoked: list[str] = field(default_factory=list)
 
-    def config_path(self) -> Path:
-        return Path("/home/me/.config/inglenook/mcp.json")
+    def config_paths(self) -> Sequence[Path]:
+        return [Path("/home/me/.config/inglenook/mcp.json")]
 
     async def servers(self) -> Sequence[ToolServer]:
         return self.listed

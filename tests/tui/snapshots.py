@@ -29,7 +29,8 @@ from tui.screens.full_context import FullContextScreen
 from tui.screens.help import HelpScreen
 from tui.screens.models import ModelsScreen
 from tui.screens.settings import SettingsScreen
-from tui.types import ChatId, MessageId
+from tui.screens.tools import ToolsScreen
+from tui.types import ChatId, MessageId, ToolInfo, ToolServer
 from tui.widgets.listing import Listing
 from tui.widgets.status_line import StatusLine
 
@@ -122,6 +123,16 @@ async def welcome(chat: Chatting) -> None:
     chat.conversation.welcome.show_loading(Loading("smollm2:135m", "Downloading smollm2:135m", 0.92))
 
 
+async def tools(chat: Chatting) -> None:
+    read = ToolInfo("files__read_file", "Read a file of the folder, as text. Fails for files over 1 MB.", True)
+    files = ToolServer("files", "ready", "", (read, ToolInfo("files__write_file", "Write a file.")), 3)
+    servers = [files, ToolServer("web", "failed", "The command was not found: npx.")]
+    chat.client.tools.listed = [*servers, ToolServer("time", "disabled")]
+    await chat.type("/tools")
+    await chat.until(lambda: isinstance(chat.app.screen, ToolsScreen) and "tools active" in chat.label("#summary"))
+    await chat.pilot.press("down")
+
+
 STEPS: dict[str, Step] = {
     "welcome": welcome,
     "chat": nothing,
@@ -133,6 +144,7 @@ STEPS: dict[str, Step] = {
     "settings": opened(SettingsScreen, "ctrl+s"),
     "extracts": taken_out,
     "branches": opened(BranchesScreen, "ctrl+t"),
+    "tools": tools,
     "search": searched,
     "full-context": full_context,
     "confirm": asked_to_open,

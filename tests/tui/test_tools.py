@@ -56,6 +56,16 @@ def test_servers_and_tools_are_listed() -> None:
     run(client_with(), flow)
 
 
+def test_tools_that_are_left_out_are_counted() -> None:
+    async def flow(chat: Chatting) -> None:
+        screen = await opened(chat)
+        [line] = [str(option.prompt) for option in screen.query_one(OptionList).options]
+        assert line == "big  ready  7 left out"
+        assert chat.label("#about").startswith("7 tools are left out")
+
+    run(client_with([ToolServer("big", "ready", left_out=7)]), flow)
+
+
 def test_tool_is_switched_off_and_on_for_the_chat() -> None:
     client = client_with()
 

@@ -102,12 +102,12 @@ class ToolsScreen(Dialog[None]):
         self._show_about()
 
     def _help(self, problem: str) -> str:
-        path = self._tools.config_path()
+        first, *_ = paths = self._tools.config_paths()
         if self._servers:
-            return f"Servers: {path}"
+            return f"Servers: {', '.join(map(str, paths))}"
         return "\n\n".join(
             filter(
-                None, (problem, f"Add tool servers to {path}, for example:", EXAMPLE, "pip install 'inglenook[mcp]'")
+                None, (problem, f"Add tool servers to {first}, for example:", EXAMPLE, "pip install 'inglenook[mcp]'")
             )
         )
 
@@ -133,7 +133,9 @@ class ToolsScreen(Dialog[None]):
     def _server_line(self, server: ToolServer) -> Content:
         reason = f": {single_line(server.reason)}" if server.reason else ""
         state = single_line(server.state)
-        return Content.assemble((single_line(server.name), "bold"), "  ", (state + reason, _STYLES.get(state, "")))
+        left_out = f"  {server.left_out} left out" if server.left_out else ""
+        name, shown = (single_line(server.name), "bold"), (state + reason, _STYLES.get(state, ""))
+        return Content.assemble(name, "  ", shown, (left_out, "$text-warning"))
 
     def _tool_line(self, tool: ToolInfo) -> Content:
         mark = "  [ ] " if tool.name in self._disabled else "  [x] "
@@ -143,7 +145,7 @@ class ToolsScreen(Dialog[None]):
     @on(OptionList.OptionHighlighted)
     def _show_about(self) -> None:
         server, tool = self._chosen()
-        about = tool.description if tool is not None else server.reason if server is not None else ""
+        about = tool.description if tool is not None else _about(server)
         self.query_one("#about", Label).update(single_line(sanitize(about)))
         self.refresh_bindings()
 
@@ -182,3 +184,10 @@ class ToolsScreen(Dialog[None]):
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard(EXAMPLE)
+
+
+def _about(server: ToolServer | None) -> str:
+    """Say why a server failed, or why tools of it are missing."""
+    if server is None or not server.left_out:
+        return "" if server is None else server.reason
+    return f"{server.left_out} tools are left out: the server has too many, or their schemas are too large."

@@ -2,11 +2,13 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from shutil import get_terminal_size
 
 from tui.client import Client, ClientError
 from tui.types import Chat, Permission, ToolCalled, ToolReturned, ToolServer
 
 _LONGEST = 200  # maximum length in characters of arguments or of a result in a line
+_WIDEST = 300  # maximum length of a line in characters if the output is not a terminal
 _MARKS = {False: "", True: ", always allowed"}
 
 TOOL_VERBS = ("on", "off", "revoke")  # each is followed by the name of a tool
@@ -41,7 +43,8 @@ def _short(text: str) -> str:
 
 
 def _server_line(server: ToolServer) -> str:
-    return f"{server.name}: {server.state}{': ' * bool(server.reason)}{server.reason}"
+    left_out = f", {server.left_out} tools left out" if server.left_out else ""
+    return f"{server.name}: {server.state}{': ' * bool(server.reason)}{server.reason}{left_out}"
 
 
 class PlainTools:
@@ -63,16 +66,16 @@ class PlainTools:
     async def _list(self, _: str) -> None:
         disabled = (await self._current()).settings.disabled_tools
         servers = await self._client.tools.servers()
+        width = get_terminal_size((_WIDEST, 0)).columns
         for server in servers:
             self._say(_server_line(server))
             for tool in server.tools:
                 state = "off" if tool.name in disabled else "on"
-                self._say(
-                    f"  {tool.name}: {state}{_MARKS[tool.is_always_allowed]}. {_short(tool.description)}".rstrip()
-                )
+                line = f"  {tool.name}: {state}{_MARKS[tool.is_always_allowed]}. {_short(tool.description)}".rstrip()
+                self._say(line if len(line) <= width else f"{line[: width - 1]}…")
         if not servers:
             self._say("No tool servers.")
-        self._say(f"Tool servers are configured in {self._client.tools.config_path()}.")
+        self._say(f"Tool servers are configured in {' and '.join(map(str, self._client.tools.config_paths()))}.")
 
     async def _on(self, name: str) -> None:
         await self._switch(name, is_on=True)

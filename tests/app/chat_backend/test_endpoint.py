@@ -103,15 +103,19 @@ def test_title_of_a_chat_is_read_once(
     settings: Settings, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    get, in_chat = Chats.get, Messages.in_chat
+
+    def counted(name: str, reads: Callable[..., Any]) -> Callable[..., Any]:
+        def read_and_count(*arguments: Any) -> Any:
+            read.append(name)
+            return reads(*arguments)
+
+        return read_and_count
 
     async def work(client: TerminalClient) -> None:
         chat = (await client.chats.create(ChatSettings())).summary.id
         await client.chats.add(chat, None, "Hi")
-        monkeypatch.setattr(
-            Chats, "get", lambda self, *rest, **options: read.append("chat") or get(self, *rest, **options)
-        )
-        monkeypatch.setattr(Messages, "in_chat", lambda self, number: read.append("branch") or in_chat(self, number))
+        monkeypatch.setattr(Chats, "get", counted("chat", Chats.get))
+        monkeypatch.setattr(Messages, "in_chat", counted("branch", Messages.in_chat))
         await client.chats.title(chat)
         assert read == ["chat", "branch"]
         await client.chats.title(chat)

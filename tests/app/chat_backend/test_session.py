@@ -13,6 +13,11 @@ def test_terminal_is_asked_for_its_background_only_without_a_theme(
     theme: str, asks: int, is_dark: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(session, "is_background_dark", lambda stated: asked.append(stated) or False)
+
+    def is_background_dark(stated: str) -> bool:
+        asked.append(stated)
+        return False
+
+    monkeypatch.setattr(session, "is_background_dark", is_background_dark)
     assert has_dark_theme(theme) is is_dark
     assert len(asked) == asks

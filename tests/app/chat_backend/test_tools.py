@@ -122,6 +122,44 @@ def test_call_runs_after_the_user_allows_it(settings: Settings, endpoint: FakeEn
     assert tool == {"role": "tool", "tool_call_id": assistant["tool_calls"][0]["id"], "content": "5"}
 
 
+def test_model_learns_that_a_result_was_cut(settings: Settings, endpoint: FakeEndpoint) -> None:
+    endpoint.replies = [call("test__long", "{}"), ["Long."]]
+
+    async def work(client: TerminalClient) -> None:
+        await replied(client, *await new_chat(client))
+
+    run(settings, endpoint, work)
+    assert endpoint.asked[1]["messages"][-1]["content"].endswith("x\n[The result was cut: 200,000 more characters.]")
+
+
+def test_servers_of_another_file_are_added(settings: Settings, endpoint: FakeEndpoint, tmp_path: Path) -> None:
+    more = tmp_path / "more.json"
+    more.write_text(json.dumps({"mcpServers": {"other": {"command": "no", "disabled": True}}}))
+
+    async def main() -> None:
+        client = TerminalClient(settings, History(None), {"stay": False}, endpoint.url, "secret", more)
+        try:
+            assert [server.name for server in await client.tools.servers()] == ["test", "other"]
+            assert client.tools.config_paths()[1:] == [more]
+        finally:
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_tools_that_are_left_out_are_counted(
+    settings: Settings, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.mcp.server.MAX_TOOLS", 2)
+
+    async def work(client: TerminalClient) -> None:
+        await client.tools.offered(())
+        [server] = await client.tools.servers()
+        assert (len(server.tools), server.left_out > 2) == (2, True)
+
+    run(settings, endpoint, work)
+
+
 def test_later_prompts_repeat_the_calls_unchanged(settings: Settings, endpoint: FakeEndpoint) -> None:
     both = [*ADD, *call("test__add", '{"a": 1, "b": 1}', 1)]
     endpoint.replies = [both, ["Five, and two."], ["You are welcome."]]

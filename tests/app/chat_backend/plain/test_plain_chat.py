@@ -455,3 +455,17 @@ def test_tools_command_lists_and_switches_tools(
     assert "\n".join(expected) in out
     assert "Tool servers are configured in /home/me/.config/inglenook/mcp.json.\n" in out
     assert err.count("error: ") == len(wrong)
+
+
+def test_tools_command_fits_the_terminal_and_counts_tools_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    client = ScriptedClient()
+    client.tools.listed = [ToolServer("web", "ready", "", (ToolInfo("web__get", "word " * 90),), 7)]
+    scripted(client, monkeypatch, "/tools")
+    lines = capsys.readouterr().out.splitlines()
+    assert "web: ready, 7 tools left out" in lines
+    [described] = [line for line in lines if line.startswith("  web__get: on.")]
+    assert len(described) == 60
+    assert described.endswith("…")
