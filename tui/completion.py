@@ -25,6 +25,7 @@ class Suggestion:
     keys: str = ""
     aliases: tuple[str, ...] = ()
     takes_more: bool = False  # whether it is a command with an argument
+    is_note: bool = False  # a remark about the list, which cannot be chosen
 
     @property
     def names(self) -> Iterable[str]:
@@ -56,6 +57,8 @@ class Choice:
     attach: Path | None = None
 
 
+_FILES = ("files", "@files")
+_CUT = "Only the first {:,} files are listed. Type a folder, such as ./src/"
 _ARGUMENTS: Mapping[str, str] = {
     "load": "models",
     "preset": "presets",
@@ -78,6 +81,11 @@ def find_request(text: str, cursor: int) -> Request | None:
     if (found := _FILE.search(text[:cursor])) is not None:
         return Request("@files", found[1], text[: found.start(1) - 1], text[cursor:])
     return None
+
+
+def folder_of(query: str) -> str:
+    """Return the folder of a path that is typed from its start, with a slash at its end. Empty for a file's name."""
+    return query[: query.rfind("/") + 1] if query.startswith(("/", "~", "./", "../")) else ""
 
 
 def choose(request: Request, chosen: Suggestion) -> Choice:
@@ -108,6 +116,7 @@ class Completions:
         self._client = client
         self._themes = themes
         self._title = title
+        self._lists: dict[tuple[str, str], asyncio.Future[Sequence[Suggestion]]] = {}  # by source and folder
         self._sources: Mapping[str, Callable[[str], Awaitable[Sequence[Suggestion]]]] = {
             "commands": self._commands,
             "models": self._models,
@@ -119,12 +128,28 @@ class Completions:
         }
 
     async def suggest(self, request: Request) -> list[Suggestion]:
-        """Return the suggestions that match the query, best first; none if the client fails."""
+        """Return the suggestions that match the query, best first, and a note if the list is incomplete.
+
+        Each list is read once until `forget` is called. It is empty if its source fails.
+        """
+        folder = folder_of(request.query) if request.source in _FILES else ""
+        key = (request.source, folder)
+        if key not in self._lists:
+            self._lists[key] = asyncio.ensure_future(self._read(*key))
+        found = await asyncio.shield(self._lists[key])  # the next key cancels this call, but not the read
+        start = request.query.removeprefix(folder)
+        rows = [one for one in found if not one.is_note and (start[:1] == "." or not _is_hidden(one.name, folder))]
+        return [*match(request.query, rows), *(one for one in found if one.is_note)]
+
+    def forget(self) -> None:
+        """Read all lists again when they are needed next."""
+        self._lists.clear()
+
+    async def _read(self, source: str, folder: str) -> Sequence[Suggestion]:
         try:
-            found = await self._sources[request.source](request.query)
+            return await self._sources[source](folder)
         except ClientError:
             return []
-        return match(request.query, found)
 
     async def _commands(self, _: str) -> Sequence[Suggestion]:
         return command_suggestions()
@@ -145,16 +170,21 @@ class Completions:
     async def _theme_names(self, _: str) -> Sequence[Suggestion]:
         return [Suggestion(name, name) for name in sorted(self._themes())]
 
-    async def _files(self, query: str) -> Sequence[Suggestion]:
+    async def _files(self, folder: str) -> Sequence[Suggestion]:
         from tui.file_search import find_files
 
-        names = await asyncio.to_thread(find_files, query, Path())
-        return [Suggestion(name, single_line(name)) for name in names]
+        files = await asyncio.to_thread(find_files, folder, Path())
+        notes = [Suggestion("", _CUT.format(len(files.names)), is_note=True)] if files.is_cut else []
+        return [*(Suggestion(name, single_line(name)) for name in files.names), *notes]
 
     async def _exports(self, _: str) -> Sequence[Suggestion]:
         stem = re.sub(r"[^\w]+", "-", self._title()).strip("-").lower() or "chat"
         kinds = ((".md", "This branch, as Markdown"), (".json", "All branches"))
         return [Suggestion(stem + suffix, stem + suffix, about) for suffix, about in kinds]
+
+
+def _is_hidden(name: str, folder: str) -> bool:
+    return bool(folder) and name.removeprefix(folder).startswith(".")
 
 
 def match(query: str, suggestions: Sequence[Suggestion]) -> list[Suggestion]:

@@ -1,6 +1,7 @@
 """Tests for the menu above the prompt: commands, arguments, files, and earlier inputs."""
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from textual.geometry import Region
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import ScriptedClient
 from tui.commands import COMMANDS
-from tui.file_search import find_files
+from tui.engine_types import ModelInfo
+from tui.file_search import Files, find_files
 from tui.fuzzy import rank
 from tui.screens.models import ModelsScreen
 from tui.types import ChatSettings, Preset
@@ -165,14 +167,79 @@ def test_file_search_respects_gitignore_and_hides_dot_files(tmp_path: Path) -> N
     for name in (".gitignore", "kept.txt", "left.log", ".hidden/inner.txt", "deep/er/kept.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("*.log")
-    assert find_files("", tmp_path) == ["kept.txt", "deep/er/kept.py"]
+    assert find_files("", tmp_path) == Files(["kept.txt", "deep/er/kept.py"])
 
 
 def test_file_search_has_a_limit_and_lists_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tui.file_search.LIMIT", 30)
-    for number in range(40):
+    for number in range(30):
         (tmp_path / f"{number}.txt").touch()
     (tmp_path / ".hidden").touch()
-    assert len(find_files("", tmp_path)) == 30
-    assert len(find_files(f"{tmp_path}/", Path())) <= 30
-    assert find_files("/nowhere at all/", Path()) == []
+    (tmp_path / "above").symlink_to(tmp_path.parent)
+    assert len(find_files("", tmp_path).names) == 30
+    assert not find_files("", tmp_path).is_cut
+    assert find_files(f"{tmp_path}/", Path()).is_cut
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "last.txt").touch()
+    assert find_files("", tmp_path).is_cut
+    assert f"{tmp_path}/more/last.txt" in find_files(f"{tmp_path}/more/", Path()).names
+    assert find_files("/nowhere at all/", Path()) == Files([])
+
+
+def test_file_search_ends_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.file_search.SECONDS", -1.0)
+    for number in range(5):
+        (tmp_path / f"{number}").mkdir()
+    assert find_files("", tmp_path) == Files([], is_cut=True)
+
+
+def test_lists_are_read_once_while_the_menu_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, reads = ScriptedClient(), list[str]()
+    installed = client.models.installed
+
+    async def counted() -> Sequence[ModelInfo]:
+        reads.append("models")
+        return await installed()
+
+    def found(typed: str, folder: Path) -> Files:
+        reads.append(typed or "all")
+        return Files([f"{typed}{name}" for name in ("main.py", "make.sh", "readme.md", ".profile")])
+
+    client.models.installed = counted  # type: ignore[method-assign]
+    monkeypatch.setattr("tui.file_search.find_files", found)
+
+    async def flow(chat: Chatting) -> None:
+        for text, first, count in (("@mak", "make.sh", 1), ("@ma", "main.py", 2), ("@./", "./main.py", 3)):
+            await write(chat, text)
+            assert (labels(chat)[0], len(labels(chat))) == (first, count)
+        await write(chat, "@./.p")
+        assert labels(chat)[0] == "./.profile"
+        assert reads == ["all", "./"]
+        reads.clear()
+        for text in ("/load ", "/load s", "/load sm"):
+            await write(chat, text)
+        assert reads == ["models"]
+        chat.composer.area.write("")
+        await chat.until(lambda: not chat.composer.menu.is_open)
+        await write(chat, "/load s")
+        assert reads == ["models", "models"]
+
+    run(client, flow)
+
+
+def test_menu_says_that_files_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.file_search.find_files", lambda *_: Files(["main.py", "make.sh"], is_cut=True))
+
+    async def flow(chat: Chatting) -> None:
+        await write(chat, "@ma")
+        assert labels(chat) == [
+            "main.py",
+            "make.sh",
+            "Only the first 2 files are listed. Type a folder, such as ./src/",
+        ]
+        await write(chat, "@other")
+        assert len(labels(chat)) == 1
+        await chat.pilot.press("down", "tab")
+        assert chat.composer.area.text == "@other"
+
+    run(ScriptedClient(), flow)

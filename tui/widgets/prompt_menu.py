@@ -74,7 +74,7 @@ class PromptMenu(OptionList, can_focus=False):
         if text != self._text and self._inputs is None and not self._is_dismissed:
             self._show_commands(text)
         row = 0 if first and self.highlighted is None else self.highlighted
-        if self._request is None or not self.is_open or text != self._text or row is None:
+        if self._request is None or not self.is_open or text != self._text or row is None or self._shown[row].is_note:
             return None
         choice = choose(self._request, self._shown[row])
         self.close()
@@ -96,6 +96,7 @@ class PromptMenu(OptionList, can_focus=False):
     def close(self) -> None:
         self.workers.cancel_group(self, "suggest")
         self._inputs = None
+        self._completions.forget()
         self._show(None, "", ())
 
     def _show(self, request: Request | None, text: str, found: Sequence[Suggestion]) -> None:
@@ -105,8 +106,9 @@ class PromptMenu(OptionList, can_focus=False):
         if is_changed:
             width = min(_MOST_LABEL, max((len(one.label) for one in found), default=0)) + 2
             keys = max((len(one.keys) for one in found), default=-2) + 2
-            self.set_options(Option(_row(one, width, keys)) for one in found)
-            self.highlighted = 0 if found and request is not None and request.takes_first else None
+            self.set_options(Option(_row(one, width, keys), disabled=one.is_note) for one in found)
+            can_take = bool(found) and not found[0].is_note and request is not None and request.takes_first
+            self.highlighted = 0 if can_take else None
         self.display = self.is_open
         if was_open != self.is_open:
             self.post_message(self.Toggled())
