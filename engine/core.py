@@ -9,7 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 from engine.config import EngineConfig
@@ -81,7 +81,7 @@ class Engine(Generic[TicketT]):
 
     def state(self) -> EngineState:
         """Return a snapshot of the engine's counters. Any thread may call this."""
-        return self._scheduler.state()
+        return replace(self._scheduler.state(), failed_captures=self._runner.failed_captures)
 
     def request(
         self,

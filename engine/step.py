@@ -108,6 +108,11 @@ class StepLimits:
 class Runner(Protocol[TicketT]):
     """Executes plans in the order of their launch. Tickets must be collected in the same order."""
 
+    @property
+    def failed_captures(self) -> int:
+        """Number of times that a step could not be captured as a CUDA graph, so that it ran slower."""
+        ...
+
     def launch(self, plan: StepPlan) -> TicketT:
         """Start a step. The device runs it after the steps under way."""
         ...

@@ -99,6 +99,12 @@ _METRICS: Sequence[tuple[type[Family], str, str, ReadState]] = (
     ),
     (
         CounterMetricFamily,
+        "failed_graph_captures",
+        "Failed captures of CUDA graphs. Steps without a graph are slower.",
+        lambda state: state.failed_captures,
+    ),
+    (
+        CounterMetricFamily,
         "disk_read_bytes",
         "Bytes of KV blocks read from files.",
         lambda state: state.counters.disk_read_bytes,

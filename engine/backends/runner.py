@@ -58,6 +58,8 @@ FREE_MEMORY = "Close other programs, or choose a shorter context."
 class ModelRunner:
     """Runs plans on one device, one step at a time."""
 
+    failed_captures = 0  # no graphs
+
     def __init__(self, model: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig] = (GroupConfig(),)) -> None:
         self._model = model
         self._vocab_size = vocab_size

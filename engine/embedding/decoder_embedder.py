@@ -70,6 +70,8 @@ class EmbeddingRunner:
     The sampled tokens that it returns are meaningless.
     """
 
+    failed_captures = 0  # no graphs
+
     def __init__(self, runner: ModelRunner) -> None:
         self.vectors: dict[int, Tensor] = {}  # request id -> float32 [hidden], normalized
         self._runner = runner

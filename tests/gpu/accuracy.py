@@ -31,6 +31,7 @@ class RecordingRunner:
 
     runner: ModelRunner
     rows: list[Tensor] = field(default_factory=list)
+    failed_captures = 0  # no graphs
 
     def launch(self, plan: StepPlan) -> Ticket:
         return self.runner.launch(plan)

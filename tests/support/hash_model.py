@@ -150,6 +150,7 @@ class HashRunner:
     launched: list[HashTicket] = field(default_factory=list)
     last_tokens: dict[int, int] = field(default_factory=dict)
     computed_tokens: int = 0
+    failed_captures = 0  # no graphs
 
     def __post_init__(self) -> None:
         def pool(group: GroupConfig, blocks: int) -> list[list[bytes]]:

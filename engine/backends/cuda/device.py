@@ -119,13 +119,16 @@ class CudaDevice:
         return CudaStep(self._gpu, loaded, kv, limits, queries)
 
     def _fitting_pools(self, loaded: Model, config: EngineConfig) -> list[int]:
-        """Return the number of blocks per group that fits beside the largest step. Runs that step once to measure its
-        memory.
+        """Return the number of blocks per group that fits beside the largest step and all graphs.
+
+        Runs that step and captures the graphs, with pools of one block, to measure their memory.
         """
         model, requests = loaded.config, min(config.max_running, config.max_step_tokens)
         step = self._step(loaded, config.with_pools([1] * len(config.groups)).without_host_pools())
         batch = largest_batch(config.max_step_tokens, requests, len(config.groups))
-        room = self._memory.kv_bytes_after_loading(self._gpu.peak_memory(lambda: step(batch)))
+        largest = self._gpu.peak_memory(lambda: step(batch))
+        step.capture()
+        room = self._memory.kv_bytes_after_loading(largest)
         shape = self.layer_shape(model.kv_heads, model.head_dim)
         budget = KVBudget(model, shape, self.kv_type, config.max_step_tokens, config.max_running)
         tokens = budget.tokens(room, self.contexts * config.context_length)

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from quant.kernels.card import Card
 
+CAPTURE_PRIORITY = -1  # higher than that of copy streams, which is 0
+
 
 @dataclass(frozen=True, slots=True)
 class GpuEvent:
@@ -53,6 +55,71 @@ class CopyStream:
             self._inside.__exit__(*error)
 
 
+class CaptureStream:
+    """The stream on which all CUDA graphs of an engine are captured, and the memory pool that the graphs share.
+
+    The allocator reuses a block only on the stream that it was allocated for. Graphs may share a pool if they never run
+    at the same time.
+    """
+
+    def __init__(self, gpu: "Gpu") -> None:
+        self._gpu = gpu
+        self._stream: Any = None
+        if not gpu.card.interpreted:
+            # torch returns 32 streams per priority in turn. With the priority of copy streams, this could be one of
+            # them, and copies would be captured.
+            self._stream = torch.cuda.Stream(gpu.index, priority=CAPTURE_PRIORITY)  # type: ignore[no-untyped-call]
+        self.reset()
+
+    def reset(self) -> None:
+        """Use a new memory pool for later captures. Call this when all graphs are dropped: torch does not allow
+        captures into a pool that no graph uses.
+        """
+        self._pool: Any = None if self._stream is None else torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Capture the kernels that `work` launches as a CUDA graph, and return a function that replays them.
+
+        The graph always uses the same tensors. `work` runs once before the capture, so that kernels are compiled and
+        libraries allocate their memory. Raises RuntimeError if the capture fails.
+        """
+        if self._stream is None:
+            return work
+        caller = torch.cuda.current_stream(self._gpu.index)
+        self._stream.wait_stream(caller)
+        graph: Any = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(self._stream):
+                work()
+                self._capture(graph, work)
+        finally:  # the caller may overwrite what `work` reads
+            caller.wait_stream(self._stream)
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def _capture(self, graph: Any, work: Callable[[], None]) -> None:
+        """Capture `work`. The context manager torch.cuda.graph would also wait for the GPU and empty all caches."""
+        # With thread_local, other threads may copy blocks during the capture.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            work()
+        finally:
+            try:
+                graph.capture_end()
+            except RuntimeError:
+                self._end_allocation()
+                raise
+
+    def _end_allocation(self) -> None:
+        """Detach the allocator from the pool. torch leaves it attached if it cannot end a capture, and then cannot
+        empty its caches.
+        """
+        functions: Any = torch._C
+        for end in (functions._cuda_endAllocateToPool, functions._cuda_releasePool):
+            with contextlib.suppress(RuntimeError):
+                end(self._gpu.index, self._pool)
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU on which kernels are launched."""
@@ -84,33 +151,12 @@ class Gpu:
         """Record and return an event after all work that this thread has launched on its stream so far."""
         if self.card.interpreted:
             return GpuEvent(None)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call] # else the waiting thread spins
         event.record()
         return GpuEvent(event)
 
-    def graph_pool(self) -> Any:
-        """Return a memory pool that several graphs can share if they never run at the same time."""
-        return None if self.card.interpreted else torch.cuda.graph_pool_handle()
-
-    def capture(self, work: Callable[[], None], pool: Any) -> Callable[[], None]:
-        """Capture the kernels that `work` launches as a CUDA graph, and return a function that replays them.
-
-        The graph always uses the same tensors. `work` runs once before the capture, so that kernels are compiled and
-        libraries allocate their memory. Raises RuntimeError if the capture fails.
-        """
-        if self.card.interpreted:
-            return work
-        side_stream: Any = torch.cuda.Stream(self.index)  # type: ignore[no-untyped-call]
-        side_stream.wait_stream(torch.cuda.current_stream(self.index))
-        with torch.cuda.stream(side_stream):
-            work()
-        torch.cuda.current_stream(self.index).wait_stream(side_stream)
-        graph: Any = torch.cuda.CUDAGraph()
-        # With thread_local, other threads may copy blocks during the capture.
-        with torch.cuda.graph(graph, pool=pool, stream=side_stream, capture_error_mode="thread_local"):
-            work()
-        replay: Callable[[], None] = graph.replay
-        return replay
+    def capture_stream(self) -> "CaptureStream":
+        return CaptureStream(self)
 
     def copy_stream(self) -> CopyStream:
         return CopyStream(self)
@@ -128,17 +174,17 @@ class Gpu:
             runtime.cudaHostUnregister(memory.data_ptr())
 
     def free_memory(self) -> int:
-        """Return the number of free bytes, including those that this process's allocator caches."""
+        """Return the number of bytes that the driver reports as free."""
         free, _ = torch.cuda.mem_get_info(self.index)
-        return free + torch.cuda.memory_reserved(self.index) - torch.cuda.memory_allocated(self.index)
+        return free
 
     def own_memory(self) -> int:
-        """Return the number of bytes that this process has allocated on the GPU."""
-        return torch.cuda.memory_allocated(self.index)
+        """Return the number of bytes that this process's allocator holds on the GPU, including cached ones."""
+        return torch.cuda.memory_reserved(self.index)
 
     def peak_memory(self, work: Callable[[], object]) -> int:
         """Run `work`, and return the peak of the bytes that it allocates."""
-        before = self.own_memory()
+        before = torch.cuda.memory_allocated(self.index)
         torch.cuda.reset_peak_memory_stats(self.index)
         work()
         self.synchronize()

@@ -3,13 +3,15 @@
 A step of few tokens runs hundreds of short kernels, and launching them one by one takes longer than running them. A
 graph launches them all at once. A graph reads and writes the tensors it was captured with, so every batch is written to
 those tensors. The batch is padded to the next captured number of requests. Contexts are rounded up to a few sizes,
-because the grid of an attention kernel depends on the longest context. A size is captured when it first occurs. All
-graphs share one memory pool and one buffer for logits.
+because the grid of an attention kernel depends on the longest context. All sizes are captured when a model loads, the
+largest first, so that the others reuse its memory. Steps of a size whose capture failed are launched kernel by kernel,
+and the capture is tried again later. All graphs share one memory pool and one buffer for logits.
 """
 
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ log = logging.getLogger(__name__)
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 SMALLEST_CONTEXT = 1024  # smallest context size in tokens
 CONTEXT_FACTOR = 4  # ratio of consecutive context sizes
+RETRY_STEPS = 1000  # steps of a size without a graph, after which a failed capture is tried again
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +54,21 @@ class StepGraphs:
         self._requests = sorted({min(size, largest.requests) for size in SIZES} | {largest.requests})
         self._contexts = tuple(_context_sizes(largest.context))
         self._logits = torch.empty(largest.requests, vocabulary, dtype=torch.float32, device=gpu.device)
-        self._pool = gpu.graph_pool()
+        self._stream = gpu.capture_stream()
         self._tiles: dict[GraphSize, Tiles] = {}
         self._captured: dict[GraphSize, Callable[[], None]] = {}
-        self._disabled = False
+        self._waits: dict[GraphSize, int] = {}  # steps until a failed capture is tried again
+        self.failed_captures = 0
+
+    @property
+    def sizes(self) -> list[GraphSize]:
+        """All sizes, the largest first."""
+        return [GraphSize(*size) for size in product(reversed(self._requests), reversed(self._contexts))]
 
     def fitting_size(self, batch: Batch) -> GraphSize | None:
         """Return the size of the graph that can run a batch, or None if no graph can."""
         requests = len(batch.context_lengths)
-        if self._disabled or not len(batch.token_ids) == requests == len(batch.logit_rows) <= self._requests[-1]:
+        if not len(batch.token_ids) == requests == len(batch.logit_rows) <= self._requests[-1]:
             return None
         longest = max(batch.context_lengths)
         return GraphSize(
@@ -78,27 +87,48 @@ class StepGraphs:
 
         Returns logits float32 [requests, vocabulary], valid until the next run.
         """
-        if size not in self._captured and not self._capture(size, tensors):
+        if size not in self._captured and not self._capture_again(size, tensors):
             return self._compute(tensors)
         self._captured[size]()
         return self._logits[: size.requests]
 
-    def clear(self) -> None:
-        """Release the memory of all graphs. They are captured again when needed."""
-        self._captured.clear()
+    def capture(self, size: GraphSize, tensors: BatchTensors) -> bool:
+        """Capture a graph that runs batches in `tensors`. Returns whether this succeeded."""
 
-    def _capture(self, size: GraphSize, tensors: BatchTensors) -> bool:
         def work() -> None:
             self._logits[: size.requests].copy_(self._compute(tensors))
 
         try:
-            self._captured[size] = self._gpu.capture(work, self._pool)
+            self._captured[size] = self._capture(work)
         except RuntimeError as problem:  # RuntimeError includes out-of-memory errors
-            self._disabled = True
-            self.clear()
-            log.warning("CUDA graphs are disabled, so steps are slower: %s", problem)
+            self.failed_captures += 1
+            self._waits[size] = RETRY_STEPS
+            log.warning(
+                "steps of %d requests with contexts of up to %d tokens are slower, because their CUDA graph could not "
+                "be captured: %s", size.requests, size.context, problem,
+            )  # fmt: skip
             return False
         return True
+
+    def clear(self) -> None:
+        """Release the memory of all graphs. They are captured again when needed."""
+        self._captured.clear()
+        self._waits.clear()
+        self._stream.reset()
+
+    def _capture_again(self, size: GraphSize, tensors: BatchTensors) -> bool:
+        """Capture a missing graph, unless a capture failed fewer than RETRY_STEPS steps ago."""
+        if wait := self._waits.get(size, 0):
+            self._waits[size] = wait - 1
+            return False
+        return self.capture(size, tensors)
+
+    def _capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        try:
+            return self._stream.capture(work)
+        except torch.OutOfMemoryError:  # torch does not release cached memory during a capture
+            self._gpu.drop_caches()
+            return self._stream.capture(work)
 
 
 def _context_sizes(largest: int) -> Iterator[int]:

@@ -1,8 +1,8 @@
 """The GPU memory that the KV cache may take: the free memory, minus reserves for the display and for steps.
 
 The driver reports the free memory, so memory that other programs use is not counted. The memory of a step is measured
-with the largest step. Before the weights are loaded it is estimated instead, on the high side, to choose a context
-length.
+with the largest step, and that of the CUDA graphs by capturing them. Before the weights are loaded both are estimated
+instead, on the high side, to choose a context length.
 """
 
 from engine.backends.cuda.gpu import Gpu
@@ -15,7 +15,9 @@ RESERVE_SHARE = 0.06  # share of the GPU's memory that is left for the display a
 MAX_RESERVE = 1 << 30  # bytes
 HOST_SHARE = 0.25  # share of the host's free memory that KV blocks in host pools may use
 MAX_HOST = 32 << 30  # bytes
-UNMEASURED_BYTES = 192 << 20  # bytes for graphs and libraries, which allocate later
+GRAPH_BYTES = 192 << 20  # estimated bytes of the launch data of all graphs, and of libraries
+# bytes for later allocations: the library workspace of the engine's thread, and kernels of rare requests
+MARGIN_BYTES = 64 << 20
 LOADED_RATIO = 1.04  # GPU bytes per byte of the weights' files
 USE_LESS = "Choose a shorter context with --context, a smaller model, or close other programs that use the GPU."
 
@@ -50,19 +52,20 @@ class GpuMemory:
 
     def needs(self, model: ModelConfig, weight_bytes: int, step_tokens: int, rows: int) -> Needs:
         """Return the memory that the model needs besides its KV cache."""
-        return Needs(int(LOADED_RATIO * weight_bytes), step_bytes(model, step_tokens, rows) + UNMEASURED_BYTES)
+        return Needs(int(LOADED_RATIO * weight_bytes), step_bytes(model, step_tokens, rows) + GRAPH_BYTES)
 
     def kv_bytes_after_loading(self, step_bytes: int) -> int:
-        """Return the size of the KV cache in bytes, after the weights are loaded.
+        """Return the size of the KV cache in bytes, after the weights are loaded and all graphs are captured.
 
         `step_bytes`: measured memory of the largest step.
         """
-        return self.allowed() - step_bytes - UNMEASURED_BYTES
+        return self.allowed() - step_bytes - MARGIN_BYTES
 
     def allowed(self) -> int:
         """Return the number of bytes that this engine may still allocate."""
         if self._gpu.card.interpreted:
             return self._limit.num_bytes or available_memory()
+        self._gpu.drop_caches()  # cached memory may be too fragmented for the KV cache, or belong to graphs
         total, free = self._gpu.card.memory_bytes, self._gpu.free_memory()
         limit = self._limit.num_bytes or int(self._limit.share * total)
         if limit:
@@ -71,9 +74,9 @@ class GpuMemory:
 
 
 def step_bytes(model: ModelConfig, tokens: int, rows: int) -> int:
-    """Return the approximate memory of a step in bytes: activations, one dequantized matrix, and two copies of the
-    logits.
+    """Return the approximate memory of a step in bytes: activations, one dequantized matrix, two copies of the logits,
+    and two more for the CUDA graphs.
     """
     widest = max(2 * model.mlp_hidden, (model.heads + 2 * model.kv_heads) * model.head_dim)
     activations = tokens * (8 * model.hidden + 6 * widest)
-    return activations + 2 * widest * model.hidden + 8 * rows * model.vocab_size
+    return activations + 2 * widest * model.hidden + 16 * rows * model.vocab_size

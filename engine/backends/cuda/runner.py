@@ -65,17 +65,21 @@ class CudaRunner:
             ticket.event.wait()
             return self._collect(ticket)
 
+    @property
+    def failed_captures(self) -> int:
+        return self._step.failed_captures
+
     def recover(self) -> None:
         self._step.recover()
         gc.collect()
         self._gpu.drop_caches()
 
     def prepare(self) -> None:
-        """Compile the kernels that first replies need, and capture a step of one token, with greedy and with random
-        sampling.
+        """Capture the graphs of all sizes, and compile the kernels of greedy and random sampling.
 
         Call this before any request exists, because it writes to block 1.
         """
+        self._step.capture()
         for params in (SamplingParams(temperature=0), SamplingParams(temperature=1, top_k=20, top_p=0.9)):
             tables = tuple([NULL_BLOCK + 1] for _ in self._groups)
             part = ScheduledRequest(Request(0, (0,), params), 0, 1, samples=True, block_tables=tables)

@@ -3,6 +3,7 @@
 Steps in which every request has one token are replayed as CUDA graphs; others are launched kernel by kernel.
 """
 
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -26,8 +27,9 @@ class CudaStep:
     def __init__(self, gpu: Gpu, model: Model, kv: KVCache, limits: BatchLimits, queries: TileQueries) -> None:
         self.gpu = gpu
         self.kv = kv
-        self._model = model
+        self._compute = partial(compute, model, kv)
         self._queries = queries
+        self._groups = limits.groups
         self._buffers = StepBuffers(limits, gpu)
         largest = GraphSize(limits.requests, limits.table_blocks * BLOCK_SIZE)
         self._graphs = StepGraphs(gpu, self._compute, queries, largest, model.config.vocab_size)
@@ -48,6 +50,20 @@ class CudaStep:
             tiles = query_tiles(batch.query_starts, batch.context_lengths, self._queries)
             return self._compute(self._buffers.fill(batch, tiles, pending))
 
+    def capture(self) -> None:
+        """Capture the graphs of all sizes. Writes to the null block only."""
+        with torch.inference_mode(), self.gpu.current():
+            batch = largest_batch(1, 1, self._groups)
+            for size in self._graphs.sizes:
+                tensors = self._buffers.fill(batch, self._graphs.tiles(size), requests=size.requests)
+                self._graphs.capture(size, tensors)
+            self.gpu.drop_caches()
+
+    @property
+    def failed_captures(self) -> int:
+        """Number of graphs that could not be captured so far."""
+        return self._graphs.failed_captures
+
     def recover(self) -> None:
         """Recover from exhausted memory: wait for launched work, and release memory that only serves speed."""
         with self.gpu.current():
@@ -56,9 +72,11 @@ class CudaStep:
             self._buffers.invalidate_tables()
             self.gpu.drop_caches()
 
-    def _compute(self, tensors: BatchTensors) -> Tensor:
-        logits: Tensor = self._model.forward(tensors, self.kv)
-        return logits
+
+def compute(model: Model, kv: KVCache, tensors: BatchTensors) -> Tensor:
+    """Launch the kernels of a step. Returns its logits, float32 [logit rows, vocabulary]."""
+    logits: Tensor = model.forward(tensors, kv)
+    return logits
 
 
 def largest_batch(tokens: int, requests: int, groups: int) -> Batch:

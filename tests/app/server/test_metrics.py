@@ -231,6 +231,7 @@ def test_every_value_of_the_engine_state_is_exported(stack: Stack, monkeypatch: 
         host_blocks=33,
         host_blocks_used=34,
         counters=counters,
+        failed_captures=116,
     )
     monkeypatch.setattr(server.engine, "state", lambda: state)
     samples = scraped(server)
@@ -250,6 +251,7 @@ def test_every_value_of_the_engine_state_is_exported(stack: Stack, monkeypatch: 
         "prefix_cache_hits_total": 102,
         "num_preemptions_total": 212,
         "failed_steps_total": 111,
+        "failed_graph_captures_total": 116,
         "disk_read_bytes_total": 113,
         "disk_written_bytes_total": 114,
         "disk_misses_total": 115,

@@ -43,6 +43,8 @@ class PrefixLogits:
 class CheckedRunner:
     """A runner that checks the logits of every step with PrefixLogits."""
 
+    failed_captures = 0  # no graphs
+
     def __init__(self, runner: ModelRunner, seen: PrefixLogits) -> None:
         self._runner = runner
         self._seen = seen

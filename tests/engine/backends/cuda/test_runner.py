@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.backends.cuda import step
 from engine.config import ALL_FREE, MemoryLimit, Preemption
 from engine.errors import OutOfMemory
 from engine.load_options import LoadOptions
@@ -79,6 +80,16 @@ def test_launching_ahead_does_not_change_replies(tiny: Path, device: torch.devic
     assert [events[-1].finish for events in ahead[:3]] == [FinishReason.LENGTH] * 3
 
 
+def test_prepare_captures_all_sizes(tiny: Path, device: torch.device) -> None:
+    running = engine(tiny, device, context_length=32)
+    runner: Any = running._runner
+    graphs = runner._step._graphs
+    runner.prepare()
+    assert list(graphs._captured) == graphs.sizes
+    assert len(graphs.sizes) > 4
+    assert running.state().failed_captures == 0
+
+
 def test_beam_search_does_not_depend_on_step_depth(tiny: Path, device: torch.device) -> None:
     found = []
     for depth in (2, 1):
@@ -112,17 +123,15 @@ def test_preemption_does_not_change_replies(tiny: Path, device: torch.device) ->
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The indices, from 0, of the steps that run out of memory."""
-    from engine.backends.cuda.step import CudaStep
-
-    compute, count = CudaStep._compute, iter(range(1000))
+    compute, count = step.compute, iter(range(1000))
     fails: list[int] = []
 
-    def maybe(self: CudaStep, tensors: Any) -> Any:
+    def maybe(*arguments: Any) -> Any:
         if next(count) in fails:
             raise torch.OutOfMemoryError("injected")
-        return compute(self, tensors)
+        return compute(*arguments)
 
-    monkeypatch.setattr(CudaStep, "_compute", maybe)
+    monkeypatch.setattr(step, "compute", maybe)
     return fails
 
 

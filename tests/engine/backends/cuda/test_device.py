@@ -1,0 +1,41 @@
+"""Sizing of the KV cache on a GPU, after the largest step and all graphs have been measured."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import models
+from engine.backends.cuda.device import CudaDevice, CudaOptions
+from engine.backends.cuda.gpu import Gpu
+from engine.backends.cuda.memory import GpuMemory
+from engine.backends.cuda.operations import CudaOperations
+from engine.backends.cuda.step import CudaStep
+from engine.checkpoints.weights import Weights
+from engine.config import EngineConfig, GroupConfig
+from engine.loading import open_checkpoint
+from quant.cuda.linear import CudaBackend
+from tests.engine.backends.cuda.two_devices import INTERPRETED
+from tests.engine.models.tiny_llama import make
+
+CONFIG = EngineConfig("cuda", 64, 12, max_step_tokens=32, max_running=4, groups=(GroupConfig(),))
+
+
+def test_kv_cache_is_sized_after_the_graphs_were_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def note(name: str, value: int) -> int:
+        events.append(name)
+        return value
+
+    monkeypatch.setattr(Gpu, "peak_memory", lambda *_: note("largest step", 5))
+    monkeypatch.setattr(CudaStep, "capture", lambda *_: note("graphs", 0))
+    monkeypatch.setattr(GpuMemory, "kv_bytes_after_loading", lambda _, step: note(f"pools beside {step}", 1 << 20))
+    device = CudaDevice(Gpu(INTERPRETED), CudaOptions())
+    with open_checkpoint(make(tmp_path, heads=2, kv_heads=1, layers=1).path) as checkpoint:
+        weights = Weights(checkpoint.path, models.stored_weights(checkpoint))
+        backend = CudaBackend(torch.device("cpu"), INTERPRETED, deterministic=False)
+        operations = CudaOperations(backend, INTERPRETED, deterministic=False)
+        loaded = models.load(models.read_config(checkpoint.metadata), weights, operations, 64)
+    assert device._fitting_pools(loaded, CONFIG)[0] > 4
+    assert events == ["largest step", "graphs", "pools beside 5"]

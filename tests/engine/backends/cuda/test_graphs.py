@@ -1,0 +1,149 @@
+"""CUDA graphs: one capture stream, the order of captures, and failed captures."""
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.backends.cuda import graphs
+from engine.backends.cuda.batch_tensors import BatchTensors
+from engine.backends.cuda.gpu import Gpu
+from engine.backends.cuda.graphs import GraphSize, StepGraphs
+from engine.batch import Batch
+from engine.kernels.attention_tiles import TileQueries
+from quant.kernels.card import Card
+from tests.engine.backends.cuda.fake_cuda import FakeCuda
+
+CARD = Card("a card", (9, 0), 132, 232448, 50 << 20, 80 << 30)
+CPU = torch.device("cpu")
+VOCABULARY = 7
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    fake.install(monkeypatch)
+    return fake
+
+
+def test_all_graphs_are_captured_on_one_stream_that_no_copy_uses(cuda: FakeCuda) -> None:
+    gpu = Gpu(CARD)
+    capture, copies = gpu.capture_stream(), [gpu.copy_stream() for _ in range(3)]
+    ran_on: list[Any] = []
+    for _ in range(40):
+        capture.capture(lambda: ran_on.append(cuda.current[-1]))()
+    assert len(copies) == 3
+    assert cuda.streams == [(0, -1), (0, 0), (0, 0), (0, 0)]
+    assert len(ran_on) == 80  # a warm-up run before each capture
+    assert len(set(map(id, ran_on))) == 1
+    assert set(cuda.pools) == {1}
+    assert cuda.calls.count("replay") == 40
+
+
+def test_graphs_after_a_reset_use_a_new_pool(cuda: FakeCuda) -> None:
+    capture = Gpu(CARD).capture_stream()
+    capture.capture(lambda: None)
+    capture.reset()
+    capture.capture(lambda: None)
+    assert cuda.pools == [1, 2]
+
+
+def test_failed_capture_ends_and_detaches_the_allocator(cuda: FakeCuda) -> None:
+    capture = Gpu(CARD).capture_stream()
+    cuda.broken.append("capture_end")
+    with pytest.raises(RuntimeError, match="injected into capture_end"):
+        capture.capture(lambda: None)
+    assert cuda.calls[-3:] == ["_cuda_endAllocateToPool", "_cuda_releasePool", "wait_stream"]
+    cuda.broken.clear()
+    cuda.calls.clear()
+    runs = iter((None, RuntimeError("no memory")))
+
+    def fail_in_the_capture() -> None:
+        if (error := next(runs)) is not None:
+            raise error
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        capture.capture(fail_in_the_capture)
+    assert cuda.calls == ["wait_stream", "capture_begin", "capture_end", "wait_stream"]
+
+
+@dataclass
+class FakeGpu:
+    """A GPU that records the order of captures, and fails those for which `failures` has an error."""
+
+    card: Card = CARD
+    failures: list[Exception | None] = field(default_factory=list)
+    captures: int = 0
+    dropped: int = 0
+    resets: int = 0
+    device: torch.device = CPU
+
+    def capture_stream(self) -> "FakeGpu":
+        return self
+
+    def capture(self, work: Any) -> Any:
+        self.captures += 1
+        if self.failures and (error := self.failures.pop(0)) is not None:
+            raise error
+        return work
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    def drop_caches(self) -> None:
+        self.dropped += 1
+
+
+def step_graphs(gpu: FakeGpu, computed: list[BatchTensors]) -> StepGraphs:
+    def compute(tensors: BatchTensors) -> Tensor:
+        computed.append(tensors)
+        return torch.zeros(1, VOCABULARY)
+
+    return StepGraphs(cast(Gpu, gpu), compute, TileQueries(few=2, many=8), GraphSize(3, 2048), VOCABULARY)
+
+
+TENSORS = cast(BatchTensors, None)
+SIZE, OTHER = GraphSize(1, 1024), GraphSize(2, 1024)
+
+
+def test_sizes_are_ordered_by_memory_largest_first() -> None:
+    sizes = step_graphs(FakeGpu(), []).sizes
+    assert [(it.requests, it.context) for it in sizes] == [
+        (3, 2048), (3, 1024), (2, 2048), (2, 1024), (1, 2048), (1, 1024)
+    ]  # fmt: skip
+
+
+def test_size_without_a_graph_is_captured_again_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(graphs, "RETRY_STEPS", 5)
+    gpu, computed = FakeGpu(failures=[RuntimeError("no")]), list[BatchTensors]()
+    steps = step_graphs(gpu, computed)
+    for _ in range(6):  # the failed capture, and RETRY_STEPS steps
+        steps.run(SIZE, TENSORS)
+    assert (gpu.captures, steps.failed_captures, len(computed)) == (1, 1, 6)
+    assert steps.fitting_size(Batch([0], [0], (), (), [0, 1], [1], [0])) == SIZE
+    assert caplog.text.count("could not be captured: no") == 1
+    steps.run(OTHER, TENSORS)  # other sizes are not affected
+    assert gpu.captures == 2
+    for _ in range(3):
+        steps.run(SIZE, TENSORS)
+    assert (gpu.captures, steps.failed_captures) == (3, 1)
+
+
+def test_capture_without_memory_is_retried_after_caches_are_dropped() -> None:
+    gpu = FakeGpu(failures=[torch.OutOfMemoryError("full")])
+    steps = step_graphs(gpu, [])
+    steps.run(SIZE, TENSORS)
+    assert (gpu.captures, gpu.dropped, steps.failed_captures) == (2, 1, 0)
+
+
+def test_failed_sizes_are_captured_again_after_memory_was_released() -> None:
+    gpu = FakeGpu(failures=[RuntimeError("no"), None])
+    steps = step_graphs(gpu, [])
+    steps.run(SIZE, TENSORS)
+    steps.clear()
+    steps.run(SIZE, TENSORS)
+    assert (gpu.captures, gpu.resets) == (2, 1)
