@@ -13,7 +13,7 @@ from app.history.database import Database
 from app.history.records import Chat, Hit, storable
 
 MOST_HITS = 50
-_AROUND = 40  # characters before and after a match
+_AROUND = 40  # characters before and after a match; "…" marks omitted text
 
 _BY_WORDS = """
     SELECT messages.chat, messages.id, messages.text FROM words JOIN messages ON messages.id = words.rowid
@@ -79,4 +79,6 @@ def _hit(chat: Chat, message: int, text: str, words: Sequence[str]) -> Hit:
     """Return a hit with the text around the first word that occurs literally, or else the start of the text."""
     matches = (_beginning(word).search(text) or re.search(re.escape(word), text, re.IGNORECASE) for word in words)
     start, end = next((match.span() for match in matches if match), (0, 0))
-    return Hit(chat, message, text[max(0, start - _AROUND) : start], text[start:end], text[end : end + _AROUND])
+    before = "…" * (start > _AROUND) + text[max(0, start - _AROUND) : start]
+    after = text[end : end + _AROUND] + "…" * (len(text) > end + _AROUND)
+    return Hit(chat, message, before, text[start:end], after)

@@ -143,6 +143,15 @@ def test_search_finds_words_titles_and_texts_without_spaces(history: History) ->
         assert not history.search.find(nothing)
 
 
+def test_omitted_text_around_a_match_is_marked(history: History) -> None:
+    chat = history.chats.create(ChatSettings())
+    first = history.messages.add_user_message(chat.id, None, "word " * 20 + "needle" + " word" * 20)
+    history.messages.add_user_message(chat.id, first.id, "word " * 8 + "pin" + " word" * 8)
+    [cut], [whole] = history.search.find("needle"), history.search.find("pin")
+    assert (cut.before, cut.after) == ("…" + "word " * 8, " word" * 8 + "…")
+    assert (whole.before, whole.after) == ("word " * 8, " word" * 8)
+
+
 def test_growing_reply_is_searchable(history: History) -> None:
     chat = history.chats.create(ChatSettings())
     asked = history.messages.add_user_message(chat.id, None, "Go.")
