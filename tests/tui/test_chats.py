@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from textual.widgets import OptionList
 
 from tests.tui.pilots import Chatting, run
@@ -226,6 +227,14 @@ def test_list_covers_the_chat_in_a_narrow_terminal() -> None:
         await chat.until(lambda: chats.display and chat.conversation.display)
 
     run(client, flow)
+
+
+@pytest.mark.parametrize(("columns", "width"), [(100, 30), (160, 30), (200, 36), (300, 44)])
+def test_list_is_wider_in_a_wide_terminal(columns: int, width: int) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.screen.query_one(ChatList).outer_size.width == width)
+
+    run(ScriptedClient(), flow, size=(columns, 24))
 
 
 def test_open_archived_chat_can_be_unarchived_from_either_list() -> None:

@@ -322,6 +322,17 @@ def test_keys_open_help_copy_the_address_and_open_the_palette() -> None:
     run(ScriptedClient(), flow)
 
 
+def test_help_lists_each_key_once() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f1")
+        await chat.until(lambda: isinstance(chat.app.screen, HelpScreen) and chat.label("Label"))
+        keys = [line.partition("  ")[0] for line in chat.label("Label").splitlines()]
+        assert keys.count("escape") == 1
+        assert [key for key in keys if "f7" in key] == ["ctrl+f, f7"]
+
+    run(ScriptedClient(), flow)
+
+
 def test_no_color_variable_removes_all_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     client = ScriptedClient([TextDelta("# One\n\n```python\nprint('x')\n```\n\n[x](https://a.example)"), END])
@@ -370,6 +381,7 @@ def test_branch_is_chosen_from_the_tree() -> None:
         await chat.until(lambda: chat.app.screen.query("#tree"))
         tree = chat.app.screen.query_one("#tree", Tree)
         assert [str(node.label) for node in tree.root.children] == ["You: one", "Reply: first", "Reply: second"]
+        assert not any(node.allow_expand for node in tree.root.children)  # such a node has a ▼
         await chat.until(lambda: tree.cursor_line == 2)
         await chat.pilot.press("up", "enter")
         await chat.until(lambda: chat.texts() == ["one", "first"])

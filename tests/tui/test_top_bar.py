@@ -17,7 +17,10 @@ def test_top_bar_cuts_the_title_and_never_the_activity() -> None:
         async with Barred().run_test(size=(30, 24)) as pilot:
             bar = pilot.app.query_one(TopBar)
             bar.chat_title, bar.activity = "A title that is too long", "writing"
-            assert bar.render().plain == " A title that is too… writing "
+            shown = bar.render()
+            assert shown.plain == " A title that is too… writing "
+            styles = {shown.plain[span.start : span.end].strip(): span.style for span in shown.spans}
+            assert styles == {"A title that is too…": "bold", "writing": "$text-accent"}
 
     asyncio.run(show())
 

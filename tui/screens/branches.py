@@ -40,11 +40,13 @@ class BranchesScreen(Dialog[MessageId]):
             children = self._branches.children(message)
             branch = len(self._branches.siblings(message)) > 1
             label = Text(self._line(message), style="bold" if message in self._shown else "dim")
-            below = node.add(label, data=message, expand=True) if branch else node
-            if not branch:
+            below = node
+            if branch and children:
+                below = node.add(label, data=message, expand=True)
+            else:
                 node.add_leaf(label, data=message)
             if message in self._shown:
-                last = below if branch else node.children[-1]
+                last = node.children[-1]
             waiting.extend((below, child) for child in reversed(children))
         tree.root.expand()
         tree.focus()

@@ -51,11 +51,7 @@ class HelpScreen(Page[None]):
     def compose(self) -> ComposeResult:
         keys = [
             *KEYS,
-            *(
-                (", ".join(filter(None, (command.key, command.spare_key))), command.help)
-                for command in COMMANDS
-                if command.key
-            ),
+            *((command.keys, command.help) for command in COMMANDS if command.key and command.key not in dict(KEYS)),
         ]
         commands = [(one.label, one.help) for one in command_suggestions()]
         with VerticalScroll(can_focus=True):
