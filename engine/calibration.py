@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine import models
+from engine.backends.device_errors import raising_out_of_memory
 from engine.backends.reference import ReferenceDevice, ReferenceOperations
-from engine.backends.runner import raising_out_of_memory
 from engine.batch import Batch, build_batch
 from engine.checkpoints.checkpoint import Checkpoint, StoredWeight
 from engine.checkpoints.weights import Weights

@@ -14,7 +14,7 @@ from typing import Generic
 
 from engine.config import EngineConfig
 from engine.counters import EngineState
-from engine.errors import InvalidSampling, OutOfMemory
+from engine.errors import DeviceLost, InvalidSampling, OutOfMemory
 from engine.kv.disk.store import DiskStore
 from engine.kv.transfers import BlockTransfer
 from engine.request import PROGRAM, Origin, Request, TokenEvent
@@ -130,7 +130,7 @@ class Engine(Generic[TicketT]):
 
     def step(self) -> list[TokenEvent]:
         """Launch steps until `step_depth` are under way, then collect the oldest. A failed step ends only its own
-        requests.
+        requests. Raises DeviceLost if no later step can run.
         """
         try:
             return self._step()
@@ -148,6 +148,8 @@ class Engine(Generic[TicketT]):
                 self._under_way.append(_LaunchedStep(plan, self._runner.launch(plan), began))
             except OutOfMemory as error:
                 return self._handle_out_of_memory(plan, error, launched=False)
+            except DeviceLost:
+                raise
             except Exception as error:  # noqa: BLE001 # a kernel may raise anything; only the requests of this step end
                 return self._handle_failure(plan, error)
         if not self._under_way:
@@ -159,6 +161,8 @@ class Engine(Generic[TicketT]):
             sampled = self._runner.collect(step.ticket)
         except OutOfMemory as error:
             return self._handle_out_of_memory(step.plan, error, launched=True)
+        except DeviceLost:
+            raise
         except Exception as error:  # noqa: BLE001
             return self._handle_failure(step.plan, error)
         began, self._collected = max(step.began, self._collected), time.monotonic()

@@ -41,6 +41,7 @@ class LoadedModel:
 
     compute: Compute
     kv: KVCache
+    synchronize: Callable[[], None] = lambda: None  # wait for the device; an error means that it has stopped working
 
 
 class Device(Protocol):

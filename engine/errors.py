@@ -5,6 +5,7 @@ EngineError
 ├── InvalidSampling        a sampling parameter that is out of bounds, by name
 ├── PromptTooLong          a request that can never fit, with the numbers
 ├── OutOfMemory            an allocation on a device or the host failed and was undone
+├── DeviceLost             a GPU that fails at every call until the process ends
 └── NoCompiler             no working C compiler, which GPU kernels need
 """
 
@@ -75,6 +76,10 @@ class PromptTooLong(EngineError):
 
 class OutOfMemory(EngineError):
     """An allocation failed. The operation that raises it has freed everything it allocated."""
+
+
+class DeviceLost(EngineError):
+    """A GPU fails at every call of this process, which must end to recover it. No step can run."""
 
 
 class NoCompiler(EngineError):

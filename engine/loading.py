@@ -9,7 +9,8 @@ from typing import Any
 
 from engine import models
 from engine.backends.device_choice import cuda_device, gpu_for, host_device
-from engine.backends.runner import ModelRunner, Ticket, raising_out_of_memory
+from engine.backends.device_errors import raising_out_of_memory
+from engine.backends.runner import ModelRunner, Ticket
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.gguf import GGUFCheckpoint
 from engine.checkpoints.quantizing import QuantizedCheckpoint

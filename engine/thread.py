@@ -111,6 +111,11 @@ class EngineThread:
         waiting = began - moved_at  # includes iterations that planned no step
         return f"requests are waiting, but no step has run for {waiting:.0f} s" if waiting >= UNKNOWN_SECONDS else ""
 
+    @property
+    def failure(self) -> str:
+        """The error that ended the engine for good; empty if there was none. The process must start again."""
+        return self._failure
+
     def _turn_limit(self) -> float:
         """Return the maximum seconds of one iteration. The limit is higher for steps that are expected to take long."""
         expected = self._engine.expected_seconds
@@ -132,7 +137,7 @@ class EngineThread:
             self._deliver_events(self._engine.abort_all())  # ends requests that were submitted while the thread stopped
         except BaseException as error:  # catches everything, because no error may leave a caller waiting
             log.exception("the engine failed")
-            self._failure = f"{type(error).__name__}: {error}"
+            self._failure = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
             self._fail_all_requests()
 
     def _deliver_events(self, events: list[TokenEvent]) -> None:

@@ -126,8 +126,15 @@ class EmbeddingService:
                 raise InputTooLong(index, error.least) from error
         return found
 
+    @property
+    def failure(self) -> str:
+        """The error that ended the embedder for good; empty if there was none."""
+        return self._embedder.failure
+
     def problem(self) -> str:
         """Return the reason why requests are stuck, or an empty string if no request is stuck."""
+        if self.failure:
+            return self.failure
         silence = self._clock() - self._moved_at if self.requests else 0.0
         return f"no text was finished for {silence:.0f} s" if silence >= STUCK_SECONDS else self.texts.problem()
 

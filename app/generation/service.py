@@ -114,6 +114,11 @@ class ChatService:
         """Number of token ids that both the model and its tokenizer have. All ids are below it."""
         return min(self.streams.vocab_size, self.tokenizer.vocab_size)
 
+    @property
+    def failure(self) -> str:
+        """The error that ended the engine for good; empty if there was none."""
+        return self.streams.failure
+
     def problem(self) -> str:
         """Return the reason why requests are stuck, or an empty string if no request is stuck."""
         parts = (self.streams, self._encoding, self.texts, self.preparation)

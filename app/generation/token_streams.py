@@ -118,6 +118,11 @@ class TokenStreams:
         return self._thread.problem()
 
     @property
+    def failure(self) -> str:
+        """The error that ended the engine for good; empty if there was none."""
+        return self._thread.failure
+
+    @property
     def context_length(self) -> int:
         return self._engine.config.context_length
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.errors import EXIT_INTERRUPTED, EXIT_OK, InvalidSetting
+from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, InvalidSetting
 from app.generation.template import ChatTemplateRenderer
 from app.models.details import details_of
 from app.models.pulls import Pulls
@@ -35,6 +35,7 @@ from app.process.signals import ending_signals
 from app.progress import Progress
 from app.settings.api_keys import chosen_keys, make_own_key, own_key_file
 from app.settings.settings import Settings
+from engine.errors import EngineError
 
 if TYPE_CHECKING:
     from app.generation.options import DefaultSampling
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 # seconds for the current step, and for clients to read their last event; then connections are aborted
 STOP_SECONDS = 1.8
+# seconds between two checks whether the engine has failed, and from then until the server stops: health checks see it
+FAILURE_SECONDS = 1.0
 _MAX_HEADER_BYTES = 64 << 10
 
 # Seconds after which a thread that runs Python code gives up the interpreter lock. This is longer than the Python part
@@ -152,8 +155,12 @@ def _instance(stored: StoredModel, host: str, port: int) -> Instance:
 class _PendingWork:
     """All work that requests wait for."""
 
-    computing: "Stoppable"
+    computing: "Computing"
     pulls: Pulls
+
+    @property
+    def failure(self) -> str:
+        return self.computing.failure
 
     async def stop(self) -> None:
         await asyncio.gather(self.computing.stop(), self.pulls.close())
@@ -191,13 +198,13 @@ async def _serve(
         if leases is not None:
             leases.exit_when_unused()
         with write_request_log(progress.say):
-            await server.serve(sockets.sockets)
+            await server.serve_until_failure(sockets.sockets)
 
 
 @asynccontextmanager
 async def _chat(
     model: "ChatModel", renderer: ChatTemplateRenderer, name: str, context: "ServerContext", settings: Settings
-) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
+) -> AsyncIterator[tuple[ASGIApp, "Computing"]]:
     """Create the application of a model that generates text, and the work to stop at the end."""
     from app.generation.reply_token_cache import ReplyTokenCache
     from app.generation.service import ChatService
@@ -230,7 +237,7 @@ def _default_sampling(model: "ChatModel", settings: Settings) -> "DefaultSamplin
 @asynccontextmanager
 async def _embeddings(
     model: "LoadedEncoder", name: str, context: "ServerContext"
-) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
+) -> AsyncIterator[tuple[ASGIApp, "Computing"]]:
     """Create the application of an embedding model, and the work to stop at the end."""
     from app.generation.embedding_service import EmbeddingService
     from app.server.application import create_embedding_application
@@ -295,8 +302,13 @@ def _exit_now(instance: Instance, settings: Settings, status: int) -> None:
     os._exit(status)
 
 
-class Stoppable(Protocol):
+class Computing(Protocol):
     """Work that requests wait for. `stop` ends it and notifies every request; it may be called several times."""
+
+    @property
+    def failure(self) -> str:
+        """The error after which no request can be served until the process starts again; empty if there is none."""
+        ...
 
     async def stop(self) -> None: ...
 
@@ -311,7 +323,7 @@ class HTTPServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        work: Stoppable,
+        work: Computing,
         on_ready: Callable[[], None],
         exit_now: Callable[[int], None],
     ) -> None:
@@ -319,6 +331,23 @@ class HTTPServer(uvicorn.Server):
         self._work = work
         self._announce = on_ready
         self._exit_now = exit_now
+
+    async def serve_until_failure(self, sockets: list[socket.socket]) -> None:
+        """Serve until the server is stopped. Raises EngineError if the engine fails for good.
+
+        A supervisor of the process can then start it again, which is the only way to recover a GPU.
+        """
+        watching = asyncio.create_task(self._stop_on_failure())
+        await self.serve(sockets)
+        watching.cancel()
+        if problem := self._work.failure:
+            raise EngineError(f"The engine has failed: {problem}", "Start it again.")
+
+    async def _stop_on_failure(self) -> None:
+        while not self._work.failure:
+            await asyncio.sleep(FAILURE_SECONDS)
+        await asyncio.sleep(FAILURE_SECONDS)
+        self.should_exit = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -341,7 +370,8 @@ class HTTPServer(uvicorn.Server):
         self._announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().call_later(STOP_SECONDS, self._exit_now, EXIT_OK)
+        status = EXIT_FAILURE if self._work.failure else EXIT_OK
+        asyncio.get_running_loop().call_later(STOP_SECONDS, self._exit_now, status)
         ending = asyncio.create_task(self._work.stop())  # starts when the listening sockets are closed
         await super().shutdown(sockets)  # waits until every running reply has been sent
         await ending

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from engine.backends.device_errors import raising_device_lost, raising_out_of_memory
 from engine.batch import build_batch
 from engine.config import GroupConfig
 from engine.device import LoadedModel
-from engine.errors import OutOfMemory
 from engine.request import Request, TokenLogprobs
 from engine.sampling.drawing import Logits
 from engine.sampling.masks import NO_MASKS, Masks, MaskThread
@@ -39,22 +39,6 @@ def first_rows(parts: Sequence[ScheduledRequest]) -> Iterator[tuple[int, Schedul
         row += len(part.logprob_positions) + part.samples
 
 
-@contextmanager
-def raising_out_of_memory() -> Iterator[None]:
-    """Convert every error that means exhausted memory to OutOfMemory."""
-    try:
-        yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise OutOfMemory(f"There is not enough memory: {error}", FREE_MEMORY) from error
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # torch's message for host memory
-            raise
-        raise OutOfMemory("There is not enough memory", FREE_MEMORY) from error
-
-
-FREE_MEMORY = "Close other programs, or choose a shorter context."
-
-
 class ModelRunner:
     """Runs plans on one device, one step at a time."""
 
@@ -72,12 +56,18 @@ class ModelRunner:
         torch.cuda.empty_cache()
 
     def launch(self, plan: StepPlan) -> Ticket:
-        with raising_out_of_memory():
+        with self.converting_errors():
             return self._launch(plan)
 
     def collect(self, ticket: Ticket) -> list[SampledToken]:
-        with raising_out_of_memory():
+        with self.converting_errors():
             return self._collect(ticket)
+
+    @contextmanager
+    def converting_errors(self) -> Iterator[None]:
+        """Raise OutOfMemory and DeviceLost for the errors of torch that mean them."""
+        with raising_out_of_memory(), raising_device_lost(self._model.synchronize):
+            yield
 
     def _launch(self, plan: StepPlan) -> Ticket:
         blocks = self._model.kv.num_blocks

@@ -78,6 +78,10 @@ class EmbeddingRunner:
         self.launch, self.recover = runner.launch, runner.recover
 
     def collect(self, ticket: Ticket) -> list[SampledToken]:
+        with self._runner.converting_errors():
+            return self._collect(ticket)
+
+    def _collect(self, ticket: Ticket) -> list[SampledToken]:
         asked: list[Request] = []
         reading = [part for part in ticket.parts if part.samples]
         for row, part in enumerate(reading):
@@ -129,6 +133,10 @@ class DecoderEmbedder:
         """Return the vectors of texts, float32 [texts, hidden]. Raises the errors of `submit`."""
         futures = [self.submit(ids) for ids in sequences]
         return torch.stack([future.result() for future in futures]) if futures else torch.empty(0, self.hidden)
+
+    @property
+    def failure(self) -> str:
+        return self._thread.failure
 
     def state(self) -> EngineState:
         """Return the state of the engine. Any thread may call this."""

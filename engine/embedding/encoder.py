@@ -54,6 +54,11 @@ class Embedder(Protocol):
         """Return the vectors of texts, float32 [texts, hidden]. Raises the errors of `submit`."""
         ...
 
+    @property
+    def failure(self) -> str:
+        """The error that ended the embedder for good; empty if there was none."""
+        ...
+
     def close(self) -> None:
         """Cancel all waiting texts, and return when the running ones have been computed."""
         ...
@@ -107,6 +112,7 @@ class Encoder:
         self.vocab_size = model.config.vocab_size
         self.context_length = context_length
         self.threads = threads
+        self.failure = ""
         self._model = model
         self._answer = head or partial(pool_states, pooling=pooling)
         self._pool = ThreadPoolExecutor(threads, "encoding", initializer=initializer)

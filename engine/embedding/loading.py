@@ -19,7 +19,7 @@ from engine.backends.device_choice import (
     physical_cores,
     wants_cpu_kernels,
 )
-from engine.backends.runner import raising_out_of_memory
+from engine.backends.device_errors import raising_out_of_memory
 from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoints.metadata import Metadata
 from engine.checkpoints.weights import LoadProgress, Weights, matrix_samples

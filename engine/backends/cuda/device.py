@@ -93,7 +93,7 @@ class CudaDevice:
             if not self._gpu.card.interpreted:
                 config = config.with_pools(self._fitting_pools(loaded, config))
             step = self._step(loaded, config)
-        return LoadedModel(step, step.kv)
+        return LoadedModel(step, step.kv, self._gpu.synchronize)
 
     def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> CudaRunner:
         if not isinstance(loaded.compute, CudaStep):

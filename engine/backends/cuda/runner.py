@@ -9,7 +9,8 @@ the host (see `needs_reply`) is not launched ahead.
 """
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +19,8 @@ from torch import Tensor
 from engine.backends.cuda.batch_tensors import PendingTokens
 from engine.backends.cuda.gpu import Gpu, GpuEvent
 from engine.backends.cuda.step import CudaStep
-from engine.backends.runner import first_rows, raising_out_of_memory
+from engine.backends.device_errors import raising_device_lost, raising_out_of_memory
+from engine.backends.runner import first_rows
 from engine.batch import Batch, build_batch
 from engine.config import GroupConfig
 from engine.kernels.sampling import sample
@@ -56,12 +58,12 @@ class CudaRunner:
         self._last: CudaTicket | None = None  # the last launched step
 
     def launch(self, plan: StepPlan) -> CudaTicket:
-        with raising_out_of_memory(), torch.inference_mode(), self._gpu.current():
+        with self._running():
             self._last = self._launch(plan)
             return self._last
 
     def collect(self, ticket: CudaTicket) -> list[SampledToken]:
-        with raising_out_of_memory(), torch.inference_mode(), self._gpu.current():
+        with self._running():
             ticket.event.wait()
             return self._collect(ticket)
 
@@ -70,9 +72,10 @@ class CudaRunner:
         return self._step.failed_captures
 
     def recover(self) -> None:
-        self._step.recover()
-        gc.collect()
-        self._gpu.drop_caches()
+        with self._running():
+            self._step.recover()
+            gc.collect()
+            self._gpu.drop_caches()
 
     def prepare(self) -> None:
         """Capture the graphs of all sizes, and compile the kernels of greedy and random sampling.
@@ -84,6 +87,13 @@ class CudaRunner:
             tables = tuple([NULL_BLOCK + 1] for _ in self._groups)
             part = ScheduledRequest(Request(0, (0,), params), 0, 1, samples=True, block_tables=tables)
             self.collect(self.launch(StepPlan((part,))))
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Return a context in which this thread uses the GPU, and errors are those of the engine."""
+        lost = raising_device_lost(self._gpu.synchronize)
+        with raising_out_of_memory(), torch.inference_mode(), self._gpu.current(), lost:
+            yield
 
     def _launch(self, plan: StepPlan) -> CudaTicket:
         blocks = self._step.kv.num_blocks

@@ -26,7 +26,7 @@ from app.server import host
 from app.settings.settings import load_settings
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.errors import EngineError
+from engine.errors import DeviceLost, EngineError
 from engine.sampling_params import SamplingParams
 from tests.support.hash_model import VOCABULARY, HashRunner, HashTicket, hash_engine
 
@@ -178,6 +178,31 @@ def test_stuck_engine_does_not_delay_the_exit(monkeypatch: pytest.MonkeyPatch) -
 
     serve_while(engine, body, exit_now)
     assert abandoned == [(0, False)]
+
+
+def test_server_ends_after_its_engine_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process exits with a failure, so that a supervisor starts it again. Clients get the reason first."""
+    monkeypatch.setattr(host, "FAILURE_SECONDS", 0.05)
+    engine, runner = hash_engine(num_blocks=4096, context=1 << 15)
+    ends: list[str] = []
+
+    def lost(ticket: HashTicket) -> Any:
+        raise DeviceLost("The GPU has stopped working")
+
+    async def run(sockets: ListeningSockets) -> None:
+        async with TokenStreams(engine) as streams:
+            server = host.HTTPServer(host.server_config(application(streams)), streams, lambda: None, never)
+            serving = asyncio.create_task(server.serve_until_failure(sockets.sockets))
+            url = f"http://127.0.0.1:{sockets.port}/reply"
+            async with httpx.AsyncClient(timeout=600) as client, client.stream("GET", url) as response:
+                await anext(lines := response.aiter_lines())
+                runner.collect = lost  # type: ignore[method-assign]
+                ends.extend([line async for line in lines][-1:])
+            await serving
+
+    with closing(ListeningSockets(0)) as sockets, pytest.raises(EngineError, match="The GPU has stopped working"):
+        asyncio.run(run(sockets))
+    assert ends == ["error"]
 
 
 class Keyboard(io.StringIO):

@@ -8,7 +8,7 @@ import torch
 
 from engine.backends.cuda import step
 from engine.config import ALL_FREE, MemoryLimit, Preemption
-from engine.errors import OutOfMemory
+from engine.errors import DeviceLost, OutOfMemory
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import FinishReason, Request, TokenEvent
@@ -146,6 +146,25 @@ def test_step_that_runs_out_of_memory_is_retried(tiny: Path, device: torch.devic
         run_to_end(running, request)
         replies.append(request.output_ids)
     assert replies[0] == replies[1]
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_engine_ends_only_if_the_gpu_has_stopped_working(
+    tiny: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    def fails(*arguments: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    running = engine(tiny, device)
+    request = running.request(prompt(3), SamplingParams(temperature=0, max_tokens=3), frozenset())
+    running.add(request)
+    monkeypatch.setattr("engine.backends.cuda.step.CudaStep._compute", fails)
+    if works:
+        assert [event.finish for event in running.step()] == [FinishReason.ERROR]
+    else:
+        monkeypatch.setattr("engine.backends.cuda.gpu.Gpu.synchronize", fails)
+        with pytest.raises(DeviceLost, match="unspecified launch failure"):
+            running.step()
 
 
 def test_context_that_does_not_fit_is_refused(tiny: Path, device: torch.device) -> None:

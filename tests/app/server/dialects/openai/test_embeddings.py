@@ -46,6 +46,8 @@ class DigestEmbedder:
 
     hidden, vocab_size, context_length, threads = HIDDEN, len(TOKENS), CONTEXT, THREADS
 
+    failure = ""
+
     def __init__(self, *, ranks: bool = False) -> None:
         """Create the embedder. With `ranks`, it is a cross-encoder that returns the absolute value of the first
         element.
