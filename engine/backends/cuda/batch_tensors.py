@@ -88,6 +88,13 @@ class StepBuffers:
         write to the null block.
         """
         self._check_limits(batch)
+        try:
+            return self._fill(batch, tiles, pending, requests)
+        except BaseException:  # the tables on the GPU may differ from those noted as sent
+            self.invalidate_tables()
+            raise
+
+    def _fill(self, batch: Batch, tiles: Tiles, pending: PendingTokens, requests: int) -> BatchTensors:
         padding = max(0, requests - len(batch.context_lengths))
         all_wanted = list(batch.logit_rows) == list(range(len(batch.token_ids)))
         lists = [_padded(batch.token_ids, padding), _padded(batch.positions, padding)]

@@ -87,6 +87,29 @@ def test_block_tables_equal_those_of_the_batch(device: torch.device) -> None:
             buffers.invalidate_tables()
 
 
+@pytest.mark.parametrize("where", ["_send", "_apply"])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_tables_are_sent_again_after_any_failure(
+    where: str, error: type[BaseException], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffers = StepBuffers(LIMITS, gpu(device))
+
+    def fill(*blocks: int) -> list[list[list[int]]]:
+        batch = batch_of([1], [[list(blocks)]] * 2, [0])
+        sent = buffers.fill(batch, query_tiles(batch.query_starts, batch.context_lengths, QUERIES))
+        return [table.tolist() for table in sent.tables]
+
+    def fail(*_: object) -> None:
+        raise error("injected")
+
+    fill(3, 4)
+    with monkeypatch.context() as broken:
+        broken.setattr(buffers, where, fail)
+        with pytest.raises(error, match="injected"):
+            fill(7, 8)
+    assert [rows[0][:2] for rows in fill(7, 8)] == [[7, 8]] * 2
+
+
 def test_entries_beyond_the_staging_buffer_are_sent_separately(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
