@@ -15,6 +15,7 @@ from typing import Generic
 from engine.config import EngineConfig
 from engine.counters import EngineState
 from engine.errors import DeviceLost, InvalidSampling, OutOfMemory
+from engine.freed_memory import release_frames
 from engine.kv.disk.store import DiskStore
 from engine.kv.transfers import BlockTransfer
 from engine.request import PROGRAM, Origin, Request, TokenEvent
@@ -172,6 +173,7 @@ class Engine(Generic[TicketT]):
 
     def _handle_out_of_memory(self, plan: StepPlan, error: OutOfMemory, *, launched: bool) -> list[TokenEvent]:
         """Retry a step that ran out of memory with fewer tokens. If it cannot be made smaller, its requests end."""
+        release_frames(error)  # a traceback references the tensors of the failed step
         self._runner.recover()
         while launched and self._under_way:  # later steps depend on the results of this one
             self._scheduler.undo(self._under_way.pop().plan)

@@ -1,8 +1,9 @@
-"""Returns freed memory to the system, which glibc otherwise keeps for each thread that has used it."""
+"""Frees memory that an error still references, and returns freed memory, which glibc keeps for each thread."""
 
 import contextlib
 import ctypes
 import gc
+import traceback
 
 
 def return_freed_memory() -> None:
@@ -15,3 +16,13 @@ def trim() -> None:
     """Return free memory to the system. Does nothing if the C library has no malloc_trim."""
     with contextlib.suppress(OSError, TypeError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def release_frames(error: BaseException) -> None:
+    """Clear the local variables of all functions that `error` and its causes have left, such as a step's tensors."""
+    seen: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in seen:
+        seen.append(link)
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__

@@ -1,6 +1,7 @@
 """Steps that run out of memory are retried with fewer tokens. Only a request that cannot run alone ends."""
 
 import random
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,10 @@ from tests.engine.hash_run import Run
 from tests.support.hash_model import HashRunner, HashTicket, hash_engine
 
 GROUPS = (GroupConfig(), GroupConfig(window=24), GroupConfig(recurrent=True))
+
+
+class StepTensor:
+    """Memory that a step allocates."""
 
 
 def starve(runner: HashRunner, site: str, fails: Callable[[StepPlan], bool]) -> None:
@@ -58,6 +63,36 @@ def test_occasional_out_of_memory_changes_no_token(every: int, site: str, depth:
     run.run_out()
     run.check()
     assert set(run.finished.values()) == {FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_memory_of_a_failed_step_is_free_when_the_runner_recovers(depth: int) -> None:
+    run, runner = mixed_load(depth, 0)
+    launch, recover = runner.launch, runner.recover
+    held: list[weakref.ref[StepTensor]] = []
+    alive: list[bool] = []
+
+    def allocate() -> None:
+        tensor = StepTensor()
+        held.append(weakref.ref(tensor))
+        raise MemoryError
+
+    def launched(plan: StepPlan) -> HashTicket:
+        if len(held) < 3:
+            try:
+                allocate()
+            except MemoryError as error:
+                raise OutOfMemory("injected") from error
+        return launch(plan)
+
+    def recovered() -> None:
+        alive.extend(tensor() is not None for tensor in held)
+        recover()
+
+    runner.launch, runner.recover = launched, recovered  # type: ignore[method-assign]
+    run.run_out()
+    assert alive
+    assert not any(alive)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
