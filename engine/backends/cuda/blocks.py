@@ -25,7 +25,9 @@ from engine.kv.transfers import MoveBlock
 log = logging.getLogger(__name__)
 
 PAGE = 4096
-PIN_BYTES = 256 << 20  # approximate bytes pinned at a time
+# Maximum bytes that are pinned or copied at once. Pinning more would delay kernel launches, and a sampled token waits
+# for the copy before it.
+PIECE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class GpuBlocks(KVCache):
         self._pieces = [_piece_blocks(size) for size in self.block_bytes]
         self._pinned: set[tuple[int, int]] = set()  # (group, number of a part of its host pool)
         self._registered: list[Tensor] = []
+        self._warned = False
         weakref.finalize(self, _unpin, gpu, self._registered)
 
     def move(self, moves: Iterable[MoveBlock]) -> None:
@@ -126,7 +129,8 @@ class GpuBlocks(KVCache):
         memory = bytes_of(self.host_pools[group])[piece * size : (piece + 1) * size]
         if self._gpu.pin(memory):
             self._registered.append(memory)
-        else:
+        elif not self._warned:
+            self._warned = True
             log.warning("host memory could not be pinned, so copies are slower")
 
 
@@ -136,9 +140,12 @@ def _unpin(gpu: Gpu, registered: Sequence[Tensor]) -> None:
 
 
 def _piece_blocks(block_bytes: int) -> int:
-    """Return the number of blocks per pinned part: a whole number of pages, so that no two parts share a page."""
+    """Return the number of blocks per pinned part: a whole number of pages, so that no two parts share a page.
+
+    A part has at most PIECE_BYTES bytes, unless the smallest possible one is larger.
+    """
     step = PAGE // math.gcd(PAGE, block_bytes)
-    return -(-PIN_BYTES // (block_bytes * step)) * step
+    return max(1, PIECE_BYTES // (block_bytes * step)) * step
 
 
 def _reserve_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

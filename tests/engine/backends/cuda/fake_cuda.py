@@ -29,11 +29,15 @@ class FakeCuda:
         """Replace the functions of torch.cuda that the backend uses."""
         monkeypatch.setattr(torch.cuda, "Stream", lambda index=0, priority=0: FakeStream(self, index, priority))
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: FakeGraph(self))
+        monkeypatch.setattr(torch.cuda, "Event", self.new_event)
         monkeypatch.setattr(torch.cuda, "stream", self.inside)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda index: FakeStream(self, -1, 0))
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", self.new_pool)
         for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
             monkeypatch.setattr(torch._C, name, lambda *_, name=name: self.call(name), raising=False)
+
+    def new_event(self, *, blocking: bool = False) -> "FakeEvent":
+        return FakeEvent(self, blocking)
 
     def new_pool(self) -> int:
         self.num_pools += 1
@@ -57,6 +61,20 @@ class FakeStream:
 
     def synchronize(self) -> None:
         self._cuda.call("synchronize")
+
+
+@dataclass
+class FakeEvent:
+    """An event. If it is not blocking, a thread that waits for it spins."""
+
+    cuda: FakeCuda
+    blocking: bool
+
+    def record(self) -> None:
+        self.cuda.call("record")
+
+    def synchronize(self) -> None:
+        self.cuda.call("wait" if self.blocking else "spin")
 
 
 class FakeGraph:

@@ -8,10 +8,12 @@ import torch
 
 from engine.backends.cuda import blocks
 from engine.backends.cuda.blocks import BlockRange, GpuBlocks, merge_ranges
+from engine.backends.cuda.gpu import CopyStream, Gpu
 from engine.kv.cache import KVGroup, bytes_of
 from engine.kv.transfers import MoveBlock
 from tests.engine.backends.cuda.two_devices import gpu
 
+MIB = 1 << 20
 GROUPS = [KVGroup((0, 2), 2, 16), KVGroup((1,), 1, 32)]
 
 
@@ -44,11 +46,39 @@ def test_ranges_do_not_cross_pinned_parts() -> None:
     assert [(run.source, run.count) for run in merge_ranges(back, [4])] == [(1, 3), (4, 4), (8, 1)]
 
 
-@pytest.mark.parametrize("pinned", [1, 256 << 20])
+def test_pieces_are_at_most_16_mb_and_whole_pages() -> None:
+    for block_bytes in (2 * MIB, MIB + 512, 1536, 9 * MIB, 40 * MIB):
+        size = blocks._piece_blocks(block_bytes) * block_bytes
+        assert size <= max(16 * MIB, block_bytes)
+        assert size % blocks.PAGE == 0
+    assert blocks._piece_blocks(2 * MIB) == 8
+
+
+def test_copies_of_adjacent_blocks_are_at_most_a_piece(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = cache(device)
+    monkeypatch.setattr(blocks, "PIECE_BYTES", 3 * kv.block_bytes[0])
+    kv._pieces = [blocks._piece_blocks(size) for size in kv.block_bytes]
+    sizes: list[int] = []
+    monkeypatch.setattr(CopyStream, "copy", lambda _, source, target: sizes.append(source.nbytes))
+    kv.move([MoveBlock(0, number, number, to_host=True) for number in range(1, 9)])
+    assert max(sizes) <= 3 * kv.block_bytes[0]
+    assert sum(sizes) == 8 * kv.block_bytes[0]
+
+
+def test_memory_that_cannot_be_pinned_is_reported_once(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(blocks, "PIECE_BYTES", 1)
+    monkeypatch.setattr(Gpu, "pin", lambda *_: False)
+    cache(device).move([MoveBlock(0, number, number, to_host=True) for number in range(1, 9)])
+    assert caplog.text.count("could not be pinned") == 1
+
+
+@pytest.mark.parametrize("pinned", [1, 16 << 20])
 def test_blocks_survive_a_round_trip_through_the_host(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, pinned: int
 ) -> None:
-    monkeypatch.setattr(blocks, "PIN_BYTES", pinned)
+    monkeypatch.setattr(blocks, "PIECE_BYTES", pinned)
     kv, rng = cache(device), random.Random(pinned)
     for group, pool in enumerate(kv.pools):
         before = pool.cpu().view(torch.uint8).clone()

@@ -1,4 +1,4 @@
-"""CUDA graphs: one capture stream, the order of captures, and failed captures."""
+"""CUDA graphs of decode steps: the order of captures, and failed captures."""
 
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -14,59 +14,10 @@ from engine.backends.cuda.graphs import GraphSize, StepGraphs
 from engine.batch import Batch
 from engine.kernels.attention_tiles import TileQueries
 from quant.kernels.card import Card
-from tests.engine.backends.cuda.fake_cuda import FakeCuda
 
 CARD = Card("a card", (9, 0), 132, 232448, 50 << 20, 80 << 30)
 CPU = torch.device("cpu")
 VOCABULARY = 7
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    fake = FakeCuda()
-    fake.install(monkeypatch)
-    return fake
-
-
-def test_all_graphs_are_captured_on_one_stream_that_no_copy_uses(cuda: FakeCuda) -> None:
-    gpu = Gpu(CARD)
-    capture, copies = gpu.capture_stream(), [gpu.copy_stream() for _ in range(3)]
-    ran_on: list[Any] = []
-    for _ in range(40):
-        capture.capture(lambda: ran_on.append(cuda.current[-1]))()
-    assert len(copies) == 3
-    assert cuda.streams == [(0, -1), (0, 0), (0, 0), (0, 0)]
-    assert len(ran_on) == 80  # a warm-up run before each capture
-    assert len(set(map(id, ran_on))) == 1
-    assert set(cuda.pools) == {1}
-    assert cuda.calls.count("replay") == 40
-
-
-def test_graphs_after_a_reset_use_a_new_pool(cuda: FakeCuda) -> None:
-    capture = Gpu(CARD).capture_stream()
-    capture.capture(lambda: None)
-    capture.reset()
-    capture.capture(lambda: None)
-    assert cuda.pools == [1, 2]
-
-
-def test_failed_capture_ends_and_detaches_the_allocator(cuda: FakeCuda) -> None:
-    capture = Gpu(CARD).capture_stream()
-    cuda.broken.append("capture_end")
-    with pytest.raises(RuntimeError, match="injected into capture_end"):
-        capture.capture(lambda: None)
-    assert cuda.calls[-3:] == ["_cuda_endAllocateToPool", "_cuda_releasePool", "wait_stream"]
-    cuda.broken.clear()
-    cuda.calls.clear()
-    runs = iter((None, RuntimeError("no memory")))
-
-    def fail_in_the_capture() -> None:
-        if (error := next(runs)) is not None:
-            raise error
-
-    with pytest.raises(RuntimeError, match="no memory"):
-        capture.capture(fail_in_the_capture)
-    assert cuda.calls == ["wait_stream", "capture_begin", "capture_end", "wait_stream"]
 
 
 @dataclass
