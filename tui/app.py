@@ -27,7 +27,7 @@ from tui.large_downloads import can_load
 from tui.no_color import ReverseBackgrounds
 from tui.plain_text import sanitize
 from tui.screens.chat import ChatScreen
-from tui.screens.dialog import Answer, OverChat, Page, may_fetch
+from tui.screens.dialog import Answer, OverChat, Page, may_fetch, replies_in_the_way
 from tui.show_errors import show_error, show_errors
 from tui.types import ChatId
 
@@ -227,8 +227,20 @@ class ChatApp(App[None]):
                 self._load(name)
 
     def _load(self, name: str | None) -> None:
-        """Load the model `name` for all later replies."""
         if name is not None:
+            self.switch_model(name)
+
+    @work(exclusive=True, group="switch", description="switch")
+    async def switch_model(self, name: str) -> None:
+        """Use a model for all further replies. If a reply is running, ask whether to stop it or to wait for it."""
+        conversation = self._chat_screen.conversation
+        with show_errors(self):
+            if running := await conversation.running_titles():
+                stops = await self.push_screen_wait(replies_in_the_way(running, name))
+                if stops is None:
+                    return
+                if stops:
+                    await conversation.stop_all()
             self._chat_screen.follow(self._client.models.load(name))
 
     def action_copy_address(self) -> None:

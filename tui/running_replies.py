@@ -1,7 +1,7 @@
 """The replies that are being generated in all chats, each with the task that reads its stream."""
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Protocol
@@ -36,7 +36,7 @@ class RunningReplies:
         self._unanswered: defaultdict[ChatId, dict[MessageId, str]] = defaultdict(dict)
 
     @property
-    def chats(self) -> Container[ChatId]:
+    def chats(self) -> Collection[ChatId]:
         """The chats in which a reply is being generated."""
         return self._running.keys()
 

@@ -10,10 +10,10 @@ Choose = Callable[[ChatId, MessageId | None, str, ContextBudget], Awaitable[Trim
 
 
 class ContextTrimmer:
-    """Trims the context of one chat at a time.
+    """Trims the contexts of chats.
 
-    `choose` asks the user for a plan. `trimmed` receives a chat after it was trimmed. `on_activity` receives a
-    description of the current activity, or "".
+    `choose` asks the user for a plan. `trimmed` receives a chat after it was trimmed. `on_activity` receives a chat
+    whose activity has changed.
     """
 
     def __init__(
@@ -21,13 +21,14 @@ class ContextTrimmer:
         context: Context,
         choose: Choose,
         trimmed: Callable[[Chat], Awaitable[None]],
-        on_activity: Callable[[str], None],
+        on_activity: Callable[[ChatId], None],
     ) -> None:
         self._context = context
         self._choose = choose
         self._trimmed = trimmed
         self._on_activity = on_activity
-        self._making: asyncio.Future[Chat] | None = None
+        self._making: dict[ChatId, asyncio.Future[Chat]] = {}
+        self._summarizing: set[ChatId] = set()
 
     async def ensure_room(self, chat: ChatId | None, leaf: MessageId | None, typed: str, how: FullContext) -> bool:
         """Trim the chat as `how` allows, until `typed` and a reply fit after `leaf`. Returns False if the user cancels.
@@ -59,8 +60,10 @@ class ContextTrimmer:
 
     async def trim(self, chat: ChatId, plan: TrimPlan) -> bool:
         """Apply a plan. Returns False if the user stopped it."""
-        self._on_activity("summarizing" if plan.how is FullContext.SUMMARIZE else "")
-        making = self._making = asyncio.ensure_future(self._context.trim(chat, plan))
+        making = self._making[chat] = asyncio.ensure_future(self._context.trim(chat, plan))
+        if plan.how is FullContext.SUMMARIZE:
+            self._summarizing.add(chat)
+        self._on_activity(chat)
         try:
             await asyncio.wait((making,))
             if making.cancelled():
@@ -69,16 +72,20 @@ class ContextTrimmer:
             return True
         finally:
             making.cancel()
-            self._making = None
-            self._on_activity("")
+            self._making.pop(chat, None)
+            self._summarizing.discard(chat)
+            self._on_activity(chat)
 
-    @property
-    def is_trimming(self) -> bool:
-        return self._making is not None
+    def is_trimming(self, chat: ChatId | None) -> bool:
+        return chat in self._making
 
-    def stop(self) -> bool:
-        """Stop trimming without a change to the chat. Returns whether a trim was in progress."""
-        return self._making is not None and self._making.cancel()
+    def activity(self, chat: ChatId | None) -> str:
+        """Return a description of the work on this chat; empty if there is none that takes time."""
+        return "summarizing" if chat in self._summarizing else ""
+
+    def stop(self, chat: ChatId | None) -> bool:
+        """Stop trimming this chat, without a change to it. Returns whether a trim was in progress."""
+        return chat is not None and chat in self._making and self._making[chat].cancel()
 
 
 def _too_long(tokens: int) -> ClientError:

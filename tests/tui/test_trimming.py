@@ -87,6 +87,28 @@ def test_escape_stops_a_summary() -> None:
     run(client, flow, chat=name)
 
 
+def test_escape_in_another_chat_does_not_stop_a_summary() -> None:
+    client, name = full()
+
+    async def flow(chat: Chatting) -> None:
+        bar = chat.app.screen.query_one(TopBar)
+        await chat.until(lambda: chat.conversation.model and len(chat.conversation.chat.path()) == 4)
+        await chat.type("one more")
+        await asked(chat)
+        await chat.pilot.press("enter")
+        await chat.until(lambda: bar.activity == "summarizing")
+        await chat.conversation.open_new()
+        await chat.until(lambda: bar.activity == "")
+        await chat.pilot.press("escape")
+        await chat.conversation.open(name)
+        await chat.until(lambda: bar.activity == "summarizing")
+        client.context.summarizes.set()
+        await chat.until(lambda: client.chats.chats[name].left_out)
+        await chat.until(lambda: bar.activity == "")
+
+    run(client, flow, chat=name)
+
+
 def test_summary_is_shown_at_its_message() -> None:
     client, name = full()
     client.context.summarizes.set()

@@ -1,5 +1,6 @@
 """Base classes of the screens above the chat (dialogs and pages), and questions that workers ask."""
 
+from collections.abc import Sequence
 from typing import ClassVar, TypeVar
 
 from textual import on
@@ -75,9 +76,9 @@ class Confirm(Dialog[bool]):
     AUTO_FOCUS = "#no"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("left,right", "app.focus_next", "Choose", show=False)]
 
-    def __init__(self, question: str, about: str, yes: str) -> None:
+    def __init__(self, question: str, about: str, yes: str, no: str = "Cancel") -> None:
         super().__init__()
-        self._question, self._about, self._yes = question, about, yes
+        self._question, self._about, self._yes, self._no = question, about, yes, no
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as dialog:
@@ -85,12 +86,20 @@ class Confirm(Dialog[bool]):
             yield Label(sanitize(self._question), markup=False, classes="question")
             yield Label(sanitize(self._about), markup=False, classes="about")
             with Horizontal(classes="buttons"):
-                yield Button("Cancel", id="no")
+                yield Button(self._no, id="no")
                 yield Button(self._yes, id="yes", variant="warning")
 
     @on(Button.Pressed)
     def answer(self, event: Button.Pressed) -> None:
         self.dismiss(event.button.id == "yes")
+
+
+def replies_in_the_way(chats: Sequence[str], model: str) -> Confirm:
+    """Return the question whether to stop the replies of these chats, so that `model` can be loaded now."""
+    reply, them = ("A reply is", "it") if len(chats) == 1 else (f"{len(chats)} replies are", "them")
+    waiting = "If you wait, the model is loaded when the engine is free. Esc keeps the current model."
+    about = f"{', '.join(chats)}\n\n{waiting}"
+    return Confirm(f"{reply} running. Stop {them} and load {model}?", about, "Stop and load", "Wait")
 
 
 class Ask(Dialog[str]):

@@ -5,7 +5,7 @@ before it is shown.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Container, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import ClassVar
 
@@ -21,6 +21,7 @@ from tui.client import Client, ClientError, NotLoaded
 from tui.double_press import DoublePress
 from tui.drafts import Prompt
 from tui.open_chat import OpenChat
+from tui.plain_text import single_line
 from tui.reply_progress import ReplyProgress
 from tui.running_replies import RunningReplies
 from tui.screens.full_context import FullContextScreen
@@ -129,12 +130,12 @@ class Conversation(Vertical):
     @property
     def is_interruptible(self) -> bool:
         """Whether there is a reply or a summary that `action_stop` can stop, or a message being edited."""
-        return self.current_reply is not None or self._trimmer.is_trimming or self._editing is not None
+        return self.current_reply is not None or self._trimmer.is_trimming(self.chat.id) or self._editing is not None
 
     @property
     def keys_of_the_moment(self) -> Mapping[str, str]:
         """Return the actions of Escape and Enter, for the footer. Empty if the frame of the prompt has the keys."""
-        is_replying = self.current_reply is not None or self._trimmer.is_trimming
+        is_replying = self.current_reply is not None or self._trimmer.is_trimming(self.chat.id)
         if isinstance(self.screen.focused, MessageView):
             return {"escape": "Stop" if is_replying else "Back"}
         if not self.composer.area.has_focus or self.composer.menu.is_open:
@@ -144,7 +145,7 @@ class Conversation(Vertical):
         return {} if self._editing is None else {"escape": "Cancel edit", "enter": "Send as branch"}
 
     @property
-    def running_chats(self) -> Container[ChatId]:
+    def running_chats(self) -> Collection[ChatId]:
         """The chats in which a reply is being generated."""
         return self._replies.chats
 
@@ -227,7 +228,7 @@ class Conversation(Vertical):
     def _post_shown(self) -> None:
         self.set_class(self.chat.id is None, "empty")
         self.post_message(self.Shown(self.chat))
-        self._post_activity(self.current_reply.activity if self.current_reply else "")
+        self._post_activity(self.current_reply.activity if self.current_reply else self._trimmer.activity(self.chat.id))
 
     def _post_activity(self, text: str) -> None:
         self.transcript.status.follow(self.current_reply, text)
@@ -235,9 +236,10 @@ class Conversation(Vertical):
             self._activity = text
             self.post_message(self.Activity(text))
 
-    def _post_trimming(self, text: str) -> None:
-        self._post_activity(text)
-        self.refresh_bindings()
+    def _post_trimming(self, chat: ChatId) -> None:
+        if chat == self.chat.id:
+            self._post_activity(self._trimmer.activity(chat))
+            self.refresh_bindings()
 
     # --- sending
 
@@ -449,16 +451,35 @@ class Conversation(Vertical):
     async def action_stop(self) -> None:
         """Stop the reply or the summary. If there is none, end editing."""
         reply = self.current_reply
-        if reply is None and self._trimmer.stop():
+        if reply is None and self._trimmer.stop(self.chat.id):
             return
         if reply is None:
             self._leave_or_edit()
-        elif reply.message is None or reply.stopping:
-            await self._end_now(reply)
         else:
-            reply.stopping = True
+            await self._stop(reply)
+
+    async def stop_all(self) -> None:
+        """Stop the replies of all chats."""
+        for chat in list(self.running_chats):
+            if (reply := self._replies.in_chat(chat)) is not None:
+                await self._stop(reply)
+
+    async def _stop(self, reply: ReplyProgress) -> None:
+        """Stop a reply: gently at first, at once if it has not started or is already stopping."""
+        if reply.message is None or reply.stopping:
+            await self._end_now(reply)
+            return
+        reply.stopping = True
+        if reply.chat == self.chat.id:
             self._post_activity("stopping")
-            self.stop_gently(reply, reply.message.id)
+        self.stop_gently(reply, reply.message.id)
+
+    async def running_titles(self) -> Sequence[str]:
+        """Return the titles of the chats in which a reply is being generated. Raises ClientError."""
+        if not self.running_chats:
+            return []
+        titles = {one.id: single_line(one.title) for one in await self._client.chats.summaries()}
+        return [titles.get(chat) or "New chat" for chat in self.running_chats]
 
     def _leave_or_edit(self) -> None:
         """Handle Escape without a reply: end editing or return to the prompt.
