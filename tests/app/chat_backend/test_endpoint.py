@@ -124,6 +124,18 @@ def test_title_of_a_chat_is_read_once(
     run(settings, endpoint.url, work)
 
 
+def test_small_model_writes_no_title(settings: Settings, endpoint: FakeEndpoint) -> None:
+    endpoint.model["id"] = "tiny-135m"
+
+    async def work(client: TerminalClient) -> str:
+        chat = (await client.chats.create(ChatSettings())).summary.id
+        await client.chats.add(chat, None, "Tell me of rivers in Norway, please, and of its lakes")
+        return await client.chats.title(chat)
+
+    assert run(settings, endpoint.url, work) == "Tell me of rivers in Norway, please, and…"
+    assert endpoint.asked == []
+
+
 def replied(settings: Settings, url: str) -> list[ReplyEvent]:
     async def work(client: TerminalClient) -> list[ReplyEvent]:
         chat = (await client.chats.create(ChatSettings())).summary.id

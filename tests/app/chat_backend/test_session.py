@@ -1,23 +1,72 @@
-"""Tests for the colors with which the chat starts."""
+"""Tests of the chat with screens as a process: what it reads from the environment and asks the terminal."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from textual.theme import Theme
 
-from app.chat_backend import session
-from app.chat_backend.session import has_dark_theme
+from tests.app.chat_backend.plain.test_plain_ends import command, folders
+from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.terminal_screen import Terminal, python
+from tui import themes
+
+# a chat that waits longer for the terminal's answer, because a loaded machine answers late
+PATIENT_CHAT = """
+import sys
+from app.cli import main
+from app.process import terminal_background
+
+terminal_background._SECONDS = 30
+sys.exit(main())
+"""
+F4, CTRL_Q = b"\x1bOS", b"\x11"
+QUERY = b"\x1b]11;?"  # OSC 11, which asks for the background color
+WHITE, BLACK = (b"\x1b]11;rgb:%b\x1b\\\x1b[?62c" % color for color in (b"ffff/ffff/ffff", b"0000/0000/0000"))
 
 
-@pytest.mark.parametrize(
-    ("theme", "asks", "is_dark"), [("auto", 1, False), ("hearth-light", 0, True), ("nord", 0, True)]
-)
-def test_terminal_is_asked_for_its_background_only_without_a_theme(
-    theme: str, asks: int, is_dark: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    with FakeEndpoint() as served:
+        yield served
+
+
+def started(endpoint: FakeEndpoint, place: Path, answer: bytes = BLACK, **environment: str) -> Terminal:
+    """Start the chat in a terminal outside of tmux and SSH. `answer`: the terminal's answer to OSC 11."""
+    nowhere = dict.fromkeys(("TMUX", "SSH_CONNECTION", "SSH_TTY", "WAYLAND_DISPLAY", "DISPLAY", "COLORFGBG"), "")
+    arguments = ["-c", PATIENT_CHAT, *command(endpoint)[3:]]
+    terminal = Terminal(python(*arguments), {**folders(place), "COLORTERM": "truecolor", **nowhere, **environment})
+    terminal.resize(100, 30)
+    terminal.read_until(lambda output: QUERY in output)
+    os.write(terminal.master, answer)
+    return terminal
+
+
+def end(terminal: Terminal) -> None:
+    os.write(terminal.master, CTRL_Q)
+    assert terminal.ended().status == 0
+
+
+def test_copy_uses_the_clipboard_program_of_the_environment(endpoint: FakeEndpoint, tmp_path: Path) -> None:
+    program = tmp_path / "xclip"
+    program.write_text('#!/bin/sh\ncat > "$0.got"\n', encoding="utf-8")
+    program.chmod(0o755)
+    terminal = started(endpoint, tmp_path, DISPLAY=":9", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    terminal.read_until(lambda output: b"stand-in" in output)
+    os.write(terminal.master, F4)
+    terminal.read_until(lambda output: b"Copied to the clipboard." in output)
+    assert (tmp_path / "xclip.got").read_text(encoding="utf-8") == endpoint.url
+    end(terminal)
+
+
+@pytest.mark.parametrize(("answer", "theme"), [(WHITE, themes.DAY), (BLACK, themes.NIGHT)])
+def test_theme_follows_the_background_that_the_terminal_reports(
+    endpoint: FakeEndpoint, tmp_path: Path, answer: bytes, theme: Theme
 ) -> None:
-    asked: list[str] = []
-
-    def is_background_dark(stated: str) -> bool:
-        asked.append(stated)
-        return False
-
-    monkeypatch.setattr(session, "is_background_dark", is_background_dark)
-    assert has_dark_theme(theme) is is_dark
-    assert len(asked) == asks
+    terminal = started(endpoint, tmp_path, answer)
+    terminal.read_until(lambda output: b"sk anything" in output)
+    background = str(theme.background).lstrip("#")
+    color = ";".join(str(part) for part in bytes.fromhex(background)).encode()
+    assert b"48;2;" + color in terminal.output
+    end(terminal)

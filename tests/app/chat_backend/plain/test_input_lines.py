@@ -105,6 +105,8 @@ def test_keys_during_a_reply_do_not_mix_with_it(endpoint: FakeEndpoint, tmp_path
         chat.terminal.read_until(lambda output: b"Count" in output)
     chat.press(b"next question")
     endpoint._held.set()
+    chat.terminal.read_until(lambda output: b"next question" in output.partition(b"three.")[2])
+    assert b"next question" not in chat.terminal.output.partition(b"three.")[0]
     chat.wait(b"One two three.", b"> ", b"next question")
     chat.send()
     assert chat.asked() == ["Count", "next question"]
