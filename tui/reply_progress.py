@@ -9,6 +9,7 @@ from tui import figures
 from tui.types import (
     CallId,
     ChatId,
+    EngineRestarting,
     Finish,
     Message,
     MessageId,
@@ -30,6 +31,7 @@ class Stage(enum.Enum):
     """The current activity of a reply."""
 
     WAITING = "waiting"
+    RESTARTING = "restarting"
     READING = "reading"
     THINKING = "thinking"
     WRITING = "writing"
@@ -109,6 +111,8 @@ class ReplyProgress:
         match event:
             case ReplyStarted(message, model):
                 self.message = Message(message, self.to, Role.ASSISTANT, "", time.time(), model=model)
+            case EngineRestarting():
+                self._enter(Stage.RESTARTING)
             case PromptProgress():
                 self._enter(Stage.READING)
                 self._first_prompt, self.prompt = self._first_prompt or event, event

@@ -148,7 +148,14 @@ class ToolReturned(Sanitized):
     is_error: bool = False
 
 
-ReplyEvent = ToolCalled | ToolReturned | ReplyStarted | PromptProgress | ReasoningDelta | TextDelta | ReplyEnd
+@dataclass(frozen=True, slots=True)
+class EngineRestarting(Sanitized):
+    """The engine has stopped, and restarts before the reply starts."""
+
+
+ReplyEvent = (
+    EngineRestarting | ToolCalled | ToolReturned | ReplyStarted | PromptProgress | ReasoningDelta | TextDelta | ReplyEnd
+)
 
 
 # --- chats -----------------------------------------------------------------------------------------------------------

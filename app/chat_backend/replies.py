@@ -26,6 +26,7 @@ T = TypeVar("T")
 MAX_TURNS = 50  # maximum number of turns with tool calls in one reply
 SAVE_SECONDS = 0.5  # interval between two saves: a killed program loses at most this much of a reply
 
+_GLANCES, _GLANCE = 10, 0.1  # number of checks whether the engine has exited, and seconds between them
 _FINISH = {
     State.WHOLE: types.Finish.COMPLETE,
     State.CUT: types.Finish.LENGTH,
@@ -109,13 +110,32 @@ class ChatReplies:
         self._in_progress: dict[int, _ReplyInProgress] = {}
 
     async def reply(self, chat: types.ChatId, to: types.MessageId) -> AsyncGenerator[types.ReplyEvent, None]:
-        title = await to_thread(self._title, chat)
-        async with (
-            self._connection.use(retry=True, reply_in=title) as engine,
-            aclosing(self._reply(chat, int(to), engine)) as events,
-        ):
-            async for event in events:
-                yield event
+        title, has_started = await to_thread(self._title, chat), False
+        for has_retried in (False, True):
+            if await self._connection.is_lost():
+                yield types.EngineRestarting()
+            try:
+                async with (
+                    self._connection.use(retry=True, reply_in=title) as engine,
+                    aclosing(self._reply(chat, int(to), engine)) as events,
+                ):
+                    async for event in events:
+                        has_started = True
+                        yield event
+                return
+            except ClientError as problem:
+                if has_started or has_retried or not await self._is_exit(problem):
+                    raise
+
+    async def _is_exit(self, problem: ClientError) -> bool:
+        """Whether a request failed because the engine has exited, which may take a moment to show."""
+        from app.client.http import ServerUnreachable
+
+        for _ in range(_GLANCES if isinstance(problem.__cause__, ServerUnreachable) else 0):
+            if await self._connection.is_lost():
+                return True
+            await asyncio.sleep(_GLANCE)
+        return False
 
     def _title(self, chat: types.ChatId) -> str:
         history, number = self._chats.locate(chat)

@@ -1,11 +1,16 @@
 """Tests for the status line below a running reply."""
 
+import pytest
+
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
+from tui.client import ClientError
 from tui.reply_progress import ReplyProgress
 from tui.types import (
     CallId,
     ChatId,
+    ContextBudget,
+    EngineRestarting,
     Finish,
     MessageId,
     PromptProgress,
@@ -70,3 +75,21 @@ def test_status_line_is_below_the_question_until_the_reply_ends() -> None:
         await chat.until(lambda: "Hi" in chat.texts() and not status.display)
 
     run(ScriptedClient([PromptProgress(100, 900), WAIT, TextDelta("Hi"), END]), flow)
+
+
+def test_retry_after_the_engine_stopped_says_so_and_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient([TextDelta("first"), END], [EngineRestarting(), WAIT, TextDelta("second"), END])
+
+    async def fail(*_: object) -> ContextBudget:
+        raise ClientError("the server does not respond: ReadError", "Try again: the engine restarts.")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.say("one")
+        monkeypatch.setattr(client.context, "budget", fail)
+        await chat.type("/regenerate")
+        await chat.until(lambda: any("The engine stopped. Restarting it" in line for line in chat.lines()))
+        client.replies.gate.set()
+        await chat.until(lambda: chat.texts() == ["one", "second"])
+        assert not any("does not respond" in notice for notice in chat.notices())
+
+    run(client, flow)

@@ -558,10 +558,12 @@ class Conversation(Vertical):
     @work(group="send", description="send")
     async def ask_again(self, to: MessageId) -> None:
         """Request another reply to a message. Errors are handled as in `deliver`."""
-        chat, has_room = self.chat, False
-        with show_errors(self):
+        chat, has_room = self.chat, True
+        self._post_activity("waiting for the model")  # if the engine has stopped, it restarts now
+        with suppress(ClientError):  # the request fails for the same reason, and shows it below the message
             has_room = await self._ensure_room(chat, to, "")
         self._asking_again = False
+        self._post_activity("")
         if chat is self.chat and has_room:
             await self.transcript.truncate_after(to)
             chat.leaf = to

@@ -186,10 +186,14 @@ class EngineConnection:
             if not self._uses:
                 self._unused.set()
 
+    async def is_lost(self) -> bool:
+        """Whether the server in use has exited. The next `use` restarts the engine."""
+        return self.state.is_over and await asyncio.to_thread(self._is_lost)
+
     async def _ready(self, retry: bool) -> ReadyEngine:
         if retry:
             self.resume()
-        if self.state.is_over and await asyncio.to_thread(self._is_lost):
+        if await self.is_lost():
             self._start_target(self._target)
         state = None
         while state is not self.state:  # the user may switch the model while this waits
@@ -327,6 +331,8 @@ class EngineConnection:
 
     def _is_lost(self) -> bool:
         """Whether the server in use has exited."""
+        if self._process is not None and self._process.has_ended:  # its record may still exist
+            return True
         return self._instance is not None and self._instance not in running_instances(self._settings)
 
     async def _answers(self, model: str) -> bool:

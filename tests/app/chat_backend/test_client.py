@@ -8,7 +8,9 @@ import pytest
 
 from app.chat_backend.client import TerminalClient
 from app.chat_backend.endpoint import ChatEndpoint
+from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.reply_parts import ReplyPart
+from app.client.http import ServerUnreachable
 from app.models import catalog, sampling_defaults
 from tests.app.chat_backend.conftest import Clients
 from tests.app.chat_backend.flows import LONG, SHORT, asked, held, replied, run
@@ -20,6 +22,7 @@ from tui.engine_types import EngineRequest, Phase
 from tui.types import (
     ChatId,
     ChatSettings,
+    EngineRestarting,
     Finish,
     PromptProgress,
     ReplyEnd,
@@ -267,5 +270,36 @@ def test_reply_stopped_during_prefill_reports_prefilled_tokens(clients: Clients,
         assert 0 < read <= cost.sources.device + cost.sources.computed < total
         assert last.usage.reply_tokens == 0
         assert last.usage.prompt_seconds > 0
+
+    run(clients, work)
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_reply_after_the_engine_stopped_reports_the_restart(
+    is_noticed: bool, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit is noticed before the request, or the request fails because of it."""
+    stream, requests = ChatEndpoint.stream, [is_noticed, True]  # whether each request is answered
+
+    async def fail_first(endpoint: ChatEndpoint, body: Mapping[str, object]) -> AsyncGenerator[ReplyPart]:
+        if not requests.pop(0):
+            raise ServerUnreachable("the engine stopped during this reply", "It restarts when you retry.")
+        async with aclosing(stream(endpoint, body)) as parts:
+            async for part in parts:
+                yield part
+
+    answers = [True] if is_noticed else [False, False, True, True]  # of `is_lost`; all later ones are False
+
+    async def is_lost(_: EngineConnection) -> bool:
+        return bool(answers) and answers.pop(0)
+
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client)
+        monkeypatch.setattr(ChatEndpoint, "stream", fail_first)
+        monkeypatch.setattr(EngineConnection, "is_lost", is_lost)
+        first, *_, end = await replied(client, chat, question)
+        assert isinstance(first, EngineRestarting)
+        assert isinstance(end, ReplyEnd)
 
     run(clients, work)
