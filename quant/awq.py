@@ -67,6 +67,6 @@ def decode(layer: str, tensors: Mapping[str, Tensor], config: AWQ) -> GroupedTen
 
 
 def _rows(words: Tensor, some: slice) -> Bytes:
-    """Unpack int32 words [n, rows / 8] to the integers in those rows, uint8 [rows, n]."""
+    """Unpack int32 words [n, rows / 8] to codes or zero points, uint8 [rows, n]."""
     codes = unpack(words[:, some.start // 8 : some.stop // 8], BITS).reshape(len(words), -1, 8)
     return codes[:, :, list(POSITIONS)].reshape(len(words), -1).T

@@ -5,9 +5,9 @@ for a weight of `out` rows and `in` columns. With 4 bits, in blocks of `blocksiz
 
     weight                  bytes [out * in / 2]  two elements in a byte, the first in the high half
     weight.absmax           float32 [blocks]      or uint8 if the scales are also quantized ("double quantization")
-    weight.quant_map        float32 [16]          the number for each code
+    weight.quant_map        float32 [16]          the value of each code
     weight.nested_absmax    float32 [blocks / nested_blocksize, rounded up]
-    weight.nested_quant_map float32 [256]         the number for each code of a scale
+    weight.nested_quant_map float32 [256]         the value of each code of a scale
     weight.quant_state.bitsandbytes__nf4 (or __fp4)   JSON in uint8: shape, blocksize, nested_blocksize, nested_offset
 
     value = quant_map[code] * scale

@@ -1,7 +1,7 @@
 """compressed-tensors checkpoints in the format "pack-quantized", 2, 4, and 8 bits: decode and encode a linear layer.
 
 The layout that the compressed-tensors package writes (`compressors/pack_quantized/`), for a weight of `out` rows and
-`in` columns, b bits, in groups of columns or one for each row ("channel"):
+`in` columns, b bits, in groups of columns or with one group per row ("channel"):
 
     weight_packed      int32 [out, in * b / 32]     a word holds 32 / b consecutive columns, the lowest bits first;
                                                     rows are padded to whole words
@@ -13,9 +13,9 @@ The layout that the compressed-tensors package writes (`compressors/pack_quantiz
 
     value[r, c] = weight_scale[r, g] * (code[r, c] - zero[r, g]), where g is the group of column c
 
-Codes and zero points are signed, and stored with 2 ** (b - 1) added. The canonical form keeps the sum for both, since
-it cancels. Other widths are rejected: versions of the package pack them differently. The rounding of activations does
-not affect weights and is not read.
+Codes and zero points are signed, and are stored with 2 ** (b - 1) added. The canonical form keeps this offset in both,
+since it cancels. Other widths are rejected, because versions of the package pack them differently. Settings for the
+quantization of activations do not affect weights and are not read.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class PackQuantized:
     bits: int
     group: int | None  # columns that share a scale; None: a whole row
     symmetric: bool
-    ordered: bool  # columns are ordered by their activations
+    ordered: bool  # whether columns are ordered by the size of their activations
 
     @classmethod
     def read(cls, config: object, layer: str) -> "PackQuantized":
@@ -68,8 +68,9 @@ class PackQuantized:
 
 
 def _scheme(section: QuantizationSection, layer: str) -> QuantizationSection:
-    """Return the scheme that names `layer`, else the scheme for "Linear". A single scheme applies to all quantized
-    layers.
+    """Return the scheme whose targets include `layer`, else the scheme for "Linear".
+
+    A single scheme applies to all quantized layers.
     """
     schemes = section.sections("config_groups")
     if len(schemes) == 1:

@@ -1,20 +1,19 @@
 """Checkpoints of 8-bit floats: read the kind of scales from the configuration, and a weight with its scale.
 
-A weight `NAME.weight` is F8_E4M3 or F8_E5M2, [outputs, inputs]. A tensor beside it holds its scales: one for the
-matrix, one for each row, or one for each block of rows and columns, of which the last may be partial. Published
-formats:
+A weight `NAME.weight` is F8_E4M3 or F8_E5M2, [outputs, inputs]. A separate tensor holds its scales: one for the matrix,
+one for each row, or one for each block of rows and columns. The last blocks may be partial. Published formats:
 
 - `fp8` with `weight_block_size`: `NAME.weight_scale_inv`, [blocks down, blocks across], float32, bfloat16 or, with
   `scale_fmt` ue8m0, exponents. https://huggingface.co/deepseek-ai/DeepSeek-V3/blob/main/README_WEIGHTS.md
-- `fp8` without: one `NAME.weight_scale_inv` or `NAME.weight_scale`, shape [] or [1].
+- `fp8` without `weight_block_size`: one `NAME.weight_scale_inv` or `NAME.weight_scale`, shape [] or [1].
 - `fbgemm_fp8`: `NAME.weight_scale`, [outputs, 1]. https://huggingface.co/docs/transformers/quantization/fbgemm_fp8
 - `compressed-tensors` in format `float-quantized`: `NAME.weight_scale`; its `strategy` is tensor, channel or block.
   https://github.com/vllm-project/compressed-tensors
 - `modelopt` with `quant_algo` FP8: one `NAME.weight_scale`. https://github.com/NVIDIA/Model-Optimizer
 
-`weight_scale_inv` is the inverse of the factor that quantized the weight, so both names are factors of the codes.
-Scales of activations are ignored: activations are not quantized with the checkpoint's scales. A weight is quantized if
-its type is an 8-bit float.
+`weight_scale_inv` is the inverse of the factor that quantized the weight, so codes are multiplied by it, just as by
+`weight_scale`. Scales of activations are ignored: activations are not quantized with the checkpoint's scales. A weight
+is quantized if its type is an 8-bit float.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,7 +49,7 @@ class Float8Scheme:
     """The scales of a checkpoint's weights. A block extent of None means that blocks span the whole matrix."""
 
     block: tuple[int | None, int | None]
-    scale_names: tuple[str, ...] = ("weight_scale",)  # names of scale tensors, of which a weight has one
+    scale_names: tuple[str, ...] = ("weight_scale",)  # possible names of the scale tensor; each weight has exactly one
 
 
 TENSOR = (None, None)
@@ -66,10 +65,10 @@ def read_scheme(section: Section) -> Float8Scheme:
 
 
 def take(checkpoint: Tensors, name: str, scheme: Float8Scheme) -> Float8Tensor | PlainTensor:
-    """Return a copy of the weight `name`, which ends in `.weight`, in canonical form: a PlainTensor if it is not
-    quantized.
+    """Return a copy of the weight `name`, which ends in `.weight`, in canonical form.
 
-    Raises ModelFileError if there is no such weight, or if its scale is missing, ambiguous, or of the wrong shape.
+    The result is a PlainTensor if the weight is not quantized. Raises ModelFileError if there is no such weight, or if
+    its scale is missing, ambiguous, or of the wrong shape.
     """
     weight = _find(checkpoint, name)
     if weight.type.name not in FLOAT8_TYPES:
@@ -92,7 +91,7 @@ def _find(checkpoint: Tensors, name: str) -> SafetensorsTensor:
 
 
 def _block_of(checkpoint: Tensors, weight: SafetensorsTensor, scheme: Float8Scheme) -> tuple[int, int]:
-    """Return the rows and columns that share a scale, at most those of the matrix."""
+    """Return the numbers of rows and columns that share a scale, at most those of the matrix."""
     if len(weight.shape) != 2 or not weight.nbytes:
         raise UnsupportedQuantization(f"{checkpoint.path}: {weight.name} of shape {weight.shape} is not a matrix")
     height, width = (min(size or extent, extent) for size, extent in zip(scheme.block, weight.shape, strict=True))
@@ -197,7 +196,7 @@ def _section(section: Section, key: str) -> Section:
 
 
 def _block(section: Section, key: str) -> tuple[int, int]:
-    """Return the rows and columns of a block."""
+    """Return the numbers of rows and columns of a block."""
     value = section.get(key)
     if isinstance(value, list) and len(value) == 2 and all(type(size) is int and size > 0 for size in value):
         return value[0], value[1]

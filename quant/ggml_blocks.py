@@ -22,10 +22,12 @@ Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
 
 SLAB = 1 << 18  # codes that are reordered at once, so that they stay in the processor's cache
-SIGN = 0x8000  # sign bit of a float16: files add minimums, the canonical form subtracts them
+# sign bit of a float16: files store negated minimums, which are added; the canonical form subtracts minimums
+SIGN = 0x8000
 
 IQ4_NUMBERS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-E2M1_NUMBERS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # the numbers of E2M1, doubled to be integers
+# values of the E2M1 codes, doubled so that they are integers
+E2M1_NUMBERS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 # -- codes: each class returns words, [rows, blocks, columns of a block / 4]
@@ -33,7 +35,7 @@ E2M1_NUMBERS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # the 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A plane whose 16-byte runs each hold 16 columns at one bit position: (first byte, bit) for each 16 columns."""
+    """A plane of codes. `runs` gives the first byte and the bit position for each 16 columns, in runs of 16 bytes."""
 
     bits: int
     runs: tuple[tuple[int, int], ...]
@@ -65,7 +67,7 @@ class FifthBits:
 
 @dataclass(frozen=True, slots=True)
 class Trits:
-    """TQ1_0: five codes of 0, 1, and 2 in a byte, as base-3 digits after the point. Repacked to two bits each."""
+    """TQ1_0: five codes of 0, 1, or 2 per byte, as the base-3 digits of a fraction. Repacked to two bits each."""
 
     bits: int = 2
 
@@ -80,12 +82,14 @@ class Trits:
 
 
 def _halves(at: int) -> tuple[tuple[int, int], ...]:
-    """Return the runs of 16 bytes with columns 0 to 15 in the low halves and 16 to 31 in the high halves."""
+    """Return the runs for nibbles: columns 0 to 15 in the low halves of 16 bytes, and columns 16 to 31 in the high
+    halves.
+    """
     return ((at, 0), (at, 4))
 
 
 def _spread(at: int, bits: int, spans: int) -> tuple[tuple[int, int], ...]:
-    """Return the runs of 32 bytes with 32 columns in their lowest bits, the next 32 above, and so on."""
+    """Return the runs for 32 bytes whose lowest bits hold 32 columns, the next bits the next 32 columns, and so on."""
     runs = [(at + 32 * span, bit) for span in range(spans) for bit in range(0, 8, bits)]
     return tuple((first + 16 * half, bit) for first, bit in runs[:8] for half in (0, 1))
 
@@ -135,7 +139,7 @@ class ScaleField:
     sub_scales: Callable[[Bytes], Bytes] | None = None
     planes: tuple[int, ...] = (8,)  # bits of each plane of the sub-scales
     sub_scale_zero: int = 0
-    unit: float = 1.0  # factor of all scales of the type; a power of two
+    unit: float = 1.0  # factor of all scales; a power of two
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ class Block:
     zero: int = 0
     minimum: ScaleField | None = None
     table: tuple[int, ...] | None = None
-    size_ratio: float = 1.03  # most bytes of the canonical form for each byte of the file
+    size_ratio: float = 1.03  # upper limit of the canonical form's size, relative to the size in the file
 
 
 BLOCKS = {

@@ -1,7 +1,7 @@
-"""The tensor types of GGUF files: the elements and bytes of one block.
+"""The tensor types of GGUF files: the number of elements and bytes in one block.
 
-The size of a tensor of any of these types can be checked. `quant.ggml_blocks` has the types that can be decoded. The
-type numbers are those of the `gguf` package.
+The table has all types, so the size of any tensor can be checked. Fewer types can be decoded: `quant.ggml_blocks` lists
+them. The type numbers are those of the `gguf` package.
 """
 
 import functools
@@ -18,13 +18,14 @@ class GGMLType:
     block_bytes: int
 
     def nbytes(self, elements: int) -> int:
-        """Return the bytes of `elements` elements, a multiple of `block_elements`."""
+        """Return the size of `elements` elements in bytes. `elements` must be a multiple of `block_elements`."""
         return elements // self.block_elements * self.block_bytes
 
 
 @functools.cache
 def ggml_types() -> Mapping[int, GGMLType]:
-    """Return all types by their number in files."""
-    from gguf.constants import GGML_QUANT_SIZES  # imports numpy, which commands that open no file should not wait for
+    """Return all types, keyed by their number in files."""
+    # local import: it imports numpy, which would slow down commands that open no file
+    from gguf.constants import GGML_QUANT_SIZES
 
     return {int(kind): GGMLType(kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}

@@ -92,7 +92,7 @@ class _Header:
     def _error(self, problem: str, *, field: str, offset: int) -> GGUFError:
         return GGUFError(self._path, problem, field=field, offset=offset)
 
-    # -- primitive reads
+    # -- reading of single values
 
     def _take(self, nbytes: int, field: str) -> int:
         """Move past `nbytes` bytes and return their start."""

@@ -1,4 +1,4 @@
-"""The parts of a split GGUF model as one set of tensors; a single file is one part.
+"""The parts of a split GGUF model as one set of tensors. A single file is one part.
 
 The parts are named `NAME-00001-of-0000N.gguf` and so on, and the path of any part opens all of them. The other paths
 are derived from that name, never read from a file. The `split.no` (from 0), `split.count`, and `split.tensors.count` of
@@ -17,7 +17,7 @@ from quant.errors import DAMAGED, ModelFileError, printable
 from quant.gguf import GGUFFile, GGUFTensor, MetadataValue
 from quant.mapped_file import TensorFiles
 
-MAX_PARTS = 1000  # the largest models are split into some hundreds
+MAX_PARTS = 1000  # the largest models are split into several hundred parts
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
@@ -26,9 +26,9 @@ _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 class GGUFParts(TensorFiles[GGUFTensor]):
     """The tensors of all parts of the file at `path`.
 
-    Links are followed: the caller chose the path, and with it those of the other parts. Raises `GGUFError` if a file is
-    malformed, `ModelFileError` if one is missing or cannot be opened, or if the parts do not fit together. Views
-    outlive `close()`.
+    Links are followed, because the caller chose the path, which also determines the paths of the other parts. Raises
+    `GGUFError` if a file is malformed, and `ModelFileError` if one is missing or cannot be opened, or if the parts do
+    not fit together. Views outlive `close()`.
     """
 
     path: Path  # the file, or the first part

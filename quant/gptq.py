@@ -39,7 +39,7 @@ class GPTQ:
     bits: int
     group: int | None  # columns that share a scale; None: a whole row
     zeros_less_one: bool
-    ordered: bool  # columns are ordered by their activations
+    ordered: bool  # whether columns were quantized in the order of their activations' size
 
     @classmethod
     def read(cls, config: object) -> "GPTQ":

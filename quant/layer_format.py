@@ -1,7 +1,7 @@
 """Formats of quantized linear layers in safetensors checkpoints: a table from `quant_method` to a decoder.
 
-A layer is quantized if it has more than a weight of floats and a bias. The decoder that config.json names then reads
-it.
+A layer is quantized if it has tensors other than a float weight and a bias. The decoder that config.json names then
+reads the layer.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -18,7 +18,7 @@ from quant.safetensors_values import PLAIN_TYPES, values
 from quant.tensor import QTensor
 
 Section = Mapping[str, object]  # `quantization_config` of a config.json
-LayerNames = Mapping[str, str]  # from the name of a tensor in its layer ("weight_scale") to its full name
+LayerNames = Mapping[str, str]  # maps the name of a tensor in its layer ("weight_scale") to its full name
 
 # Tensors of quantized layers that decoders ignore: biases are read elsewhere, and scales of activations and caches are
 # not used.

@@ -29,9 +29,9 @@ class LayerTensors:
         return name in self._tensors
 
     def take(self, name: str, types: Collection[torch.dtype], *shape: int | None) -> Tensor:
-        """Return tensor `name`, of one of `types` and of `shape`, where None is any size except zero.
+        """Return tensor `name`, whose type must be one of `types`. In `shape`, None is any size except zero.
 
-        Raises ModelFileError if it is missing, or has another type or shape.
+        Raises ModelFileError if the tensor is missing, or has another type or shape.
         """
         if name not in self._tensors:
             raise self.damaged(name, "is missing")
@@ -49,7 +49,9 @@ class LayerTensors:
         return tensor
 
     def finish(self) -> None:
-        """Raise ModelFileError if a tensor was not read. Such a layer is not in the format that config.json names."""
+        """Raise ModelFileError if a tensor was not read, because the layer is then not in the format that config.json
+        names.
+        """
         unknown = sorted(self._tensors.keys() - self._taken - set(self._unused))
         if unknown:
             raise self.damaged(unknown[0], "does not belong to a layer of this format")

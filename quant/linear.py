@@ -1,7 +1,8 @@
-"""QLinear: a linear layer over quantized weights, and the interface of the backends that multiply.
+"""QLinear: a linear layer over quantized weights, and the interface of the backends that make such layers.
 
-`forward` is the fast path of a backend; `dequantize` is its oracle. A fused projection (q, k, and v, or gate and up) is
-one layer of several segments, each in its own type. A row of the output is the concatenation of the segments' outputs.
+`forward` is a backend's fast path; `dequantize` is used to verify it. A fused projection (q, k, and v, or gate and up)
+is one layer of several segments, each in its own type. A row of the output is the concatenation of the segments'
+outputs.
 """
 
 from collections.abc import Sequence
@@ -25,9 +26,9 @@ class QLinear(Protocol):
         ...
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return the weight's rows `ids` (int64 [tokens], in range), float32 [tokens, inputs]: an embedding look-up.
+        """Return the weight's rows `ids` (int64 [tokens], in range), float32 [tokens, inputs], for embedding look-ups.
 
-        Only for a layer of one segment.
+        The layer must have exactly one segment.
         """
         ...
 
@@ -49,14 +50,15 @@ class LinearBackend(Protocol):
         ...
 
     def to_device(self, values: Tensor) -> Tensor:
-        """Copy floats that are used with the layers, such as biases, to the layers' device."""
+        """Copy a float tensor that is used with the layers, such as a bias, to the layers' device."""
         ...
 
 
 class ReferenceLinear:
     """A linear layer in plain torch. Holds the weight as float32 if `keep_dequantized`, else as canonical segments.
 
-    Both multiply the same float32 values in the same order. Keeping them is about 10x as fast, for 4 to 8x the memory.
+    Both variants multiply the same float32 values in the same order. Keeping float32 is about 10 times as fast, and
+    takes 4 to 8 times the memory.
     """
 
     def __init__(self, segments: Sequence[QTensor], *, keep_dequantized: bool) -> None:

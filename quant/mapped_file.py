@@ -15,7 +15,7 @@ from quant.errors import ModelFileError
 
 @contextlib.contextmanager
 def regular_file(path: Path) -> Iterator[tuple[int, int]]:
-    """Yield the descriptor and length of a file. Raises ModelFileError if it is not regular or cannot be opened."""
+    """Yield the descriptor and length of a regular file. Raises ModelFileError for others, or if opening fails."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
@@ -45,7 +45,7 @@ class Closing(ABC):
 
 
 class MappedTensor(Protocol):
-    """Position of a tensor in its file."""
+    """Position of a tensor in its file, in bytes."""
 
     @property
     def offset(self) -> int: ...
@@ -60,8 +60,8 @@ Tensor = TypeVar("Tensor", bound=MappedTensor)
 class TensorFile(Closing, Generic[Tensor]):
     """An open file of named tensors, which are read-only views of the mapped file.
 
-    If the header cannot be read, the file is closed again. Views outlive `close()`: the file stays mapped as long as
-    one exists.
+    If the header cannot be read, the file is closed again. Views outlive `close()`: the file stays mapped as long as a
+    view exists.
     """
 
     tensors: Mapping[str, Tensor]

@@ -17,7 +17,7 @@ from quant.tensor import Integers, Plane
 Bytes = NDArray[np.uint8]
 
 WIDTHS = (2, 4, 8)
-ROWS = 8  # a slab has a multiple of this number of rows, except the last
+ROWS = 8  # the number of rows in a slab is a multiple of this, except in the last slab
 
 
 def unpack(words: Tensor, bits: int) -> Bytes:

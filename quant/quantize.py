@@ -1,9 +1,9 @@
 """Quantize weights of 16 or 32 bits to 8-bit floats, 4-bit integers, or NF4: from one canonical form to another.
 
-    fp8     e4m3, a scale for each row: its largest magnitude becomes 448
+    fp8     e4m3, with a scale for each row: its largest magnitude becomes 448
     int4    codes from 0 to 15, with the scale and integer zero point of the least squared error for each group of
             columns (`quant.scale_search`)
-    nf4     16 numbers that are equally likely in normally distributed weights, times the largest magnitude of 64
+    nf4     16 values that are equally likely in normally distributed weights, times the largest magnitude of 64
             columns; QLoRA, https://arxiv.org/abs/2305.14314, rounded as bitsandbytes does. With `nested`, those
             magnitudes minus their mean are also quantized, 256 at a time.
 
@@ -34,12 +34,12 @@ LEAST_IMPORTANCE = 1e-6  # least importance of a column, relative to the largest
 LARGEST = 1e15  # largest magnitude of a weight: squares and their sums must not overflow
 LARGEST_E4M3 = 448.0
 TOP = 15  # largest 4-bit code
-GROUPS = (128, 64, 32)  # columns in a group, the preferred size first
-NF4_BLOCK = 64  # columns
-NESTED_BLOCK = 256  # nested scales in a block
+GROUPS = (128, 64, 32)  # possible numbers of columns in a group, the preferred one first
+NF4_BLOCK = 64  # number of columns in a block
+NESTED_BLOCK = 256  # number of nested scales in a block
 
-# Modules that are not quantized: embeddings, heads, expert routers, and norms that have a row of weights for each head.
-# The names are those of Hugging Face and of GGUF.
+# Names of modules that are not quantized: embeddings, heads, expert routers, and norms that have a row of weights for
+# each head. The names are those of Hugging Face and of GGUF.
 KEPT = frozenset(
     (
         *("embed_tokens", "word_embeddings", "position_embeddings", "token_type_embeddings", "lm_head"),
@@ -50,13 +50,13 @@ KEPT = frozenset(
 
 
 def is_linear_weight(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is the weight of a linear layer that quantization applies to."""
+    """Whether a tensor is the weight of a linear layer and its module is not in KEPT."""
     *modules, kind = name.split(".")
     return kind == "weight" and len(shape) == 2 and bool(modules) and modules[-1] not in KEPT
 
 
 def group_size(columns: Iterable[int]) -> int:
-    """Return the group size for int4 that divides all these numbers of columns. Raises UnsupportedQuantization."""
+    """Return the largest int4 group size that divides all these column counts. Raises UnsupportedQuantization."""
     common = math.gcd(*columns)
     for group in GROUPS:
         if common % group == 0:
@@ -68,7 +68,7 @@ def group_size(columns: Iterable[int]) -> int:
 
 
 def check_divisible(columns: Iterable[int], group: int) -> None:
-    """Raise UnsupportedQuantization if `group` does not divide one of these numbers of columns."""
+    """Raise UnsupportedQuantization if `group` does not divide one of these column counts."""
     for count in columns:
         if count % group:
             raise UnsupportedQuantization(
@@ -78,7 +78,7 @@ def check_divisible(columns: Iterable[int], group: int) -> None:
 
 
 def fp8(weight: PlainTensor) -> Float8Tensor:
-    """Quantize a matrix to fp8. Raises ModelFileError if it is not a matrix of finite numbers up to LARGEST."""
+    """Quantize a matrix to fp8. Raises ModelFileError if it is not a matrix of finite values up to LARGEST."""
     rows, columns = _shape(weight)
     values = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
     scale = torch.empty(rows, 1, dtype=SCALE_TYPE)
@@ -91,13 +91,13 @@ def fp8(weight: PlainTensor) -> Float8Tensor:
 
 
 def int4(weight: PlainTensor, group: int | None = None, importance: Tensor | None = None) -> GroupedTensor:
-    """Quantize a matrix to int4, in groups of `group` columns, by default the largest that divides the columns.
+    """Quantize a matrix to int4, in groups of `group` columns, by default the largest size that divides the columns.
 
     `importance`, float32 [columns], finite and not negative, is the weight of a squared error in each column. With the
     mean square of the layer's inputs, the error of the layer's outputs is minimized. None: all columns are equal.
 
-    Raises ModelFileError if it is not a matrix of finite numbers up to LARGEST, UnsupportedQuantization if groups do
-    not divide it.
+    Raises ModelFileError if it is not a matrix of finite values up to LARGEST, UnsupportedQuantization if groups do not
+    divide it.
     """
     rows, columns = _shape(weight)
     group = group or group_size([columns])
@@ -125,7 +125,7 @@ def int4(weight: PlainTensor, group: int | None = None, importance: Tensor | Non
 
 
 def _relative(importance: Tensor) -> Floats:
-    """Return the importance relative to the largest of each group, [groups, group]; 1 if all are zero."""
+    """Return the importance divided by the largest one of each group, [groups, group]. If all are zero, return 1."""
     largest = importance.amax(-1, keepdim=True)
     relative: Floats = torch.where(largest > 0, importance / largest, 1).clamp(min=LEAST_IMPORTANCE).numpy()
     return relative
@@ -163,7 +163,7 @@ def _nested(scales: Tensor) -> NestedScale:
 
 @cache
 def dynamic_table() -> Floats:
-    """Return bitsandbytes' numbers for scales, float32 [256], ascending.
+    """Return the values of bitsandbytes' codes for scales, float32 [256], ascending.
 
     They are zero, one, and, with both signs, the midpoints of 2 ** i equal parts of the range from 0.1 to 1, times 10
     ** (i - 6), for i from 0 to 6. Dettmers, https://arxiv.org/abs/1511.04561.
@@ -177,9 +177,9 @@ def dynamic_table() -> Floats:
 
 
 def _nearest(blocks: Floats, table: Floats) -> tuple[NDArray[np.uint8], Floats]:
-    """Return the codes of the nearest numbers in an ascending table, and each block's largest magnitude [blocks, 1].
+    """Return the codes of the nearest values in an ascending table, and each block's largest magnitude [blocks, 1].
 
-    Halfway between two numbers, the lower one is chosen.
+    Halfway between two values, the lower one is chosen.
     """
     largest = np.abs(blocks).max(-1, keepdims=True)
     scaled = np.clip(blocks * (1 / np.maximum(largest, np.float32(1e-38))), -1, 1)
@@ -187,13 +187,13 @@ def _nearest(blocks: Floats, table: Floats) -> tuple[NDArray[np.uint8], Floats]:
     if len(table) > TOP + 1:
         return np.searchsorted(middles, scaled).astype(np.uint8), largest
     found = np.zeros(blocks.shape, np.uint8)
-    for middle in middles:  # in a small table, this is faster than np.searchsorted
+    for middle in middles:  # for small tables, this is faster than np.searchsorted
         found += scaled > middle
     return found, largest
 
 
 def _slabs(weight: PlainTensor) -> Iterator[tuple[slice, Floats]]:
-    """Yield slabs of rows as float32. Raises ModelFileError if a number is not finite or larger than LARGEST."""
+    """Yield slabs of rows as float32. Raises ModelFileError for values that are not finite or exceed LARGEST."""
     rows, columns = weight.values.shape
     step = max(1, SLAB // columns)
     for first in range(0, rows, step):

@@ -41,9 +41,9 @@ class Storage:
 
 
 def storage(method: Method, columns: Sequence[int]) -> Storage:
-    """Return the storage for a model whose layers have these numbers of columns.
+    """Return the storage for a model whose layers have the given column counts.
 
-    Raises UnsupportedQuantization if groups do not divide one.
+    Raises UnsupportedQuantization if groups do not divide one of them.
     """
     return METHODS[method.name](method, columns)
 
@@ -90,7 +90,7 @@ def _nf4(method: Method, columns: Sequence[int]) -> Storage:
 
 
 def _compressed_tensors(layout: str, weights: Section, kept: Sequence[str]) -> Section:
-    """Return a section as compressed-tensors writes it (`quantization/quant_config.py`, `quant_args.py`)."""
+    """Return a section in the form that compressed-tensors writes (`quantization/quant_config.py`, `quant_args.py`)."""
     scheme = {"targets": ["Linear"], "weights": weights | {"dynamic": False, "actorder": None}}
     return {
         "quant_method": "compressed-tensors",

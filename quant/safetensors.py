@@ -1,4 +1,4 @@
-"""The header of a safetensors file, checked against the file's size before any tensor is read, and its storage types.
+"""Parse and check the header of a safetensors file, before any tensor is read. Also lists the storage types.
 
 Format: https://huggingface.co/docs/safetensors. Types are tested against the `safetensors` package.
 """

@@ -35,10 +35,10 @@ _DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)  # nam
 class SafetensorsShards(TensorFiles[SafetensorsTensor]):
     """The tensors of all shards at `path`.
 
-    `path` is a safetensors file, or a folder: then `model.safetensors` is opened if it exists, else the shards. A file
-    that the caller names may be a link; in a folder, links are restricted as described above. Raises `SafetensorsError`
-    if a file is malformed or the files do not fit together, `ModelFileError` if there is none or one cannot be opened.
-    Views outlive `close()`.
+    `path` is a safetensors file or a folder. In a folder, `model.safetensors` is opened if it exists, otherwise the
+    shards. A file that the caller names may be a link; in a folder, links are restricted as described above. Raises
+    `SafetensorsError` if a file is malformed or the files do not fit together, and `ModelFileError` if there is no file
+    or one cannot be opened. Views outlive `close()`.
     """
 
     header_digest: str  # SHA-256 over the names and digests of all shards, in hex; for a single file its digest
@@ -141,7 +141,7 @@ def member(folder: Path, name: str) -> Path:
     link.
 
     The Hugging Face cache keeps files as `blobs/DIGEST`, and links of the form `snapshots/REVISION/NAME` point to them.
-    The folder, and a folder of blobs that was moved, may be links, since the user made them.
+    The folder itself may be a link, and so may a folder of blobs that was moved, since the user made those links.
     """
     path = folder / name
     for link in (path, *(folder / parent for parent in Path(name).parents[:-1])):

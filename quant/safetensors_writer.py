@@ -40,10 +40,10 @@ class Entry:
 
 
 class SafetensorsWriter:
-    """Writes to `folder`, which must exist. Tensors are added in the body of a `with`; if it raises, all files are
-    removed.
+    """Writes safetensors files to `folder`, which must exist.
 
-    Raises OSError if the disk cannot be written, ValueError for a second tensor of the same name.
+    Tensors are added in the body of a `with`; if it raises, all files are removed. Raises OSError if the disk cannot be
+    written, ValueError for a second tensor of the same name.
     """
 
     def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
@@ -112,7 +112,7 @@ class _Shard:
     path: Path
     header: dict[str, dict[str, object]] = field(default_factory=dict)
     size: int = 0  # bytes of data, including tensors that are not written yet
-    _at: int = 0  # bytes of data in the file
+    _at: int = 0  # bytes of data already written to the file
     _text_size: int = len(json.dumps({METADATA: FORMAT}))
     _waiting: list[Entry] = field(default_factory=list)
     _file: BinaryIO | None = None

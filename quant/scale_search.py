@@ -1,10 +1,10 @@
 """Search the scales and zero points of groups of weights for the least squared error.
 
 For a scale s and a zero point z, weights w get the codes q = round(w / s) + z, within limits. With d = q - z, the scale
-of least squared error for these codes is sum(w * d) / sum(d * d). The larger sum(w * d) ** 2 / sum(d * d), the smaller
-is the error that remains. If some weights matter more than others, every sum is weighted by their importance. So the
-search tries several ranges, from a little more than the group's range to much less. Each range gives codes, the codes
-give a scale, and the best scale is taken. A range includes zero: zero points are codes.
+of least squared error for these codes is sum(w * d) / sum(d * d). The larger sum(w * d) ** 2 / sum(d * d) is, the
+smaller is the remaining error. If some weights matter more than others, every sum is weighted by their importance. So
+the search tries several ranges, from 5 % more than the group's range to 40 % less. Each range gives codes, the codes
+give a scale, and the best scale is used. Every range includes zero, because zero points are codes.
 
 It uses numpy, whose loops start no threads: callers run several searches in several threads.
 """
@@ -63,7 +63,7 @@ def codes(weights: Floats, found: GroupScales, top: int) -> NDArray[np.uint8]:
 
 
 def _rounded(weights: Floats, scale: Floats, zero: Floats, top: int, out: Floats) -> None:
-    """Write the codes minus the zero points to `out`."""
+    """Write codes minus zero points to `out`."""
     np.multiply(weights, 1 / scale, out=out)
     np.rint(out, out=out)
     np.maximum(out, -zero, out=out)

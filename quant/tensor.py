@@ -26,7 +26,7 @@ class PlainTensor:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """`bits` (1, 2, 4, or 8) of every integer of a row, in words of four bytes.
+    """One plane: `bits` (1, 2, 4, or 8) bits of every integer of a row, in words of four bytes.
 
     A word holds 32 / bits integers: its byte k has integer 4 * j + k at bit bits * j. So a kernel finds four adjacent
     columns in the four bytes of a word, after one shift of a whole vector.
@@ -114,7 +114,8 @@ def _powers(exponents: Tensor) -> Tensor:
 class CodedTensor:
     """A matrix of integer codes with a scale, and optionally a minimum, for each group of consecutive columns.
 
-    value = scale * (code - zero) - minimum, or scale * table[code], with the scale and minimum of the group in float32.
+    value = scale * (code - zero) - minimum, or scale * table[code]. The scale and minimum are float32 values of the
+    group.
     """
 
     shape: tuple[int, int]  # rows (outputs), columns (inputs); columns are a multiple of the group
@@ -124,7 +125,7 @@ class CodedTensor:
     scale: Scale
     zero: int = 0
     minimum: Scale | None = None
-    table: tuple[int, ...] | None = None  # the number for each code
+    table: tuple[int, ...] | None = None  # value of each code, instead of code - zero
 
     @property
     def nbytes(self) -> int:
@@ -241,7 +242,7 @@ class NestedScale:
         return self.rows(torch.arange(len(self.codes))).values()
 
     def rows(self, index: Tensor) -> GroupScale:
-        """Return the scales of some rows, multiplied out: selected rows do not share block scales as all rows do."""
+        """Return the scales of the rows `index`, multiplied out, because selected rows cannot share block scales."""
         groups = self.codes.shape[1]
         numbers = index.unsqueeze(-1) * groups + torch.arange(groups)
         factors = self.table[self.codes[index].int()]
@@ -264,7 +265,7 @@ class GroupedTensor:
     codes: Integers  # [rows, columns, rounded up to whole words]
     scale: GroupScale | NestedScale  # [rows, groups]
     zero: int | Integers = 0  # one zero point for all groups, or [rows, groups, rounded up to whole words]
-    table: tuple[float, ...] | None = None  # the number for each code, in place of code - zero
+    table: tuple[float, ...] | None = None  # value of each code, instead of code - zero
     order: Tensor | None = None  # int32 [columns], a permutation
 
     @property

@@ -1,1 +1,1 @@
-"""Quantized weights on the CPU: packed tiles, and vector code that needs no compiler on the user's machine."""
+"""Quantized weights on the CPU: packed tiles, and kernels that need no compiler on the user's machine."""

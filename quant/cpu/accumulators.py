@@ -1,4 +1,4 @@
-"""Code that all product kernels share: accumulators for tiles by tokens, integer dot products, and prefetches."""
+"""Code shared by all matrix product kernels: accumulators, integer dot products, and prefetches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from quant.cpu.kernel import kernel
 from quant.cpu.vector import I64, Emit, I32x16
 
 AHEAD = 4096  # prefetch distance of the one-token kernels in bytes; 1024 and 16384 are slower
-FEW = (1, 2)  # tiles and tokens whose accumulators fit into 16 registers of 32 bytes
+FEW = (1, 2)  # number of tiles and tokens whose accumulators fit into 16 registers of 32 bytes
 
 Cell = tuple[int, int]  # tile, token
 
@@ -100,7 +100,7 @@ def integer_sums(
     b, cells = e.b, list(product(range(len(tiles_at)), range(len(rows))))
     halves, chunks = layout.scales.halves, 8 // layout.scales.halves
     sums = {(plane, *cell): e.i(0) for plane in range(planes) for cell in cells}
-    if layout.zero:  # start with the zero point's contribution, which costs nothing
+    if layout.zero:  # start with the zero point's contribution, which then costs no extra addition
         less = [row.integer_sum(half, halves, -layout.zero) for row in rows]
         sums.update({(planes - 1, t, m): less[m] for t, m in cells})
     if zeros:

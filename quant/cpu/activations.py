@@ -1,4 +1,4 @@
-"""Activations as products read them: rows of floats, or of integers in groups of 32 columns.
+"""Rows of activations as matrix products read them: floats, or integers in groups of 32 columns.
 
 A row of 14 bits is x = scale * (128 * high + low), with one scale for each group and two planes of signed bytes. A row
 of 8 bits is x = scale * high. Each group also stores its sum and the sum of its first 16 columns, as integers and times
@@ -8,12 +8,12 @@ the scale. A weight's zero point or minimum is multiplied by these sums. For K c
     [scale] [scale * sum] [scale * first sum] as float32, [sum] [first sum] as int32
 
 Most integer engines use 8 bits (ggml's Q8_1). With 4-bit weights that changes log-probabilities by about 0.12 (root
-mean square). 14 bits reduce it to 0.002, for about a fifth of the time of a long prompt.
+mean square). 14 bits reduce it to 0.002, but prefill of a long prompt then takes about a fifth longer.
 
 For weights in super-blocks of 256 columns, rows of 8 bits have one scale for 256 columns (ggml's Q8_K), so that a
-product stays in integers up to the end of a super-block: x = scale * number.
+product stays in integers up to the end of a super-block: x = scale * code.
 
-    [numbers: K bytes] [sums of 16 columns, times -32: K / 16 int32] [sums of 16: K / 16 int16]
+    [codes: K bytes] [sums of 16 codes, times -32: K / 16 int32] [sums of 16: K / 16 int16]
     [sums of 32: K / 32 int16] [scales: K / 256 float32]
 
 The sums times -32 are the initial value of a product of 16 columns if the zero point is 32 (Q6_K).
@@ -30,15 +30,15 @@ from numba.core import cgutils
 from quant.cpu.kernel import inlined, kernel
 from quant.cpu.vector import F32, I16, I32, I64, LANES, Emit, I8x16, I32x16
 
-GROUP = 32  # columns
+GROUP = 32  # columns that share a scale
 SUPER_BLOCK_GROUPS = 8  # groups in a super-block
 ZERO = 32  # the zero point that the stored sums are multiplied by
-GROUP_SUMS_BYTES = 2 * 4 + 2 * 2 + 2  # sums of one group, in rows of super-blocks
+GROUP_SUMS_BYTES = 2 * 4 + 2 * 2 + 2  # size of the sums of one group in bytes, in rows of super-blocks
 STEPS_8, STEPS_14 = 127, 127 * 128  # the largest integers in rows of 8 and of 14 bits
 
 
 class Form(IntEnum):
-    """The format of a row of activations. Recorded programs contain the number of the form."""
+    """The format of a row of activations. Recorded programs store it by its number."""
 
     FLOAT = 0
     BITS_8 = 1
@@ -51,12 +51,12 @@ class Form(IntEnum):
 
     @property
     def columns(self) -> int:
-        """Columns that are stored together. The row width must be a multiple of their number."""
+        """Number of columns that are stored together. The row width must be a multiple of it."""
         return {Form.FLOAT: 1, Form.SUPER_BLOCKS: SUPER_BLOCK_GROUPS * GROUP}.get(self, GROUP)
 
 
 def row_bytes(form: Form, width: int) -> int:
-    """Return the bytes of a row of `width` columns, which is a multiple of `form.columns`."""
+    """Return the size in bytes of a row of `width` columns. `width` must be a multiple of `form.columns`."""
     if form is Form.SUPER_BLOCKS:
         return width + (GROUP_SUMS_BYTES * SUPER_BLOCK_GROUPS + 4) * (width // (SUPER_BLOCK_GROUPS * GROUP))
     return 4 * width if form is Form.FLOAT else 2 * width + 5 * width // 8
@@ -107,8 +107,9 @@ def _write_group(e: Emit, form: Form, pair: Vectors, row: Any, groups: Any, g: A
 
 
 def _quantize_super_block(e: Emit, read: Callable[[Any], Vectors], row: Any, groups: Any, s: Any) -> None:
-    """Write super-block `s` of a row. The groups are read twice, because sixteen vectors exceed some targets'
-    registers.
+    """Write super-block `s` of a row.
+
+    The groups are read twice, because sixteen vectors exceed some targets' registers.
     """
     b, block = e.b, SuperBlock(e, row, groups, s)
     top = e.variable(e.i(0))
@@ -160,7 +161,7 @@ class RowGroup:
         return self.e.splat(both if halves == 1 else self.e.b.fsub(both, first) if half else first)
 
     def integer_sum(self, half: int, halves: int, factor: int) -> Any:
-        """Return the same sum as `sum` without the scale: the sum of the integers, times `factor`."""
+        """Return the sum of the integer codes of a half, or of the group if `halves` is 1, times `factor`."""
         b, both, first = self.e.b, self._word(3, I32), self._word(4, I32)
         total = both if halves == 1 else b.sub(both, first) if half else first
         return self.e.splat(b.mul(total, I32(factor)))
@@ -224,7 +225,7 @@ class SuperBlock:
         return self.e.splat(self.e.load(self.scale_at, F32))
 
     def group(self, number: Any) -> SuperGroup:
-        """Return one of its SUPER_BLOCK_GROUPS groups."""
+        """Return group `number` of the super-block, from 0 to SUPER_BLOCK_GROUPS - 1."""
         return SuperGroup(
             self.e, self.row, self.groups, self.e.b.add(self.e.b.mul(self.s, I64(SUPER_BLOCK_GROUPS)), number)
         )
@@ -235,9 +236,9 @@ class SuperBlock:
             yield self.group(loop.index)
 
     def two_sums(self, number: int, halves: int) -> Any:
-        """Return the sums 2 * number and 2 * number + 1 of halves, or of groups if `halves` is 1.
+        """Return a pair of adjacent sums, with the indices 2 * number and 2 * number + 1.
 
-        Each lane has both sums, as adjacent int16.
+        They are sums of half groups, or of groups if `halves` is 1. Each lane has both sums, as adjacent int16.
         """
         at = self.group(I64(number)).half_sums_at if halves == 2 else self.group(I64(2 * number)).sum_at
         return self.e.splat(self.e.load(at, I32))

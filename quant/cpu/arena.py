@@ -1,7 +1,7 @@
 """Memory at fixed addresses for recorded programs: weights, buffers, and caches.
 
-Memory is requested from the system in large chunks, which get huge pages where available. A page takes memory only when
-it is written. After each region is a guard that must not change: `check_guards` finds overruns.
+Memory is requested from the system in large chunks, which get huge pages where available. A page uses physical memory
+only after it is written. Each region is followed by a guard that must not change: `check_guards` detects overruns.
 """
 
 from bisect import bisect_right
@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 CHUNK = 64 << 20  # bytes requested from the system at once
 ALIGNMENT = 64
-GUARD = 64  # bytes after a region
+GUARD = 64  # size of the guard after each region in bytes
 GUARD_BYTE = 0xA5
 
 
@@ -45,7 +45,7 @@ class Overrun(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class AddressRanges:
-    """Address ranges, each (first, end), in order and without overlaps."""
+    """Sorted address ranges, each (first, end), without overlaps."""
 
     ranges: list[tuple[int, int]]
 
@@ -90,7 +90,7 @@ class Arena:
                 raise Overrun(f"code wrote past the {region.size} bytes of {region.name}")
 
     def shared(self, name: str, size: int) -> Region:
-        """Return the region of this name. It is allocated at the first call, and again for a larger size."""
+        """Return the region called `name`. The first call allocates it, and a call with a larger size does so again."""
         found = next((region for region, _ in self._regions if region.name == name), None)
         return found if found is not None and found.size >= size else self.allocate(name, size)
 

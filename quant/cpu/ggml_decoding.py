@@ -15,7 +15,11 @@ from quant.cpu.vector import I32, I64, Emit, F16x16, F32x16, I8x16, I8x32, I8x64
 
 
 def load_codes(e: Emit, layout: GGMLFormat, at: Any, chunk: int) -> Any:
-    """Return the numbers of 16 rows by columns 4 * chunk to 4 * chunk + 3 of the group, as unsigned bytes."""
+    """Return 16 rows by columns 4 * chunk to 4 * chunk + 3 of the group, as unsigned bytes.
+
+    They are codes, or the table's values for the codes, which are also unsigned because the table includes the zero
+    point.
+    """
     if layout.is_packed6:
         return _load_packed6(e, e.at(at, 64 * 3 * (chunk // 4)), chunk % 4)
     codes, shift = None, 0
@@ -41,7 +45,8 @@ def _load_packed6(e: Emit, at: Any, index: int) -> Any:
 
 def _move(e: Emit, codes: Any, right: int, mask: int) -> Any:
     """Shift bytes right by up to 7 bits, or left if negative, and apply `mask`."""
-    pairs = e.b.bitcast(codes, I16x32)  # there is no shift of single bytes: the mask drops bits from adjacent bytes
+    # no instruction shifts single bytes: shift pairs, and let the mask drop bits of the other byte
+    pairs = e.b.bitcast(codes, I16x32)
     if right > 0:
         pairs = e.b.lshr(pairs, ir.Constant(I16x32, [right] * 32))
     elif right < 0:
@@ -104,7 +109,7 @@ def load_sub_scales(e: Emit, layout: GGMLFormat, at: Any) -> list[Any]:
 
 
 def load_sub_minimums(e: Emit, layout: GGMLFormat, head: Any, pair: Any) -> Any:
-    """Return two sub-minimums of each of 16 rows, of two halves or two groups, as adjacent int16."""
+    """Return two sub-minimums for each of 16 rows, as adjacent int16. They belong to two halves or to two groups."""
     scales = layout.scales
     at = e.at(e.at(head, scales.block_scale_bytes), pair, 2 // scales.halves * scales.sub_scale_bytes)
     if scales.halves == 1:
@@ -125,7 +130,7 @@ def _sub_minimums_of(e: Emit, layout: GGMLFormat, head: Any, number: Any) -> lis
 
 
 def _powers(e: Emit, exponents: Any) -> Any:
-    """Return 2 ** (e - 128) of 16 bytes e; the two smallest results are subnormal."""
+    """Return 2 ** (e - 128) for 16 bytes e. The two smallest results are subnormal."""
     b, wide = e.b, e.b.zext(exponents, I32x16)
     small = b.shl(e.i(0x00200000), b.and_(wide, e.i(1)))
     bits = b.select(b.icmp_signed("<", wide, e.i(2)), small, b.shl(b.sub(wide, e.i(1)), e.i(23)))
@@ -134,7 +139,9 @@ def _powers(e: Emit, exponents: Any) -> Any:
 
 @contextmanager
 def each_group(e: Emit, layout: GGMLFormat, groups: Any, starts: list[Any]) -> Iterator[tuple[Any, list[Any], Any]]:
-    """Loop over groups. Yields the index, and for each tile the addresses of the group and of its block scales."""
+    """Loop over groups. Yields the group's index and, for each tile, the addresses of the group and of its block
+    scales.
+    """
     if layout.scales.block_groups == 1:
         with cgutils.for_range(e.b, groups) as loop:
             at = [e.at(start, loop.index, layout.group_bytes) for start in starts]

@@ -13,16 +13,16 @@ from quant.errors import UnsupportedQuantization
 from quant.ggml_blocks import E2M1_NUMBERS, IQ4_NUMBERS
 from quant.tensor import BlockTensor, CodedTensor, PlainTensor, Scale
 
-TILE = 16  # rows
+TILE = 16  # rows in a tile
 PAIR = 2 * TILE
-GROUP = 32  # columns
+GROUP = 32  # columns in a group
 SUPER_BLOCK_GROUPS = 8  # groups in a super-block
 HALF_BYTES = 2 * TILE  # one float16 for each row
 
 
 @dataclass(frozen=True, slots=True)
 class SubScales:
-    """How sub-scales are stored: small integers that block scales are multiplied by, one or two for each 32 columns.
+    """Storage of sub-scales: small integers that block scales are multiplied by, one or two for each 32 columns.
 
     `planes` are the bits of each plane, the low bits first. A plane of 8 bits has a byte for each row. A plane of 4
     bits has one byte for two sub-scales, the first in the low half. A plane of 2 bits has a word of 32 bits for each
@@ -34,7 +34,7 @@ class SubScales:
 
     @property
     def signed(self) -> bool:
-        """Whether the zero point is subtracted when packing, which leaves a signed byte."""
+        """Whether sub-scales are stored as signed bytes, with the zero point already subtracted."""
         return self.planes == (8,) and self.zero == 128
 
 
@@ -47,7 +47,7 @@ class Scales:
     minimum: bool = False  # each scale has a minimum; sub-minimums are stored after the block scales
     sub_scales: SubScales | None = None
     block_groups: int = 1  # groups in a block; the block scales are stored before the first group
-    unit: float = 1.0  # factor of the block scales, but not of minimums
+    unit: float = 1.0  # factor of the block scales; minimums are not multiplied by it
 
     @property
     def halves(self) -> int:
@@ -72,7 +72,7 @@ class GGMLFormat:
     number: int
     planes: tuple[int, ...] = ()  # bits of a code in each plane, the low bits first
     zero: int = 0  # zero point, if there is no minimum
-    table: tuple[int, ...] | None = None  # for each code, its number plus `zero`
+    table: tuple[int, ...] | None = None  # value of each code, plus `zero`
     scales: Scales = Scales()
     plain: torch.dtype | None = None
 
@@ -88,7 +88,7 @@ class GGMLFormat:
 
     @property
     def dot_bits(self) -> int:
-        """Bits of the numbers that are multiplied."""
+        """Bits of the values that are multiplied: codes, or table values."""
         return max(self.table).bit_length() if self.table else self.bits
 
     @property
@@ -113,7 +113,7 @@ class GGMLFormat:
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of one group of one tile, without the block scales."""
+        """Size of one group of one tile in bytes, without the block scales."""
         if self.plain:
             return self.codes_bytes
         return self.codes_bytes + (
@@ -127,7 +127,7 @@ class GGMLFormat:
 
     @property
     def super_blocks(self) -> bool:
-        """Whether a block is a super-block, in which products are integers."""
+        """Whether a block is a super-block, whose products are computed in integers."""
         return self.scales.block_groups == SUPER_BLOCK_GROUPS
 
     def tile_bytes(self, groups: int) -> int:
@@ -135,7 +135,7 @@ class GGMLFormat:
 
 
 def _lifted(table: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """Return the table without negative numbers, and the number that was added to each."""
+    """Return the table with an offset added that makes all values nonnegative, and the offset."""
     return tuple(number - min(table) for number in table), -min(table)
 
 

@@ -6,11 +6,11 @@ of the processor's prefetcher. A group has:
 - codes: for each plane of `bits` bits, `bits` vectors of 64 bytes. Byte 4 row + k of vector v has, at bit bits * j,
   column 4 * (8 / bits * v + j) + k: one word of the canonical form for each row. So one load of 64 bytes, shifted, is
   multiplied by four bytes of activations in every lane.
-- codes of 6 bits: three vectors for each four vectors of columns. Their low six bits are the first three. Their top two
-  bits are the fourth: bits 2 v and 2 v + 1 of the fourth are the top of vector v. So three of four vectors take one
-  instruction to decode, not three.
+- codes of 6 bits: three vectors store four chunks of codes. The low six bits of each vector are one of the first three
+  chunks. The top two bits of vector v are bits 2 v and 2 v + 1 of the fourth chunk. So three of four chunks are decoded
+  in one instruction instead of three.
 - scales of 16 rows, see `Scales`. Block scales are stored before the first group of a block, and so are sub-minimums,
-  two halves or two groups together, since they are read once per block.
+  in pairs of two halves or two groups, since they are read once per block.
 - plain floats: 32 columns of 16 values each.
 
 Rows are padded with zeros to an even number of tiles. Nothing is rounded: packing moves bits and flips sign bits.
@@ -40,7 +40,7 @@ Words = NDArray[np.uint32]
 
 
 def packed_bytes(weight: BlockTensor) -> int:
-    """Return the bytes that `pack` writes for a weight whose columns are a multiple of 32."""
+    """Return the number of bytes that `pack` writes. The weight's columns must be a multiple of 32."""
     rows, columns = weight.shape
     return -(-rows // PAIR) * 2 * ggml_format_of(weight).tile_bytes(columns // GROUP)
 
@@ -63,8 +63,9 @@ class _Fields:
 
     @property
     def words(self) -> list[Words]:
-        """Return the codes of each plane, or of both if packed to six bits: [tiles, blocks, groups, words of a row,
-        TILE].
+        """Return the codes of each plane, [tiles, blocks, groups, words of a row, TILE].
+
+        6-bit codes that are packed without planes are returned together.
         """
         layout, words = self.layout, self._groups[..., : self.layout.codes_bytes].view(np.uint32)
         planes = (layout.bits,) if layout.is_packed6 else layout.planes
@@ -98,7 +99,7 @@ def _fields(layout: GGMLFormat, memory: Bytes, rows: int, columns: int) -> _Fiel
 
 
 def row_tiles(values: NDArray[Any], tiles: int) -> NDArray[Any]:
-    """Reshape [rows, ...] to [tiles, TILE, ...], with zeros after the last row."""
+    """Reshape [rows, ...] to [tiles, TILE, ...]. Missing rows at the end are zeros."""
     if len(values) != tiles * TILE:
         padded = np.zeros((tiles * TILE, *values.shape[1:]), values.dtype)
         padded[: len(values)] = values
@@ -107,7 +108,7 @@ def row_tiles(values: NDArray[Any], tiles: int) -> NDArray[Any]:
 
 
 def pack(weight: BlockTensor, out: Bytes) -> None:
-    """Write the tiles of a matrix to `out`, which has `packed_bytes` bytes."""
+    """Write the tiles of a matrix to `out`, whose size must be `packed_bytes`."""
     layout, (rows, columns) = ggml_format_of(weight), weight.shape
     if isinstance(weight, PlainTensor):
         _pack_plain(weight.values, out.reshape(-1, columns // GROUP, layout.group_bytes))
@@ -134,7 +135,7 @@ def _pack_codes(codes: Integers, fields: _Fields) -> None:
         for plane in codes.planes
     ]
     if fields.layout.is_packed6:
-        # tile by tile, so that the data stays in the cache
+        # tile by tile, so that the data stays in the processor's cache
         for target, low, high in zip(fields.words[0], *planes, strict=True):
             target[:] = _pack6(low, high)
     else:

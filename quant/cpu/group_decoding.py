@@ -19,7 +19,7 @@ from quant.cpu.vector import F32, I8, I32, I64, Emit, F16x16, F32x16, I8x16, I16
 
 I8x8 = ir.VectorType(I8, 8)
 TABLE_BYTES = 4 * 256
-E4M3_UNIT = 256.0  # factor that corrects e4m3 bits in the fields of a float16, whose exponent bias is larger by 8
+E4M3_UNIT = 256.0  # factor that corrects e4m3 bits in the fields of a float16, whose exponent bias is 8 larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ScaleGroup:
     number: Any
     first: Any
     count: Any
-    tiles: list[Any]  # addresses
+    tiles: list[Any]  # addresses of the tiles
     heads: list[Any]
 
     @contextmanager
@@ -47,8 +47,9 @@ class ScaleGroup:
         return [self._scale(tile, head) for tile, head in zip(self.tiles, self.heads, strict=True)]
 
     def zeros(self) -> list[Any]:
-        """Return the zero points of 16 rows, int32, for each tile; an empty list if the layout has one zero point for
-        all.
+        """Return the zero points of 16 rows, int32, for each tile.
+
+        The list is empty if the layout has one zero point for all groups.
         """
         return [self._zeros(head) for head in self.heads] if self.layout.zeros else []
 
@@ -68,8 +69,9 @@ class ScaleGroup:
         return e.b.fmul(scale, e.f(E4M3_UNIT)) if layout.float8 is torch.float8_e4m3fn else scale
 
     def _nested(self, tile: Any, head: Any) -> Any:
-        """Return table[code] * block scale + offset, rounded twice. Nested scales are counted through all rows of a
-        weight.
+        """Return table[code] * block scale + offset, rounded twice.
+
+        Nested scales are counted through all rows of a weight.
         """
         e, b = self.e, self.e.b
         table = b.add(tile, _word(e, tile, Word.SHARED))
@@ -112,12 +114,12 @@ def _word(e: Emit, tile: Any, word: Word) -> Any:
 
 
 def count_scale_groups(e: Emit, groups: Any, length: Any) -> Any:
-    """Return the number of scale groups of `length` groups, including a shorter last one."""
+    """Return the number of scale groups if each has `length` groups. The last one may be shorter."""
     return e.b.sdiv(e.b.add(groups, e.b.sub(length, I64(1))), length)
 
 
 def tile_size(e: Emit, layout: GroupFormat, groups: Any, tile: Any) -> Any:
-    """Return the bytes of the tile at an address."""
+    """Return the size of the tile at an address in bytes."""
     heads = e.b.mul(count_scale_groups(e, groups, _word(e, tile, Word.GROUPS_PER_SCALE)), I64(layout.head_bytes))
     return e.b.add(e.b.add(I64(HEADER_BYTES), heads), e.b.mul(groups, I64(layout.group_bytes)))
 

@@ -23,11 +23,11 @@ class Word(IntEnum):
     """Indices of the int64 words in a tile's header. All except the first are for nested scales."""
 
     GROUPS_PER_SCALE = 0  # number of groups that share a scale
-    SHARED = 1  # bytes from the tile to the data that all rows of the weight share
+    SHARED = 1  # offset in bytes from the tile to the data that all rows of the weight share
     FIRST = 2  # index of the first scale of the tile's first row
     PER_ROW = 3  # number of scales in a row
-    SHIFT = 4  # right shift of a scale's index that gives the index of its block scale
-    OFFSET = 5  # offset of the scales, the bits of a float32
+    SHIFT = 4  # right shift that turns the index of a scale into the index of its block scale
+    OFFSET = 5  # offset that is added to every nested scale, as the bits of a float32
 
 
 GroupTensor = GroupedTensor | Float8Tensor
@@ -41,9 +41,9 @@ class GroupFormat:
     codes: GGMLFormat  # bits of the codes, and the zero point if it is the same for all groups
     # type of the scales; uint8: indices into a table that all rows of a weight share
     scale: torch.dtype = torch.float32
-    rows: int = TILE  # scales in a scale group: one for each row, or 1 for all rows
-    zeros: bool = False  # whether each scale has a zero point, with the bits of a code
-    numbers: tuple[float, ...] | None = None  # the number for each code
+    rows: int = TILE  # number of scales in a scale group: TILE (one per row), or 1 for all rows
+    zeros: bool = False  # whether each scale has a zero point, with as many bits as a code
+    numbers: tuple[float, ...] | None = None  # value of each code
     float8: torch.dtype | None = None  # type of the codes, if they are floats
 
     @property
@@ -53,7 +53,7 @@ class GroupFormat:
 
     @property
     def floats(self) -> bool:
-        """Whether elements are multiplied as floats."""
+        """Whether values are multiplied as floats instead of integers."""
         return self.numbers is not None or self.float8 is not None
 
     @property
@@ -67,7 +67,7 @@ class GroupFormat:
 
     @property
     def head_bytes(self) -> int:
-        """Bytes before the groups of a scale group: scales and zero points."""
+        """Size in bytes of the scales and zero points at the start of a scale group."""
         return self.scale_bytes + (TILE * self.codes.bits // 8 if self.zeros else 0)
 
     @property

@@ -1,16 +1,16 @@
 """Products of tiles in scale groups and rows of activations: integers by integers, and small floats by floats.
 
-Integers are multiplied as in `quant.cpu.matmul`: exactly within 32 columns, with zero points subtracted by means of the
-sums that rows of activations store. Table numbers and 8-bit floats become float32 in registers. With AVX-512 one
-instruction looks up 4-bit codes of 16 rows in a table of 16 floats. A look-up of integers of two bytes would cost the
-same, but would round, and would need a second product for the second byte. Each group of 32 columns is summed in two
-chains, one over the even and one over the odd columns, so that no group waits for another:
+Integers are multiplied as in `quant.cpu.matmul`: exactly within 32 columns. Zero points are subtracted by means of the
+sums that rows of activations store. Table values and 8-bit floats become float32 in registers. With AVX-512, one
+instruction looks up the 4-bit codes of 16 rows in a table of 16 floats. Looking up 16-bit integers would cost the same,
+but would round, and would need a second product for the second byte. Each group of 32 columns is summed in two chains,
+one over the even and one over the odd columns, so that no group waits for another:
 
     total = total + scale * (even + odd)
 
 One token is bound by memory: the lower bound is the weight's bytes divided by the machine's read rate. Many tokens are
 bound by `vpdpbusd`, like other integers, or by fused multiply-adds: 2 * tokens * rows * columns operations at 32 per
-cycle and port, and 2 more in 34 for each group.
+cycle and port. Scaling adds 2 operations to the 32 of each group.
 """
 
 from collections.abc import Callable

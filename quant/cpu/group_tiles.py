@@ -1,8 +1,8 @@
-"""Packed tiles of weights in scale groups of any length: from the canonical form, and back.
+"""Packed tiles of weights in scale groups of any length: convert the canonical form to tiles, and back.
 
 A tile is 16 rows in one sequential stream, like the tiles of `quant.cpu.ggml_tiles`, with a header:
 
-    [header: 64 bytes] then for each scale group [scales] [zero points] and its groups of 32 columns, codes alone
+    [header: 64 bytes] then for each scale group [scales] [zero points] and its groups of 32 columns, codes only
 
 - header: see `Word`.
 - scales: one for each of 16 rows, or one for all rows.
@@ -29,7 +29,7 @@ from quant.errors import UnsupportedQuantization
 from quant.ggml_blocks import integers
 from quant.tensor import Float8Tensor, GroupedTensor, GroupScale, Integers, NestedScale, Plane
 
-_PAIRS = GROUP // 2  # words of two columns
+_PAIRS = GROUP // 2  # words in a group; a word holds two columns
 _TABLE = 256  # entries in the table of nested scales
 
 
@@ -59,12 +59,12 @@ class _ScaleGroups:
         return field.reshape(*field.shape[:2], -1, self.layout.group_bytes)
 
     def share_of(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the values of these scale groups, out of [tiles, TILE, scale groups of a row, ...]."""
+        """Select the values of these scale groups from [tiles, TILE, scale groups of a row, ...]."""
         return values[:, :, self.first : self.first + self.bytes.shape[1]]
 
 
 def _scale_groups(layout: GroupFormat, memory: Bytes, groups: int, groups_per_scale: int) -> Iterator[_ScaleGroups]:
-    """Yield all scale groups of tiles [tiles, bytes of a tile]. The last one may be shorter."""
+    """Yield the scale groups of tiles [tiles, bytes of a tile], and last a shorter group if there is one."""
     full, rest = divmod(groups, groups_per_scale)
     size, body = layout.head_bytes + groups_per_scale * layout.group_bytes, memory[:, HEADER_BYTES:]
     if full:
@@ -78,7 +78,7 @@ def _tile_count(rows: int) -> int:
 
 
 def shared_bytes(weight: GroupTensor) -> int:
-    """Return the bytes of the data that the tiles of a weight share. Block scales of padding rows are zeros."""
+    """Return the size in bytes of the data that the tiles of a weight share. Block scales of padding rows are zeros."""
     if isinstance(weight, GroupedTensor) and isinstance(weight.scale, NestedScale):
         scales = _tile_count(weight.shape[0]) * TILE * weight.groups
         return 4 * (_TABLE + -(-scales // weight.scale.block_size))
@@ -88,7 +88,7 @@ def shared_bytes(weight: GroupTensor) -> int:
 def pack(weight: GroupTensor, out: Bytes, shared: Bytes) -> None:
     """Write the tiles of a matrix, an even number of them, to `out`, and the data that they share to `shared`.
 
-    `shared` must be zeros. Raises UnsupportedQuantization for NaN in e4m3, which kernels would read as a number.
+    `shared` must be zeros. Raises UnsupportedQuantization for NaN in e4m3, which kernels would read as a finite value.
     """
     layout, groups_per_scale, (rows, columns) = group_format_of(weight), groups_per_scale_of(weight), weight.shape
     memory = out.reshape(_tile_count(rows), -1)
@@ -181,7 +181,7 @@ def _pack_floats(weight: Float8Tensor, scale_groups: list[_ScaleGroups], tiles: 
 
 
 def unpack(memory: Bytes, layout: GroupFormat, shape: tuple[int, int]) -> GroupTensor:
-    """Return the canonical form with the values that were packed. Nested scales are multiplied out."""
+    """Return the canonical form with the values that were packed. Nested scales are returned multiplied out."""
     rows, groups = shape[0], shape[1] // GROUP
     groups_per_scale = int(memory[:8].view(np.int64)[0])
     count, size = _tile_count(rows), layout.tile_bytes(groups, groups_per_scale)

@@ -21,8 +21,8 @@ from quant.cpu.vector import I64, Emit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-CACHE_LINE = 64  # bytes
-CORE = "core"  # the part that every process loads
+CACHE_LINE = 64  # size of a cache line in bytes
+CORE = "core"  # name of the code part that every process loads
 
 
 def jit(function: Function) -> Function:
@@ -33,7 +33,10 @@ def jit(function: Function) -> Function:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The generator of a kernel's code, and the name that compiled code calls it by. A part is compiled as one file."""
+    """The generator of a kernel's code, and the name under which compiled code calls it.
+
+    All kernels of one `part` are compiled to one file.
+    """
 
     name: str
     build: Callable[..., Any]
@@ -62,8 +65,8 @@ KERNELS: dict[str, Kernel] = {}  # all kernels; filled when the modules that def
 def kernel(build: Callable[..., Any], part: str = CORE) -> Callable[..., Any]:
     """Register build(emit, *int64 values) as a kernel, and return the function for compiled code to call.
 
-    The kernel returns what `build` returns, an i64 or None. Compiled Python calls kernels of the core by name; those of
-    other parts must be called by address. Raises ValueError for a name that another kernel has.
+    The kernel returns what `build` returns: an i64 or None. Compiled Python calls kernels of the core by name; kernels
+    of other parts must be called by address. Raises ValueError for a name that another kernel has.
     """
     made = Kernel(f"ingle_{build.__name__.lstrip('_')}", build, _returns(build), part)
     if made.name in KERNELS:

@@ -1,4 +1,4 @@
-"""One interface for all tile layouts, GGML and group formats, and for packing a weight."""
+"""One interface for packing a weight in any tile layout, GGML or group."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -45,9 +45,9 @@ class Packing(Protocol):
         ...
 
     def pack(self, out: Bytes, shared: Bytes) -> None:
-        """Write the tiles, an even number of them, to `out`, and the data that they share to `shared`, which is zeros.
+        """Write the tiles, an even number of them, to `out`, and the data that they share to `shared`.
 
-        Raises UnsupportedQuantization for values that kernels cannot read.
+        `shared` must be zeros. Raises UnsupportedQuantization for values that kernels cannot read.
         """
         ...
 

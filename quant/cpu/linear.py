@@ -33,13 +33,15 @@ class Part:
     region: Region
     first: int  # index of the first row among the layer's outputs
     rows: int
-    groups: int  # groups of 32 columns
+    groups: int  # number of groups of 32 columns
     tile_bytes: int
     unpack: Unpack
     order: Region | None = None  # int32: index of the input that each column is multiplied by; None: in order
 
     def tile_kernels(self, form: Form) -> tuple[int, int, int, int]:
-        """Return the addresses of the kernels for one, two, four, and six tokens; 0 if there is none."""
+        """Return the addresses of the kernels for one, two, four, and six tokens. An address is 0 if there is no such
+        kernel.
+        """
         kernels = TILE_KERNELS[self.layout, form]
         six = address_of(kernels.six) if kernels.six else 0
         return address_of(kernels.one), address_of(kernels.two), address_of(kernels.four), six
@@ -59,7 +61,7 @@ class Part:
 
 
 class CpuLinear:
-    """A QLinear in tiles. `activations` is the form of the rows that quantized weights are multiplied by."""
+    """A QLinear in tiles. `activations` is the form of the input rows that quantized weights are multiplied by."""
 
     def __init__(self, segments: Sequence[QTensor], arena: Arena, activations: Form) -> None:
         self.outputs = sum(segment.shape[0] for segment in segments)
@@ -81,8 +83,9 @@ class CpuLinear:
         return self._activations if self._activations is Form.BITS_14 and coarse is not Form.FLOAT else coarse
 
     def source(self, part: Part) -> tuple[Form, int]:
-        """Return a key that is equal for parts that read the same rows: the form, and the address of the order of
-        columns.
+        """Return a key for the input rows that a part reads: their form, and the address of the column order.
+
+        Parts with equal keys read the same rows.
         """
         return self.form(part), part.order.address if part.order else 0
 
@@ -157,7 +160,7 @@ def _pack_parts(segments: Sequence[QTensor], arena: Arena) -> Iterator[Part]:
 
 
 class _Orders:
-    """The orders of columns of a layer's segments. Equal orders have the same number and the same memory."""
+    """The column orders of a layer's segments. Equal orders have the same number and the same memory."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -182,8 +185,9 @@ Key = tuple[Layout, int, int, int]
 
 
 def _joinable(segments: Sequence[QTensor], orders: _Orders) -> Iterator[tuple[Key, QTensor]]:
-    """Yield each segment with a key; adjacent segments with equal keys are joined. Pairs of tiles must not straddle
-    segments.
+    """Yield each segment with a key. Adjacent segments with equal keys are joined.
+
+    Pairs of tiles must not straddle segments.
     """
     break_number = 0
     for segment in segments:

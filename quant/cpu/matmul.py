@@ -5,10 +5,10 @@ one tile at a time and prefetches well ahead. Many tokens are bound by `vpdpbusd
 used for 4 or 6 tokens. The lower bound is 2 * tokens * rows * columns * planes operations at 128 per cycle and port.
 
 All kernels reduce in the same order, so that the bits of an output depend neither on the number of tokens nor on the
-thread. Integers within a group are exact, or within half a group if halves have separate scales. Groups are added in
-order, in float32 with fused multiply-adds. So are super-blocks, if activations are in super-blocks
-(`quant.cpu.super_blocks`). Weights of floats are multiplied in two chains, even and odd columns, which are added at the
-end.
+thread. Integer sums are exact within a group, or within half a group if halves have separate scales. The results of
+groups are added in order, in float32 with fused multiply-adds. If activations are in super-blocks, the same holds for
+super-blocks instead of groups (`quant.cpu.super_blocks`). Weights of floats are summed in two chains, over the even and
+the odd columns, which are added at the end.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def _make_coded_tile(layout: GGMLFormat, tiles: int, tokens: int, planes: int) -
     def add_group(
         e: Emit, addresses: list[tuple[Any, Any]], g: Any, rows: list[RowGroup], half: int, totals: dict[Cell, Any]
     ) -> None:
-        """Add the products of group `g`, or of a half. `addresses` are those of each tile's group and block scales."""
+        """Add the products of group `g` or half of it. `addresses` are those of each tile's group and block scales."""
         b, sums = e.b, integer_sums(e, layout, [at for at, _ in addresses], rows, planes, half)
         scales = [load_scales(e, layout, at, head, g)[half] for at, head in addresses]
         x_scales = [row.scale() for row in rows]
@@ -177,7 +177,7 @@ def multiply_pair(
         for t in range(0, rows, TILE):
             _call_tile(one, w + t // TILE * tile_bytes, groups, x, x_stride, 1, out + 4 * t, 0, add, rows - t, 0, 0)
         return
-    # While a pair is multiplied, the next one is prefetched: each pass prefetches its share.
+    # While one pair is multiplied, the next pair is prefetched, an equal share of it in each pass.
     block = 6 if six != 0 else 4
     passes = (n + block - 1) // block
     lines = (2 * tile_bytes // 64 + passes) // passes

@@ -1,10 +1,10 @@
 """Native code of this machine: kernels compiled by LLVM and loops compiled by numba, both cached in a folder.
 
-The folder's name is a digest of every source of the code, of the compilers' versions, and of the processor; numba's
-cache key does not see edits in other modules. Kernels are compiled for a target, in parts with a file each, since a
-model needs only the kernels of its weights. Loops are the same for all targets and call the core's kernels by name, so
-that a process can load one target only. A folder is used only if no other user can write to it, since it holds machine
-code.
+The folder's name is a digest of all sources of the code, the compilers' versions, and the processor, because numba's
+own cache key does not include edits in other modules. Kernels are compiled for a target, in parts with a file each,
+since a model needs only the kernels of its weights. Loops are the same for all targets and call the core's kernels by
+name, so a process can load only one target. A folder is used only if no other user can write to it, since it holds
+machine code.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ from quant.cpu.tiers import Target
 
 log = logging.getLogger(__name__)
 
-CODE = "cpu-code"  # folder of all versions
-KEPT = 4  # versions that are kept when a new one is compiled
+CODE = "cpu-code"  # folder that contains the folders of all versions
+KEPT = 4  # number of versions that are kept when a new one is compiled
 NEEDED = 1 << 20  # free disk space in bytes that saving code requires
 
 Entry = Callable[..., int]
@@ -68,7 +68,7 @@ class CodeFolder:
         return self.path is not None and all(any(self.path.glob(name)) for name in (*names, "**/*.nbc"))
 
     def load_kernels(self, part: str = CORE) -> None:
-        """Make every kernel of a part callable from compiled code. Compiles those that are not in the folder."""
+        """Make every kernel of a part callable from compiled code. Compiles kernels that are not in the folder."""
         if self._target in _engines and part in _engines[self._target]:
             return
         kernels = {name: made for name, made in KERNELS.items() if made.part == part}
@@ -81,14 +81,16 @@ class CodeFolder:
         _load(code, self._target, part, kernels)
 
     def _file_name(self, part: str, kernels: str) -> str:
-        """Return a part's file name, which has a digest of the kernels' names.
+        """Return a part's file name, which contains a digest of the kernels' names.
 
-        A process that imports fewer modules has fewer kernels, and must not use the file of another one.
+        A process that imports fewer modules has fewer kernels, and must not use a file with a different set.
         """
         return f"kernels-{self._target.tier}-{_digest(self._target.cpu, self._target.flags)}-{part}-{kernels}.o"
 
     def load_function(self, function: Callable[..., Any], signature: Any) -> Entry:
-        """Compile a function with numba for one signature, without the GIL. Its kernels must be loaded before."""
+        """Compile a function with numba for one signature, without the GIL. The kernels that it calls must already be
+        loaded.
+        """
         if self.path:
             try:
                 return self._load_kept(function, signature, self.path)
@@ -228,7 +230,10 @@ def _close_to_others(folder: Path) -> None:
 
 
 def _make_private(folder: Path) -> str:
-    """Make the folder. Returns the reason if that fails, or if others could put code into it; else an empty string."""
+    """Create the folder with access for this user only.
+
+    Returns an empty string, or why that failed or why others could put code into the folder.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = folder.stat()

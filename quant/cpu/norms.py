@@ -10,7 +10,7 @@ from quant.cpu.vector import F32, I32, I64, LANES, Emit
 
 
 def _total(e: Emit, x: Any, groups: Any, add: Any) -> Any:
-    """Sum a float row of 32 * groups columns: each vector v is added by sum = add(v, sum)."""
+    """Fold a float row of 32 * groups columns into one value: each vector v is added by sum = add(v, sum)."""
     b, sums = e.b, [e.variable(e.f(0)) for _ in range(2)]
     with cgutils.for_range(b, groups) as loop:
         for half, total in enumerate(sums):

@@ -1,7 +1,6 @@
-"""Dequantize one row of a weight in tiles to float32, rounded as `quant.kernels.reference` does: for embedding
-look-ups.
+"""Dequantize one row of a weight in tiles to float32, for embedding look-ups.
 
-A row is small, so nothing here is tuned.
+Results are rounded as in `quant.kernels.reference`. A row is small, so nothing here is tuned.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from quant.cpu.vector import F16, F32, I32, I64, Emit, F32x16, I8x16, I32x16
 
 
 def _numbers_of(e: Emit, layout: GGMLFormat, at: Any, lane: Any) -> list[Any]:
-    """Return the numbers of columns 0 to 15 and 16 to 31 of the group, 16 integers each."""
+    """Return the integers in columns 0 to 15 and 16 to 31 of the group, as two int32 vectors."""
     halves = []
     for half in range(2):
         four = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)

@@ -1,16 +1,17 @@
-"""Products of super-blocks: 256 columns of a weight by 256 of a row, in integers until one multiplication by floats.
+"""Dot products of super-blocks: 256 columns, summed in int32 and scaled once.
 
-    sum = block scale * sum of (sub-scale * (codes . numbers)) + block minimum * sum of (sub-minimum * sum of numbers)
+    sum = block scale * sum of (sub-scale * (weight codes . row codes)) + block minimum * sum of (sub-minimum * sum of
+          row codes)
     total = total + scale of the row * sum
 
-The inner sums are over the 8 groups, or their 16 halves, and are exact. So a group costs one multiplication besides its
-dot products, in place of a conversion and two or three multiplications of floats. Only sums stay in registers while
-codes are read: 2 tiles by 6 tokens. Minimums are added afterwards, two groups at a time.
+The inner sums are over the 8 groups or their 16 halves, and are exact. So besides its dot products a group costs one
+integer multiplication, instead of a conversion and two or three float multiplications. Only sums stay in registers
+while codes are read: 2 tiles by 6 tokens. Minimums are added afterwards, two groups at a time.
 
-The sums fit into int32: codes and their zero point are below 2^d, numbers are at most 127, and sub-scales at most 2^p,
-so that a sum is below 256 * 2^d * 127 * 2^p, which is less than 2^31 if d + p is at most 16. The largest are IQ4_XS,
-with d = 8 for table numbers and p = 5, and Q6_K, with d = 6 and p = 7. A sum for minimums is at most 256 * 127 * 2^6. A
-sum of numbers, which is stored as int16, is at most 32 * 127.
+The sums fit into int32. Weight codes (or table values) and zero points are below 2^d, row codes are at most 127, and
+sub-scales are at most 2^p. So a sum is below 256 * 2^d * 127 * 2^p, which is less than 2^31 if d + p is at most 16. The
+largest are IQ4_XS, with d = 8 for table values and p = 5, and Q6_K, with d = 6 and p = 7. A sum for minimums is at most
+256 * 127 * 2^6. A sum of row codes, which is stored as int16, is at most 32 * 127.
 """
 
 from collections.abc import Callable
@@ -90,7 +91,7 @@ def _add_group(e: Emit, layout: GGMLFormat, at: list[Any], rows: list[SuperGroup
 def _add_super_block(
     e: Emit, layout: GGMLFormat, heads: list[Any], rows: list[SuperBlock], sums: Slots, totals: Slots
 ) -> None:
-    """Add the sums of a super-block and its minimums, in float32."""
+    """Scale the sums of a super-block and of its minimums to float32, and add them to the totals."""
     b, halves = e.b, layout.scales.halves
     block_scales = [load_block_scales(e, layout, head) for head in heads]
     pairs = range(SUPER_BLOCK_GROUPS * halves // 2 if layout.scales.minimum else 0)

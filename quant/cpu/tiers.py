@@ -1,4 +1,4 @@
-"""Tiers: sets of instructions that kernels are compiled for, and the choice of one that this processor can execute.
+"""Tiers: the instruction sets that kernels are compiled for. Chooses one that this processor can execute.
 
 A tier lists the features that a processor must have. Code is compiled for a `Target`, which has exactly the tier's
 features even if the machine has more, so that every tier can be tested on a machine with a higher one. Feature names
@@ -35,8 +35,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A set of instructions. The processor must have all `required` features. Code also uses the `optional` ones that
-    it has.
+    """An instruction set. The processor must have all `required` features.
+
+    Code also uses those of the `optional` features that the processor has.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Tier:
 _AVX2 = frozenset({"sse2", "ssse3", "sse4.1", "avx2", "fma", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"}
 
-# The fastest first.
+# fastest first
 TIERS = (
     Tier("avx512", _AVX512, cpu="x86-64-v4"),
     Tier("avx2-vnni", _AVX2 | {"avxvnni"}, cpu="x86-64-v3"),

@@ -1,10 +1,10 @@
-"""Vector code in LLVM's intermediate language, in which kernels are written.
+"""`Emit`: vector code in LLVM's intermediate language, in which kernels are written.
 
 numba's own vectorizer is 50 to 100 times slower on quantized weights. So kernels are written for vectors of 16 lanes of
 float32, which LLVM divides into the registers of the processor. `Emit` has the operations that need different
 instructions on each tier. All tiers give the same bits, with one exception: without fused multiply-adds, `fma` rounds
-twice. There is no fast-math: a sum has one order, which is defined here, so that bits depend neither on threads nor on
-the division of work.
+twice. There is no fast-math: the order of every sum is defined here, so that bits depend neither on threads nor on the
+division of work.
 """
 
 import struct
@@ -67,7 +67,7 @@ class Emit:
 
     @property
     def has_few_registers(self) -> bool:
-        """Whether 32 vectors of 16 lanes do not fit into registers."""
+        """Whether the target has too few registers for 32 vectors of 16 lanes."""
         return not self.target.has("avx512f")
 
     def at(self, base: ir.Value, index: ir.Value | int, stride: int = 1) -> ir.Value:
@@ -88,7 +88,7 @@ class Emit:
         return self.b.icmp_signed("<", LANE_NUMBERS, self.splat(self.b.trunc(count, I32)))
 
     def load_some(self, address: ir.Value, mask: ir.Value) -> ir.Value:
-        """Load 16 float32. Lanes outside of the mask are 0, and their memory is not accessed."""
+        """Load 16 float32. Lanes outside the mask are 0, and their memory is not accessed."""
         pointer = self.b.inttoptr(address, F32x16.as_pointer())
         return self.call("llvm.masked.load.v16f32.p0", F32x16, pointer, I32(4), mask, self.f(0))
 
@@ -159,7 +159,7 @@ class Emit:
         return self.b.add(total, self._apply("dot_words", I32x16, Emit._dot_words, codes, x))
 
     def _dot_whole(self, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
-        """Compute `dot` on targets where it is one instruction."""
+        """Compute `dot` on targets that have one instruction for it."""
         size, name = self._instruction(_DOTS)
         return self.in_parts(size, lambda t, c, v: self.call(name, t.type, t, c, v), total, codes, x)
 
@@ -199,7 +199,7 @@ class Emit:
         return b.add(b.ashr(b.shl(products, sixteen), sixteen), b.ashr(products, sixteen))
 
     def _dot_words(self, codes: ir.Value, x: ir.Value) -> ir.Value:
-        """Return sums of four products by way of int16, from the even and the odd bytes."""
+        """Return sums of four products. Even and odd bytes are widened to int16 and multiplied separately."""
         b, eight = self.b, self.constant(I16x32, 8)
         codes, x = b.bitcast(codes, I16x32), b.bitcast(x, I16x32)
         even = self._word_pairs(b.and_(codes, self.constant(I16x32, 255)), b.ashr(b.shl(x, eight), eight))
@@ -216,7 +216,7 @@ class Emit:
         return b.add(b.add(total, b.mul(*low)), b.mul(*high))
 
     def _dot_of_words(self, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Compute `dot_of_words` on targets where it is one instruction."""
+        """Compute `dot_of_words` on targets that have one instruction for it."""
         size, name = self._instruction(_WORD_DOTS)
         return self.in_parts(size, lambda t, p, q: self.call(name, t.type, t, p, q), total, x, y)
 
@@ -234,7 +234,7 @@ class Emit:
         return level[0]
 
     def lookup_floats(self, codes: ir.Value, table: Sequence[float]) -> ir.Value:
-        """Look up numbers in a table of 16 float32 by the low four bits of int32 lanes. Higher bits are ignored."""
+        """Look up values in a table of 16 float32 by the low four bits of int32 lanes. Higher bits are ignored."""
         name = f"lookup {' '.join(map(float.hex, map(float, table)))}"
         return self._apply(name, F32x16, partial(Emit._lookup_floats, table=table), codes)
 
@@ -324,7 +324,7 @@ class Emit:
         signed = b.or_(rounded, b.and_(b.lshr(bits, i(16)), i(0x8000)))
         return b.bitcast(b.trunc(signed, _shaped(I16, single.type)), _shaped(F16, single.type))
 
-    # -- division of vectors
+    # -- division of vectors into register-sized parts
 
     def _apply(self, name: str, kind: ir.Type, build: Callable[..., ir.Value], *args: ir.Value) -> ir.Value:
         """Call build(emit, *args) as a function that is emitted once per module and that LLVM inlines."""
@@ -361,7 +361,7 @@ class Emit:
         return self.target.has(*(feature for feature, _, _ in table))
 
     def _instruction(self, table: Table, at_most: int = 64) -> tuple[int, str]:
-        """Return the vector size in bytes and the name of the first instruction in a table that the target has."""
+        """Return the vector size in bytes and the name of the table's first instruction that the target has."""
         return next((size, name) for feature, size, name in table if self.target.has(feature) and size <= at_most)
 
     def prefetch(self, address: ir.Value) -> None:
@@ -371,7 +371,7 @@ class Emit:
         """Round to integers, halves to even; magnitudes must be below 2 ** 22."""
         if self.target.has("sse4.1", "neon"):
             return self.call("llvm.rint.v16f32", F32x16, x)
-        whole = self.f(1.5 * 2**23)  # a float32 of this magnitude has no fraction, so adding it rounds
+        whole = self.f(1.5 * 2**23)  # a float32 of this magnitude has no fraction bits, so the addition rounds
         return self.b.fsub(self.b.fadd(x, whole), whole)
 
     def larger(self, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -390,8 +390,9 @@ class Emit:
         return self.b.bitcast(self.reduce(self.magnitude_bits(x, y), self.larger_bits), F32)
 
     def magnitude_bits(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Return the larger magnitudes in each lane as int32. These have the same order as floats, and NaN is the
-        largest.
+        """Return the larger magnitude of each lane as int32 bits.
+
+        The bits have the same order as the floats, and NaN is the largest.
         """
         return self.larger_bits(*(self.b.bitcast(self.call("llvm.fabs.v16f32", F32x16, v), I32x16) for v in (x, y)))
 

@@ -1,1 +1,1 @@
-"""Weights on a GPU: their layout in GPU memory, and linear layers over them."""
+"""Quantized weights on a GPU: their layout in GPU memory, and linear layers over them."""

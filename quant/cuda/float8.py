@@ -1,10 +1,10 @@
-"""Float8Matrix: the data of a matrix of 8-bit floats on a GPU.
+"""Float8Matrix: a matrix of 8-bit floats on a GPU.
 
-The bytes stay as they are in the file, row by row, and are decoded in registers. Rows are padded with zeros to a
-multiple of 16 columns; real models need no padding. Scales become float32. A scale that is shared by whole rows is
-repeated for each row, so that the rows of several matrices can be concatenated.
+The bytes are stored row by row as in the file, and are decoded in registers. Rows are padded with zeros to a multiple
+of 16 columns; real models need no padding. Scales become float32. A scale that is shared by whole rows is repeated for
+each row, so that the rows of several matrices can be concatenated.
 
-The codes of NaN and infinity, which no weight has, are decoded as if they were ordinary numbers.
+The codes of NaN and infinity do not occur in weights. They are decoded as if they were ordinary numbers.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from quant.tensor import Float8Tensor
 
-ALIGNMENT = 16  # columns: the bytes that a thread loads at once
+ALIGNMENT = 16  # columns; also the number of bytes that a thread loads at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Float8Matrix:
 
     shape: tuple[int, int]  # outputs, inputs
     codes: Tensor  # uint8 [outputs, inputs rounded up to `ALIGNMENT`]
-    scales: Tensor  # float32 [outputs / height, inputs / width], rounded up
+    scales: Tensor  # float32 [outputs / height, inputs / width], both rounded up
     block: tuple[int, int]  # height, width; (1, inputs): one scale for each row
     exponent_bits: int  # 4 for e4m3, 5 for e5m2
 

@@ -1,11 +1,11 @@
-"""Tokens times a matrix of 8-bit floats: choose the method by the number of tokens and the card.
+"""Multiply tokens by a matrix of 8-bit floats, by a method chosen for the number of tokens and the card.
 
-- Few tokens, or any number if results must not depend on the batch: the weight is decoded in registers and read about
-  once (`float8_matmul`). Activations keep 16 bits.
+- At most FEW_TOKENS tokens, or any number if results must not depend on the batch: the weight is decoded in registers
+  and read about once (`float8_matmul`). Activations keep 16 bits.
 - More tokens, on cards that multiply 8-bit floats: each token is quantized with its own scale, and torch multiplies.
   The weight needs one scale per row, the only kind that the matrix units of all such cards support.
 - More tokens otherwise: the weight is copied to bfloat16, and torch multiplies the copy. For 2048 tokens the copy takes
-  a tenth of the time on an RTX 3090 and a sixth on an H100, by counts of bytes and operations.
+  a tenth of the time on an RTX 3090 and a sixth on an H100, estimated from the numbers of bytes and operations.
 """
 
 import torch
@@ -15,8 +15,9 @@ from quant.cuda.float8 import Float8Matrix
 from quant.kernels import float8_matmul, float8_rows, float8_unpack
 from quant.kernels.card import Card
 
-FEW_TOKENS = 32  # up to this number, one tile has all tokens, and the weight is read once
-FEW_TOKENS_OF_A_COPY = 64  # two tiles, and the second finds the weight in the L2 cache: faster than making a copy
+FEW_TOKENS = 32  # up to this number, one tile holds all tokens, and the weight is read once
+# two tiles: the second one finds the weight in the L2 cache, which is faster than making a copy
+FEW_TOKENS_OF_A_COPY = 64
 LIBRARY_ALIGNMENT = 16  # outputs must be a multiple of this for torch's product of 8-bit floats
 
 

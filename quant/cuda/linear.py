@@ -83,7 +83,9 @@ class CudaLinear:
         out.copy_(out + product if add else product)
 
     def _library_product(self, x: Tensor, values: Tensor) -> Tensor:
-        """Return x times `values` transposed. When deterministic, every library call multiplies FIXED_TOKENS rows."""
+        """Return x times the transpose of `values`. When deterministic, every library call multiplies FIXED_TOKENS
+        rows.
+        """
         if not self._deterministic:
             return x @ values.mT
         padded = F.pad(x, (0, 0, 0, -len(x) % FIXED_TOKENS))
@@ -116,7 +118,7 @@ class CudaBackend:
     device: torch.device
     card: Card
     deterministic: bool  # the bits of a row do not depend on the rest of the batch
-    measured: MeasuredTiles | None = None  # measured tiles, which take precedence over the rule
+    measured: MeasuredTiles | None = None  # measured tiles, which take precedence over computed ones
     name: str = "cuda"
 
     def linear(self, segments: Sequence[QTensor]) -> QLinear:
@@ -135,7 +137,7 @@ def _joined(matrices: Sequence[CudaMatrix]) -> Iterator[CudaMatrix]:
 
 
 def _form(index: int, matrix: CudaMatrix) -> object:
-    """Return a key that is equal for matrices that can be concatenated; for others it is their index."""
+    """Return a key that is equal for matrices that can be concatenated. Other matrices get their unique index."""
     if isinstance(matrix, PlainMatrix):
         return matrix.values.dtype
     if isinstance(matrix, Float8Matrix):

@@ -25,7 +25,7 @@ from quant.tensor import (
     Scale,
 )
 
-SLAB = 1 << 24  # codes that are rearranged at once, one byte each
+SLAB = 1 << 24  # number of codes that are rearranged at once, one byte each
 HALF_FRAGMENT = 16  # columns; the group size must be a multiple of it
 INTEGERS = {64: torch.int64, 32: torch.int32, 16: torch.int16}  # integer types by their number of bits
 
@@ -103,7 +103,7 @@ def _grouped(weight: GroupedTensor, device: torch.device) -> PackedMatrix:
 
 
 def _checked(form: PackedForm, weight: CodedTensor | GroupedTensor) -> PackedForm:
-    """Return the form, with a single group widened to the padded width. Raises the same errors as `to_device`."""
+    """Return the form of `weight`. A single group is widened to the padded width. Raises the errors of `to_device`."""
     if form.groups == 1:
         return replace(form, group=form.width)
     if form.group % HALF_FRAGMENT:
@@ -120,7 +120,7 @@ def _plane_bits(integers: Integers) -> tuple[int, ...]:
 
 
 def _codes(integers: Integers, form: PackedForm, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Return both planes of the codes: the first as words, the second as fragments."""
+    """Return both planes of the codes, the first as words and the second as fragments."""
     first, *second = integers.planes
     rows, wide = len(first.data), form.codes_per_word * first.bits
     shape = -(-rows // TILE_ROWS), form.tiles, TILE_ROWS, TILE_FRAGMENTS
@@ -140,7 +140,9 @@ def _codes(integers: Integers, form: PackedForm, device: torch.device) -> tuple[
 
 
 def _words(plane: Plane, rows: slice, form: PackedForm, device: torch.device) -> Tensor:
-    """Return rows of a plane as int32 [rows / 8, tiles, 8, 4, 4], each code at the bit of the first plane's code."""
+    """Return rows of a plane as int32 [rows / 8, tiles, 8, 4, 4], with each code at its bit position in the first
+    plane.
+    """
     codes = _unpacked(plane.data[rows].to(device), plane.bits)[:, : form.columns]
     padded = F.pad(codes, (0, form.width - form.columns, 0, -len(codes) % TILE_ROWS))
     tiles = padded.view(-1, TILE_ROWS, form.tiles, TILE_FRAGMENTS, form.codes_per_word, WORDS).transpose(1, 2).int()

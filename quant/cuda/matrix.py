@@ -1,9 +1,9 @@
-"""The data of one weight matrix on a GPU. Each thread loads 16 bytes and unpacks them in few instructions.
+"""One weight matrix in GPU memory. Each thread loads 16 bytes and unpacks them in few instructions.
 
 Codes are packed into words of `codes_per_word` columns. Four words are a fragment of 4 * codes_per_word columns: word j
 has column 4 * p + j of the fragment at bit p * bits. A tile is eight rows of four fragments, row by row: one fragment
-for each thread of a warp. So the fragments that a warp loads at once are contiguous, and one shift extracts codes that
-are operands of a product of 16-bit floats by matrix units, in the threads where those units expect them
+for each thread of a warp. So the fragments that a warp loads at once are contiguous. One shift extracts codes that are
+operands of a 16-bit float product, in the threads where the matrix units expect those operands
 (`quant.kernels.packed_matmul`).
 
 A word has codes_per_word * bits bits: 32 for 4-bit and 8-bit codes, 16 for 2-bit codes. For codes of 3, 5, or 6 bits
@@ -49,22 +49,22 @@ class PackedForm:
 
     @property
     def codes_per_word(self) -> int:
-        """Columns in a word."""
+        """Number of columns in a word."""
         return 4 if self.planes == (8,) else 8
 
     @property
     def fragment(self) -> int:
-        """Columns in a fragment."""
+        """Number of columns in a fragment."""
         return WORDS * self.codes_per_word
 
     @property
     def tiles(self) -> int:
-        """Number of tiles that cover all columns of eight rows."""
+        """Number of tiles that hold all columns of eight rows."""
         return -(-self.columns // (TILE_FRAGMENTS * self.fragment))
 
     @property
     def width(self) -> int:
-        """Columns, padded to whole tiles."""
+        """Number of columns, padded to whole tiles."""
         return self.tiles * TILE_FRAGMENTS * self.fragment
 
     @property
@@ -107,7 +107,7 @@ class PackedMatrix:
     minimums: Tensor | None = None  # like `scales`
     sub_minimums: Tensor | None = None  # uint8 [rows, groups]
     zeros: Tensor | None = None  # uint8 [rows, groups]: zero points
-    numbers: Tensor | None = None  # float32 [codes]: the number for each code
+    numbers: Tensor | None = None  # float32 [codes]: the value of each code
     scale_table: Tensor | None = (
         None  # float32 [256], for nested scales; then `scales` is float32 [all scales / nested_block]
     )
@@ -156,4 +156,4 @@ class PlainMatrix:
 
 
 CudaMatrix = PackedMatrix | Float8Matrix | PlainMatrix
-DENSE = torch.bfloat16  # type that packed weights are unpacked to for the library's product
+DENSE = torch.bfloat16  # type that packed weights are unpacked to for the library's matrix product

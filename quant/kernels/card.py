@@ -1,4 +1,4 @@
-"""The properties of a GPU that the choice of a kernel's configuration depends on.
+"""The properties of a GPU on which the configuration of a kernel depends.
 
 They are plain numbers, so that kernels for any card can be chosen and compiled on a machine without one.
 """
@@ -13,7 +13,7 @@ class Card:
     name: str
     capability: tuple[int, int]  # CUDA compute capability
     multiprocessors: int
-    shared_memory: int  # bytes that one program may use
+    shared_memory: int  # shared memory that one program may use, in bytes
     l2_bytes: int
     memory_bytes: int
     interpreted: bool = False  # no GPU: kernels run on the CPU under Triton's interpreter, for tests

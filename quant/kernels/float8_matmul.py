@@ -1,9 +1,8 @@
-"""Few tokens times a matrix of 8-bit floats, on any card: bytes are converted exactly to bfloat16 in registers.
+"""Multiply few tokens by a matrix of 8-bit floats, on any card: bytes are converted exactly to bfloat16 in registers.
 
 The lower bound is reading the weight once: `outputs * inputs` bytes. An H100 delivers 14.5 bytes per clock to each
 multiprocessor, which issues 4 instructions of 32 threads in that time: 8.8 instructions for every 32 weights. This
-kernel takes 3.2 (sm_90, 4 weights: 7 instructions decode them, the rest is for addresses, activations, and the
-product).
+kernel takes 3.2 (on sm_90, 7 instructions decode 4 weights; the rest is for addresses, activations, and the product).
 
 Four bytes are decoded at a time, as two pairs of bfloat16 that take over the byte's fields. Their exponents are too
 small by 120 (e4m3) or 112 (e5m2). Two powers of two compensate: one multiplies the activations, so that no product is
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from quant.cuda.float8 import Float8Matrix
 
-DEPTH = 128  # inputs that a warp multiplies at a time
+DEPTH = 128  # number of inputs that a warp multiplies at a time
 AFTER = 2.0**56  # factor that is applied to the sum
 
 
@@ -34,7 +33,7 @@ class Tile:
     rows: int
     tokens: int
     warps: int
-    stages: int  # tiles of weights that are loaded or multiplied at a time
+    stages: int  # pipeline stages: number of weight tiles that are being loaded or multiplied at the same time
 
 
 FEW = Tile(rows=16, tokens=8, warps=4, stages=4)
@@ -61,7 +60,7 @@ def _scaled(
     return (values.to(tl.float32) * power * tl.load(scales + columns // WIDTH)).to(tl.bfloat16)
 
 
-# Without it, Triton would compile separate kernels for the value 1 and for multiples of 16.
+# Without do_not_specialize, Triton would compile separate kernels for the value 1 and for multiples of 16.
 @triton.jit(do_not_specialize=["tokens", "height", "row_scales"])
 def _float8_matmul_kernel(
     x: tl.tensor,
@@ -90,7 +89,7 @@ def _float8_matmul_kernel(
     words_deep: tl.constexpr = DEPTH // 4
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    inside = tl.minimum(row, outputs - 1)  # rows after the last one repeat it and are not stored
+    inside = tl.minimum(row, outputs - 1)  # rows after the last one repeat it, and their results are not stored
     slices = tl.arange(0, SLICES)
     word = slices[:, None, None] * words_deep + tl.arange(0, words_deep)[None, None, :]
     column = slices[:, None, None] * DEPTH + tl.arange(0, DEPTH)[None, None, :]

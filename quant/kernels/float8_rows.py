@@ -10,8 +10,8 @@ from torch import Tensor
 
 from quant.cuda.float8 import ALIGNMENT
 
-LARGEST = 448.0  # the largest e4m3
-SMALLEST = 2.0**-100  # rows with only smaller magnitudes become zeros: their scale would not be a normal number
+LARGEST = 448.0  # largest finite e4m3 value
+SMALLEST = 2.0**-100  # rows whose magnitudes are all smaller become zeros, because their scale would be subnormal
 
 
 @triton.jit

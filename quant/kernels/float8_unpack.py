@@ -1,4 +1,4 @@
-"""Rows of a matrix of 8-bit floats as bfloat16 or float32.
+"""Convert rows of a matrix of 8-bit floats to bfloat16 or float32.
 
 Used for embedding look-ups, and for prompts that are long enough to be worth a copy of the weight in 16 bits. The lower
 bound is memory traffic: one byte per element is read, and two or four are written.
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quant.cuda.float8 import Float8Matrix
 
-ROWS, COLUMNS = 8, 512  # per program
+ROWS, COLUMNS = 8, 512  # rows and columns per program
 
 
 @triton.jit(do_not_specialize=["count", "row_scales", "height", "width"])

@@ -1,14 +1,14 @@
-"""Packed weights times few tokens: weights are unpacked in registers and multiplied by matrix units.
+"""Multiply packed weights by few tokens: weights are unpacked in registers and multiplied by matrix units.
 
 The product is transposed, so that tokens are the short side of what matrix units multiply: 16 rows of the weight by 8
 tokens. Each warp of a program takes its own range of tiles (`quant.cuda.matrix`) of the same rows, and the warps' sums
-are added in a fixed order. If rows alone are too few to fill a GPU, several programs share them in the same way
-(`splits`). Between the load of a word and the products of its codes all values stay in the thread's registers: the
+are added in a fixed order. If there are too few rows to fill a GPU, several programs share the same rows in the same
+way (`splits`). From the load of a word to the products of its codes, all values stay in the thread's registers: the
 layout puts the codes that one shift extracts where the matrix unit expects its operands.
 
-A code becomes a float by its bits: in the upper mantissa bits of 1.0 it gives 1 + code / 2 ** n, and the excess is
-included in the group's offset. One multiplication and addition in float32 then gives the weight, which is rounded to
-bfloat16.
+A code is converted to a float by writing it into the upper mantissa bits of 1.0. The result is 1 + code / 2 ** n, and
+the excess is included in the group's offset. One multiplication and addition in float32 then gives the weight, which is
+rounded to bfloat16.
 
 The lower bound is the memory traffic of the weights. A card of 3.35 TB/s, 132 multiprocessors, and 1.75 GHz reads 25.8
 weights of 4.5 bits per clock and multiprocessor, whose four schedulers can issue 5.0 instructions for 32 weights in
@@ -47,7 +47,7 @@ ONE = tl.constexpr(0x3F800000)  # the bits of 1.0
 def _code_bits(
     words: tl.tensor, POSITION: tl.constexpr, STEP: tl.constexpr, BITS: tl.constexpr, AT: tl.constexpr
 ) -> tl.tensor:
-    """Extract the codes at one position of int32 words. A code is the low BITS of STEP bits, and is moved to bit AT."""
+    """Extract the codes at one position of int32 words: the low BITS of STEP bits, moved up to bit AT."""
     moved = words >> (POSITION * STEP - AT) if POSITION * STEP >= AT else words << (AT - POSITION * STEP)
     return moved & (((1 << BITS) - 1) << AT)
 
@@ -126,11 +126,11 @@ def _product_kernel(
     FRAGMENT: tl.constexpr = 4 * CODES_PER_WORD
     TILES: tl.constexpr = (COLUMNS + 4 * FRAGMENT - 1) // (4 * FRAGMENT)
     STEPS: tl.constexpr = (TILES + WARPS * SPLITS - 1) // (WARPS * SPLITS)
-    HALVES: tl.constexpr = 2 if GROUP % FRAGMENT else 1  # groups in a fragment
+    HALVES: tl.constexpr = 2 if GROUP % FRAGMENT else 1  # number of groups in a fragment
     # The axes of the loaded values are: blocks of eight rows, warps, and the threads of a warp, which are eight rows by
     # four fragments. Triton gives adjacent elements of memory to one thread, and orders the axes accordingly. The hints
-    # below say how many elements a thread should take: four, or one, which is expressed as two unaligned ones. They
-    # have to be here: Triton would not see them in another function.
+    # below say how many elements a thread should take: four, or one, which is expressed as two unaligned ones. Triton
+    # would not see the hints in another function.
     first = tl.program_id(0) * ROW_TILES
     unit = tl.arange(0, ROW_TILES * WARPS)[:, None]
     thread = tl.arange(0, 32)[None, :]
@@ -144,7 +144,8 @@ def _product_kernel(
     token_tile = tl.minimum(tl.program_id(1) * (TOKENS // 8) + x_unit // WARPS, (tokens + 7) // 8 - 1).to(tl.int64)
     token = token_tile * 8 + x_lane // 16
     x_column = x_lane % 16 // 4 * FRAGMENT + x_lane % 4
-    # This is no compile-time constant, because an instruction can hold only one, and the mask needs it.
+    # 1.0 as a run-time value (`tl.program_id(2) // SPLITS` is 0): an instruction can hold only one constant, and the
+    # mask needs it.
     one = ONE - tl.program_id(2) // SPLITS
     total = tl.zeros((WARPS, 8 * ROW_TILES, TOKENS), tl.float32)
     for step in range(STEPS):
@@ -236,10 +237,10 @@ SUM_BLOCK = 1024  # rows per program
 def packed_product(
     matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, *, bias: Tensor | None, add: bool
 ) -> None:
-    """Write x [tokens, columns] times the matrix, plus `bias` (float32 [rows]), to `out` [tokens, rows]. With `add`,
-    add the product to `out`.
+    """Write x [tokens, columns] times the matrix, plus `bias` (float32 [rows]), to `out` [tokens, rows].
 
-    x is bfloat16 and contiguous, with its columns in the matrix's order. `out` may be columns of a wider tensor.
+    With `add`, the product is added to `out`. x is bfloat16 and contiguous, with its columns in the matrix's order.
+    `out` may be a range of columns of a wider tensor.
     """
     tokens, rows = len(x), matrix.shape[0]
     split = tile.splits > 1

@@ -1,6 +1,6 @@
-"""Decode words of a packed matrix (`quant.cuda.matrix`): functions that the kernels over packed weights share.
+"""Decode words of a packed matrix (`quant.cuda.matrix`): functions that the kernels for packed weights share.
 
-A value is s * number - b, where s and b belong to the group, and the number is the code or the table's number for it.
+The value of a weight is s * v - b, where s and b belong to the group, and v is the code or its value in the table.
 """
 
 import triton

@@ -1,8 +1,8 @@
-"""Plain torch: dequantize and multiply every canonical form, in code that is easy to verify by reading.
+"""Reference in plain torch: dequantizes and multiplies every canonical form, in code that is easy to verify by reading.
 
-It is the oracle of the fast kernels, and the fallback on machines that none of them supports. A row of a product
-depends on that row alone, bit for bit: rows are multiplied in tiles of a fixed height, so that the matrix library
-always sees the same shape and therefore sums in the same order.
+It is the oracle for tests of the fast kernels, and the fallback on machines that the fast kernels do not support. A row
+of a product depends on that row alone, bit for bit: rows are multiplied in tiles of a fixed height, so that the matrix
+library always sees the same shape and therefore sums in the same order.
 """
 
 import torch
@@ -87,7 +87,7 @@ def matmul(x: Tensor, values: Tensor) -> Tensor:
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize x [rows, columns] float32 to float8_e4m3fn of the same shape, with one scale per row, [rows, 1].
 
-    x is about values * scale: the largest magnitude of a row becomes the largest float8 number.
+    x is about values * scale: the largest magnitude of a row becomes the largest finite float8 value.
     """
     largest = torch.finfo(torch.float8_e4m3fn).max
     peak = x.abs().amax(1, keepdim=True).clamp(min=2.0**-100)

@@ -8,7 +8,8 @@ from quant.kernels.card import Card
 from quant.kernels.tiles import ROWS, SPLITS, WARPS, ProductShape, ProductTile, TileTable
 
 Seconds = Callable[[ProductTile], float | None]  # seconds of one product; None if the tile does not run
-GAIN = 0.97  # a tile replaces the rule's if it takes at most this part of its time; smaller gains may be chance
+# a tile replaces the rule's tile only if it takes at most this share of its time; smaller gains may be noise
+GAIN = 0.97
 MOST_SUMS = 256  # limit of rows times warps, because their sums are added in shared memory
 
 
@@ -37,7 +38,7 @@ def rule_tile(shape: ProductShape, card: Card) -> ProductTile:
 
 
 def _is_usable(tile: ProductTile, shape: ProductShape) -> bool:
-    """Whether every warp has work, and the sums fit into shared memory."""
+    """Whether every warp has work, and the warps' sums fit into shared memory."""
     return tile.warps * tile.splits <= max(1, shape.inputs // 128) and tile.rows * tile.warps <= MOST_SUMS
 
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from quant.kernels.card import Card
 
-TOKENS = (2, 8, 16, 32)  # upper bounds of the ranges of token counts that have their own tiles
+TOKENS = (2, 8, 16, 32)  # token counts up to 2, 8, 16, and 32 each have their own tiles
 FIXED_TOKENS = 16  # tokens of a tile when a row's bits must not depend on the batch
-MOST_TOKENS = 256  # above, a whole matrix is unpacked for the library's product
+MOST_TOKENS = 256  # with more tokens, the whole matrix is unpacked for the library's product
 LEAST_WARPS = 16  # smallest number of warps per multiprocessor: some have work while others wait for memory
 LARGE = 1 << 25  # smallest number of weights for which adding the sums of several programs in a second launch pays off
-ROWS, WARPS, TILE_TOKENS, SPLITS = (16, 32), (1, 2, 4, 8, 16), (8, 16, 32), (1, 2, 4)  # the values that tiles can have
+# the values that the fields of a tile can have
+ROWS, WARPS, TILE_TOKENS, SPLITS = (16, 32), (1, 2, 4, 8, 16), (8, 16, 32), (1, 2, 4)
 IDLE = 1.1  # limit of the busiest multiprocessor's work, relative to the average
 
 
@@ -28,7 +29,7 @@ class ProductTile:
 class ProductShape:
     """The shape of a product, on which the choice of its tile depends."""
 
-    kind: str  # bits and group size of the weights
+    kind: str  # bits and group size of the weights, see `PackedForm.kind`
     outputs: int
     inputs: int
     tokens: int  # number of tokens, rounded up to one of `TOKENS`

@@ -1,4 +1,4 @@
-"""Unpack packed weights: a whole matrix, or chosen rows. Tested against `reference.dequantize` and `dequantize_rows`.
+"""Unpack packed weights: a whole matrix, or selected rows. Tested against `reference.dequantize` and `dequantize_rows`.
 
 Whole matrices are unpacked for long prompts, for which a library's product of plain matrices is fastest. The lower
 bound is memory traffic: of a matrix of 4-bit codes, about 0.56 bytes per weight are read and 2 are written.
@@ -74,12 +74,12 @@ def _unpack_kernel(
 
 
 def unpack(matrix: PackedMatrix, *, out_dtype: torch.dtype = DENSE) -> Tensor:
-    """Unpack all rows, [rows, columns]."""
+    """Return all rows, unpacked, [rows, columns]."""
     return _unpacked(matrix, None, matrix.shape[0], out_dtype)
 
 
 def unpack_rows(matrix: PackedMatrix, ids: Tensor, *, out_dtype: torch.dtype = torch.float32) -> Tensor:
-    """Unpack the rows `ids` (int64 [n], in range), [n, columns]."""
+    """Return the rows `ids` (int64 [n], in range), unpacked, [n, columns]."""
     return _unpacked(matrix, ids, len(ids), out_dtype)
 
 
