@@ -26,7 +26,8 @@ async def asked_twice(chat: Chatting) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "loads", "stops"), [("right", True, True), ("", True, False), ("escape", False, False)]
+    ("keys", "loads", "stops"),
+    [(["right", "enter"], True, True), (["enter"], True, False), (["escape"], False, False)],
 )
 def test_load_offers_to_stop_running_replies(keys: list[str], loads: bool, stops: bool) -> None:
     client = ScriptedClient(SCRIPT)
