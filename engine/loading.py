@@ -3,13 +3,14 @@
 import gc
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine import models
 from engine.backends.device_choice import cuda_device, gpu_for, host_device
-from engine.backends.device_errors import raising_out_of_memory
+from engine.backends.device_errors import first_line, raising_out_of_memory
 from engine.backends.runner import ModelRunner, Ticket
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.gguf import GGUFCheckpoint
@@ -19,7 +20,7 @@ from engine.checkpoints.weights import LoadProgress, Weights
 from engine.config import EngineConfig, ModelConfig
 from engine.core import Engine
 from engine.device import Device
-from engine.errors import OutOfMemory, UnsupportedModel
+from engine.errors import DeviceLost, NoCompiler, OutOfMemory, UnsupportedModel
 from engine.freed_memory import trim
 from engine.kv.blocks import root_key
 from engine.kv.budget import KVBudget
@@ -31,7 +32,7 @@ from engine.kv.disk.store import DiskStore
 from engine.kv.threaded_transfer import ThreadedTransfer
 from engine.load_options import LoadOptions
 from engine.step import Runner
-from quant.errors import UnsupportedQuantization
+from quant.errors import InglenookError, UnsupportedQuantization
 
 log = logging.getLogger(__name__)
 
@@ -85,13 +86,22 @@ def _load_engine(
         try:
             with raising_out_of_memory():
                 return _load_on(cuda_device(gpu, options, model), model, checkpoint, options, progress, output)
-        except (UnsupportedModel, UnsupportedQuantization, OutOfMemory) as problem:
-            if options.asks_for_gpu:
+        except Exception as problem:  # CUDA and Triton raise errors of any type
+            if options.asks_for_gpu or not _cpu_may_succeed(problem):
                 raise
-            log.warning("%s is not used: %s", gpu.card.name, problem)
+            log.warning("%s is not used: %s", gpu.card.name, first_line(problem))
+            log.debug("loading on the GPU failed", exc_info=problem)
         gc.collect()
-        gpu.drop_caches()
+        with suppress(RuntimeError):  # the GPU may have stopped working
+            gpu.drop_caches()
+        options = replace(options, device="cpu")
     return _load_on(host_device(options, model, checkpoint.path, stored), model, checkpoint, options, progress, output)
+
+
+def _cpu_may_succeed(problem: Exception) -> bool:
+    """Whether a model that could not be loaded on a GPU may load on the CPU. A damaged file fails on both."""
+    gpu_problems = (UnsupportedModel, UnsupportedQuantization, OutOfMemory, DeviceLost, NoCompiler)
+    return isinstance(problem, gpu_problems) or not isinstance(problem, InglenookError)
 
 
 def _load_on(

@@ -3,19 +3,16 @@
 The checks are independent, so that each of several problems gets a remedy. They import torch, which may be broken.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from app.doctor.check_result import CheckResult
 from app.progress import Progress, format_bytes
 from app.settings.settings import Settings
-from engine.backends.cuda.discovery import driver_version
+from engine.backends.cuda.driver import driver_version, too_old_for
 
 _PCI = Path("/sys/bus/pci/devices")
 # PCI id of the vendor NVIDIA, and the start of the PCI class of display controllers
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
-# Oldest Linux driver for each CUDA major version (CUDA release notes, "minor version compatibility").
-_LEAST_DRIVER: Mapping[str, int] = {"11": 450, "12": 525, "13": 580}
 _INSTALL = "Install torch for CUDA: https://pytorch.org/get-started/locally/"
 _BROKEN = "Reinstall torch."
 _NO_GPU = "not needed: there is no GPU"
@@ -32,9 +29,7 @@ def driver(settings: Settings, progress: Progress) -> CheckResult:
         cuda = _torch_cuda(progress)
     except (ImportError, OSError, RuntimeError):
         cuda = None  # the check of the build reports the error
-    least = _LEAST_DRIVER.get((cuda or "").partition(".")[0], 0)
-    major = version.partition(".")[0]
-    if major.isdecimal() and int(major) < least:
+    if least := too_old_for(cuda, version):
         found = f"{version} is too old for CUDA {cuda}, which torch is built for"
         return CheckResult(
             name, "warn", found, f"Update the driver to {least} or newer, or install torch for an older CUDA."

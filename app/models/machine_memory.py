@@ -12,7 +12,7 @@ _ROOM = 1.15  # bytes of memory per byte of the files, with a context of medium 
 
 def machine_memory(settings: Settings) -> int:
     """Return the free memory, in bytes, of the device on which a model would run."""
-    from engine.backends.cuda.discovery import driver_version
+    from engine.backends.cuda.driver import driver_version
     from engine.kv.budget import available_memory
 
     if settings.device != "cpu" and driver_version() is not None:
@@ -26,7 +26,7 @@ def machine_memory(settings: Settings) -> int:
 
 def memory_without_gpu() -> int | None:
     """Return the free memory in bytes if there is no GPU. None: there may be one, and only torch knows its memory."""
-    from engine.backends.cuda.discovery import driver_version
+    from engine.backends.cuda.driver import driver_version
     from engine.kv.budget import available_memory
 
     return available_memory() if driver_version() is None else None
