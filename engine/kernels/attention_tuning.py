@@ -31,21 +31,21 @@ def prompt_rows(columns: int, card: Card, *, deterministic: bool) -> int:
     Programs that merge parts themselves have fewer registers left for rows. The same applies to large heads on GPUs
     with tensor memory, because accumulators are loaded from there into registers to be scaled.
     """
-    if deterministic or (columns > 128 and card.architecture in TENSOR_MEMORY):
+    if deterministic or (columns > 128 and card.capability[0] == TENSOR_MEMORY):
         return 32
-    return 128 if card.architecture in LARGE_SHARED_MEMORY and columns <= 128 else 64
+    return 128 if card.shared_memory > LARGE_SHARED_MEMORY and columns <= 128 else 64
 
 
 def tuning(rows: int, columns: int, card: Card, *, deterministic: bool) -> Tuning:
     """Return the launch parameters for `rows` rows and `columns` elements per head, both after padding."""
     if card.interpreted:
         return Tuning(piece=32, warps=4, stages=1, part=64, merged_rows=64, merged_parts=1)
-    large = card.architecture in LARGE_SHARED_MEMORY
+    large = card.shared_memory > LARGE_SHARED_MEMORY
     part = 1024 if deterministic else 128
     if rows <= DECODE_ROWS:
         return Tuning(8192 // max(columns, 64), 4, 5 if large else 3, part)
     return Tuning(64 if columns <= 128 else 32, 8, 3 if large else 2, part)
 
 
-LARGE_SHARED_MEMORY = (80, 90, 100)  # architectures with more than 160 KiB of shared memory
-TENSOR_MEMORY = (100,)  # architectures whose matrix units accumulate in tensor memory
+LARGE_SHARED_MEMORY = 160 << 10  # bytes; cards have either 99 KiB, or 163 KiB and more
+TENSOR_MEMORY = 10  # major version of the compute capability in which matrix units accumulate in tensor memory

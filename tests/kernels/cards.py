@@ -11,8 +11,11 @@ CARDS = (
     Card("NVIDIA H100", (9, 0), 132, 227 * KIB, 50 * MIB, 80 * GIB),
     Card("NVIDIA B200", (10, 0), 148, 227 * KIB, 126 * MIB, 180 * GIB),
     Card("NVIDIA GeForce RTX 5090", (12, 0), 170, 99 * KIB, 96 * MIB, 32 * GIB),
+    Card("NVIDIA B300", (10, 3), 148, 227 * KIB, 126 * MIB, 288 * GIB),
+    Card("NVIDIA Thor", (11, 0), 20, 227 * KIB, 32 * MIB, 128 * GIB),
+    Card("NVIDIA GB10", (12, 1), 48, 99 * KIB, 24 * MIB, 128 * GIB),
 )
 
 # Architectures with the same matrix instructions: mma.sync, wgmma, tcgen05. The default check compiles for one card of
 # each class.
-CLASSES = ((86, 120, 89, 80), (90,), (100,))
+CLASSES = ((86, 120, 89, 80, 110, 121), (90,), (100, 103))

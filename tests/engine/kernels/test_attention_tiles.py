@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from engine.kernels.attention_tiles import TileQueries, decode_tiles, query_tiles, tile_queries
+from engine.kernels.attention_tuning import prompt_rows, tuning
 from quant.kernels.card import Card
 
 H100 = Card("H100", (9, 0), 132, 232448, 50 << 20, 80 << 30)
@@ -55,3 +56,29 @@ def test_deterministic_tiles_have_one_size(heads: int, kv_heads: int) -> None:
     free = tile_queries(heads, kv_heads, 64, H100, deterministic=False)
     assert same.few == same.many >= 1
     assert free.many >= free.few >= 1
+
+
+def card(capability: tuple[int, int], shared_memory: int) -> Card:
+    return replace(H100, capability=capability, shared_memory=shared_memory << 10)
+
+
+@pytest.mark.parametrize("columns", [64, 128, 256])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("newer", "known"),
+    [
+        (card((10, 3), 227), card((10, 0), 227)),
+        (card((11, 0), 227), card((9, 0), 227)),
+        (card((12, 1), 99), card((12, 0), 99)),
+        (card((8, 7), 163), card((8, 0), 163)),
+    ],
+    ids=lambda it: f"sm_{it.architecture}",
+)
+def test_newer_architectures_have_the_tiles_of_the_known_one(
+    newer: Card, known: Card, columns: int, deterministic: bool
+) -> None:
+    rows = [prompt_rows(columns, it, deterministic=deterministic) for it in (newer, known)]
+    assert rows[0] == rows[1]
+    for count in (1, rows[0]):
+        same = [tuning(count, columns, it, deterministic=deterministic) for it in (newer, known)]
+        assert same[0] == same[1]
