@@ -1,7 +1,7 @@
 """Batch: the flat lists of one step, which `model.forward` takes as its argument.
 
 The tokens of all scheduled requests are concatenated; `query_starts` gives the start of each request. Every index is
-checked here, on the host, against the size of the array it indexes, because devices do not check the lists.
+checked here, on the host, against the size of the array it indexes, because devices do not check indices.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Calibration for int4: the mean square of each input column of a decoder's linear layers, over the tokens of one text.
+"""Calibration for int4: measure the mean square of each input column of a decoder's linear layers, over one text.
 
 The reference operations run the model on one chunk of the text after another. All weights stay in memory in the file's
 format, and one layer at a time is converted to float32.
@@ -36,10 +36,10 @@ Report = Callable[[int], None]  # called with the number of tokens computed so f
 
 
 def input_squares(checkpoint: Checkpoint, ids: Sequence[int], report: Report) -> dict[str, Tensor]:
-    """Return float32 [columns] for every linear layer of the blocks, by the name of its weight in the files.
+    """Return the mean squares of the input columns, float32 [columns], by the name of the weight in the file.
 
-    `ids` is one text; tokens past the model's context are ignored. Raises UnsupportedModel, ModelFileError,
-    OutOfMemory, or EngineError if the model computes NaN or infinity.
+    The result covers every linear layer of the blocks. `ids` is one text; tokens past the model's context are ignored.
+    Raises UnsupportedModel, ModelFileError, OutOfMemory, or EngineError if the model computes NaN or infinity.
     """
     with raising_out_of_memory(), torch.inference_mode():
         config, stored = models.read_config(checkpoint.metadata), models.stored_weights(checkpoint)
@@ -60,9 +60,12 @@ def input_squares(checkpoint: Checkpoint, ids: Sequence[int], report: Report) ->
 
 
 def _readable(path: Path, config: ModelConfig, ids: Sequence[int]) -> Sequence[int]:
-    """Return the text's tokens, truncated to the model's context."""
+    """Return the tokens of the text, truncated to the model's context.
+
+    Raises UnsupportedModel if there are no tokens, or if one is not in the vocabulary.
+    """
     if not ids or max(ids) >= config.vocab_size:
-        raise UnsupportedModel(f"{path} cannot read the text: its vocabulary does not match")
+        raise UnsupportedModel(f"{path} cannot compute the text: it is empty or has an unknown token")
     return ids[: config.context_length]
 
 
@@ -109,7 +112,7 @@ class _MeasuredLinear(ReferenceLinear):
 
 
 class _MeasuredLayers:
-    """A `quant.linear.LinearBackend` that records every layer it makes, with the names of all weights of the layer."""
+    """A `quant.linear.LinearBackend` that records every layer it makes, keyed by the names of the layer's weights."""
 
     name = "measured"
 

@@ -165,7 +165,7 @@ class ModelConfig:
     optional_head_norm: bool = False  # whether head norms are left out if the checkpoint has no weights for them
     qkv_bias: bool | None = False  # whether a bias is added to q, k, and v; None: if the checkpoint has one
     out_bias: bool | None = False  # whether a bias is added to the output of attention; None: if the checkpoint has one
-    # whether the embedding is also the output head; None: if the checkpoint has no other head
+    # whether the embedding also serves as the output head; None: if the checkpoint has no separate head
     tied_head: bool | None = None
 
     @property
@@ -179,7 +179,7 @@ class ModelConfig:
         return self.layout[number] if self.layout else LayerConfig()
 
     def long_ropes(self, context_length: int) -> tuple[bool, ...]:
-        """Return, for each rope, whether it uses the factors for long contexts."""
+        """Return whether each rope uses the factors for long contexts."""
         scalings = (rope.scaling for rope in self.ropes)
         return tuple(isinstance(it, LongRopeScaling) and it.is_long(context_length) for it in scalings)
 
@@ -275,7 +275,7 @@ class EncoderConfig:
     heads: int
     mlp_hidden: int
     vocab_size: int
-    context_length: int  # number of position embeddings, which limits the tokens of a text
+    context_length: int  # number of position embeddings, which is the token limit of a text
     token_types: int
     norm_epsilon: float
 

@@ -53,7 +53,7 @@ class Engine(Generic[TicketT]):
         self._runner = runner
         self._under_way: deque[_LaunchedStep[TicketT]] = deque()
         self._collected = 0.0  # time at which the last step was collected
-        # Expected seconds of the current step, estimated from earlier steps; inf: unknown. Other threads read it.
+        # Expected seconds of the current step, estimated from earlier steps; inf if unknown. Other threads read it.
         self.expected_seconds = 0.0
         self._limits = StepLimits()
         self._ids = itertools.count(1)

@@ -1,4 +1,4 @@
-"""CostModel: the measured cost of steps and copies on this machine, and the decisions that follow from it.
+"""CostModel: the measured cost of steps and copies on this machine, and decisions that depend on it.
 
 The time of a step is modeled as a fixed cost plus a cost per token. Recent steps have more weight, so both costs follow
 the current load.
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.config import BLOCK_SIZE, EngineConfig, Preemption, Restore
 
-FEW_TOKENS = 16  # a step of at most this many tokens takes about as long as the fixed cost
+FEW_TOKENS = 16  # a step with at most this number of tokens takes about the fixed cost
 # weight of the latest step in an average; it is high, because the cost per token grows during a long prefill
 WEIGHT = 0.3
 COPY_RATE = 4e9  # assumed bytes per second until a copy has been measured
@@ -56,7 +56,7 @@ def _moving_average(known: float, seen: float) -> float:
 
 @dataclass(slots=True)
 class CostModel:
-    """Decides whether to swap or recompute, whether to read or compute, and how many tokens a step may have."""
+    """Decides between swapping and recomputing, between reading and computing, and on the token budget of a step."""
 
     config: EngineConfig
     steps: StepTimes = field(default_factory=StepTimes)

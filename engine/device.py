@@ -20,8 +20,9 @@ from engine.step import Runner
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The number of bytes that a model needs on a device besides its caches, estimated from the checkpoint's
-    headers.
+    """The memory in bytes that a model needs on a device in addition to its caches.
+
+    It is estimated from the checkpoint's headers.
     """
 
     weights: int  # bytes of the weights after loading
@@ -90,8 +91,8 @@ class Device(Protocol):
         ...
 
     def step_tokens(self, model: ModelConfig) -> int:
-        """Return the token budget of one step. It is limited because an abort or a new request waits for the current
-        step.
+        """Return the token budget of one step, which bounds how long an abort or a new request waits for the step to
+        end.
         """
         ...
 
@@ -104,7 +105,7 @@ class Device(Protocol):
         ...
 
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
-        """Return the number of bytes that caches may use beside `weight_bytes` of weights.
+        """Return the number of bytes that caches may use in addition to `weight_bytes` bytes of weights.
 
         Raises OutOfMemory if the weights alone do not fit.
         """

@@ -32,8 +32,8 @@ class PromptTooLong(EngineError):
     """The request does not fit the context, even if it runs alone.
 
     `tokens` is the length of its prompt; if `is_exact` is false, it is only a lower bound. `context` is the limit of
-    prompt and reply together. `longest_context` is the largest possible --context for this model and memory; 0:
-    unknown.
+    prompt and reply together. `longest_context` is the largest --context that this model and the available memory
+    allow; 0: unknown.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PromptTooLong(EngineError):
 
     @classmethod
     def of(cls, tokens: int, context: int, longest_context: int, *, is_exact: bool = True) -> "PromptTooLong":
-        """Create the error for a prompt of `tokens` tokens. The class describes the other numbers."""
+        """Create the error for a prompt of `tokens` tokens. The class describes the other arguments."""
         count = f"{tokens:,}" if is_exact else f"more than {tokens:,}"
         error = cls(
             f"The prompt has {count} tokens, and the context holds {context:,} including the reply",
@@ -79,7 +79,7 @@ class OutOfMemory(EngineError):
 
 
 class DeviceLost(EngineError):
-    """A GPU fails at every call of this process, which must end to recover it. No step can run."""
+    """A GPU fails at every call of this process. No step can run until the process is restarted."""
 
 
 class NoCompiler(EngineError):

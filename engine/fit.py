@@ -1,7 +1,6 @@
-"""Whether a model fits into a device's memory, and with which context length, from the checkpoint's headers alone.
+"""Check from a checkpoint's headers alone whether a model fits into a device's memory, and with which context length.
 
-The numbers come from the same functions that the engine uses when it loads a model: the device's memory and needs, and
-the budget of the caches.
+The numbers come from the functions that the engine itself uses when it loads a model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -53,7 +52,7 @@ class Fit:
 
     @property
     def has_room(self) -> bool:
-        """Whether the model fits with a useful context, even if it is shorter than requested."""
+        """Whether the model fits with a useful context, even if that context is shorter than requested."""
         return self._has(min(self.wanted, MIN_CONTEXT))
 
     def _has(self, context: int) -> bool:
@@ -68,8 +67,8 @@ class Fit:
 def fit(checkpoint: Checkpoint, options: LoadOptions, memory: int = 0) -> Fit:
     """Return the fit for the device that the engine would try first.
 
-    `memory` replaces the size of that device's memory in bytes; 0: all of it. Raises UnsupportedModel, UnsupportedTier,
-    ModelFileError, or UnsupportedQuantization.
+    `memory`: device memory to assume, in bytes; 0: the actual memory of the device. Raises UnsupportedModel,
+    UnsupportedTier, ModelFileError, or UnsupportedQuantization.
     """
     options = replace(options, host_memory=memory) if memory else options
     if checkpoint.metadata.architecture in ENCODERS:
@@ -119,7 +118,7 @@ def _devices(
 
 
 def _gpu(options: LoadOptions, memory: int) -> "Gpu | None":
-    """Return the GPU to use, or None. If `memory` is given, the result is a hypothetical GPU of this size in bytes."""
+    """Return the GPU to use, or None. If `memory` is given, it is assumed to be the memory size in bytes."""
     if not memory:
         return gpu_for(options)
     if not options.asks_for_gpu and gpu_for(options) is None:
@@ -132,7 +131,7 @@ def _gpu(options: LoadOptions, memory: int) -> "Gpu | None":
 
 
 def _type_names(kinds: Mapping[str, object], chosen: str) -> list[str]:
-    """Return the names of a device's KV types: the chosen one, or the one that `auto` selects, then the others."""
+    """Return the names of a device's KV types, the requested type first. For `auto`, that is the type it selects."""
     names = [name for name in kinds if name != "auto"]
     first = next(name for name in names if kinds[name] == kinds.get(chosen))
     return [first, *(name for name in names if name != first)]

@@ -7,7 +7,7 @@ import traceback
 
 
 def return_freed_memory() -> None:
-    """Collect garbage, then `trim`. This takes some tens of milliseconds, but does not block other threads."""
+    """Collect garbage, then `trim`. This takes 10 to 100 ms, but does not block other threads."""
     gc.collect()
     trim()
 
@@ -19,7 +19,7 @@ def trim() -> None:
 
 
 def release_frames(error: BaseException) -> None:
-    """Clear the local variables of all functions that `error` and its causes have left, such as a step's tensors."""
+    """Clear the local variables, such as a step's tensors, of all functions that `error` and its causes have left."""
     seen: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in seen:

@@ -37,7 +37,7 @@ class Constraint(Protocol):
         ...
 
     def accept(self, token_id: int) -> Sequence[int]:
-        """Accept an allowed token. Returns the tokens that must follow it; they are accepted as well."""
+        """Accept an allowed token. Returns the tokens that the grammar forces after it, which are accepted as well."""
         ...
 
 

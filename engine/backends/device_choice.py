@@ -73,7 +73,7 @@ def cuda_device(gpu: "Gpu", options: LoadOptions, model: ModelConfig) -> Device:
 
 
 def layouts_are_compiled(layouts: frozenset[Layout] | None, options: LoadOptions) -> bool:
-    """Whether the code cache holds all kernels that loading needs. Returns None if no CPU kernels are used.
+    """Whether the code cache holds all kernels that loading needs; None if the model uses no CPU kernels.
 
     Raises UnsupportedTier.
     """
@@ -85,7 +85,7 @@ def layouts_are_compiled(layouts: frozenset[Layout] | None, options: LoadOptions
 
 
 def why_code_is_not_cached(options: LoadOptions) -> str:
-    """Return the code cache folder, and why it cannot be written.
+    """Return the code cache folder, and the reason why it cannot be written.
 
     The reason is an empty string if the folder can be written, or if no cache folder is configured.
     """
@@ -127,7 +127,7 @@ def wants_cpu_kernels(options: LoadOptions) -> bool:
 @cache
 def _has_compiler() -> bool:
     try:
-        import numba  # noqa: F401 # numba has no wheels for some platforms
+        import numba  # noqa: F401 # numba is not available on all platforms
     except ImportError:
         return False
     return True
@@ -199,8 +199,8 @@ def default_activation_bits(matrix_elements: int) -> int:
     """Return the number of bits, 14 or 8, to which CPU kernels round a model's activations (see
     `quant.cpu.activations`).
 
-    Rounding has the most effect in small models, which are fast either way: with 14 bits they answer as in float32.
-    Large models use 8 bits, as most integer engines do, and prefill nearly twice as fast.
+    Rounding has the largest effect in small models, which are fast with either. With 14 bits they give the same answers
+    as with float32. Large models use 8 bits, as most integer engines do, and prefill nearly twice as fast.
     """
     return 14 if matrix_elements < SMALL_MODEL else 8
 

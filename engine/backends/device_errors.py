@@ -1,4 +1,4 @@
-"""Conversion of the errors of torch, CUDA, and Triton to the engine's errors."""
+"""Convert the errors of torch, CUDA, and Triton to the engine's errors."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -9,8 +9,8 @@ import torch
 from engine.errors import DeviceLost, OutOfMemory
 
 FREE_MEMORY = "Close other programs, or choose a shorter context."
-# Messages of RuntimeErrors that mean exhausted memory: of torch on the host, of the driver when it allocates pinned
-# memory or loads a kernel, and of cuBLAS, which reports its workspace in both ways.
+# Messages of RuntimeErrors that mean exhausted memory. They are from torch on the host, from the driver when it
+# allocates pinned memory or loads a kernel, and from cuBLAS, which reports a lack of workspace in both ways.
 _MESSAGES = re.compile(
     r"can't allocate memory|CUDA error: out of memory|Triton Error \[CUDA\]: out of memory"
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
@@ -40,7 +40,8 @@ def raising_device_lost(synchronize: Callable[[], None]) -> Iterator[None]:
     """Convert an error after which the device does not work to DeviceLost.
 
     `synchronize` waits for the device. After an illegal access, a hardware fault, or the loss of the GPU's memory, all
-    CUDA calls of the process fail, so the next call tells such an error from one that only affects its own step.
+    CUDA calls of the process fail. So the next call distinguishes such an error from one that only affects its own
+    step.
     """
     try:
         yield
@@ -54,7 +55,9 @@ RESTART = "Start the program again. If this happens again, look for `Xid` in the
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the error's type if it has none. CUDA errors add hints."""
+    """Return the first line of an error's message, without the hints of CUDA errors, or the error's type if it has
+    none.
+    """
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
 

@@ -65,7 +65,7 @@ class ModelRunner:
 
     @contextmanager
     def converting_errors(self) -> Iterator[None]:
-        """Raise OutOfMemory and DeviceLost for the errors of torch that mean them."""
+        """Convert the errors of torch that mean exhausted memory or a lost device to OutOfMemory and DeviceLost."""
         with raising_out_of_memory(), raising_device_lost(self._model.synchronize):
             yield
 

@@ -71,6 +71,6 @@ def _is_plain_layer(name: str, weight: StoredWeight) -> bool:
 
 def _decode(decode: Callable[[], QTensor], quantizer: Quantizer) -> QTensor:
     weight = decode()
-    if not isinstance(weight, PlainTensor):  # possible only if the file has changed since it was opened
+    if not isinstance(weight, PlainTensor):  # possible only if the file was changed after it was opened
         raise UnsupportedQuantization(f"A weight is of type {weight.type_name}, which is quantized already")
     return quantizer(weight)

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint, taken by name and shape. Loading ends with a check that all of them were taken."""
+"""The weights of a checkpoint, taken by name and shape. After loading, a check ensures that all of them were taken."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -115,7 +115,7 @@ def matrix_samples(stored: Mapping[str, StoredWeight]) -> list[QTensor]:
 
 
 def smallest_matrices(stored: Mapping[str, StoredWeight]) -> dict[Hashable, StoredWeight]:
-    """Return the smallest matrix of each kind. Among equal sizes, the first by name wins: it is in the first layer."""
+    """Return the smallest matrix of each kind. Among equal sizes, the first name wins, which is in the first layer."""
     kinds: dict[Hashable, StoredWeight] = {}
     matrices = (weight for _, weight in sorted(stored.items()) if weight.shape is None or len(weight.shape) == 2)
     for weight in matrices:

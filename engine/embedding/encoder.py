@@ -85,7 +85,7 @@ def pool_states(states: Tensor, pooling: Pooling) -> Tensor:
 
 
 def _one_thread() -> None:
-    """Make torch use one thread, because splitting an operation differently changes the last bits of its result."""
+    """Make torch use one thread, because the number of threads changes the last bits of a result."""
     torch.set_num_threads(1)
 
 

@@ -147,7 +147,7 @@ def _names(family: Family, checkpoint: Checkpoint) -> Names:
 
 
 def _gpu(options: LoadOptions, config: EncoderConfig) -> "Gpu | None":
-    """Return the GPU on which to compute the model, or None to compute it on the host."""
+    """Return the GPU to compute the model on, or None to compute it on the host."""
     gpu = gpu_for(options)
     odd = [width for width in (config.hidden, config.mlp_hidden) if width % GPU_WIDTH]
     if gpu is None or not odd:

@@ -123,7 +123,8 @@ def _modules(folder: Path) -> list[Mapping[str, object]]:
     if raw is None:
         return []
     try:
-        read = parse_object(b'{"": %b}' % raw)  # the parser only accepts objects, and this file is a list
+        # the parser accepts only objects, and this file is a list, so it is wrapped in an object
+        read = parse_object(b'{"": %b}' % raw)
     except JSONProblem as problem:
         raise ModelFileError(f"{folder / MODULES}: {problem}", DAMAGED) from None
     listed = read.pop("", None)

@@ -19,7 +19,7 @@ class Tuning:
     # number of stages of the software pipeline: two for each piece in flight (block ids, then their contents), and one
     # for the current piece
     stages: int
-    # context tokens per part, a multiple of `piece`: the exact number if parts have a fixed length, otherwise a minimum
+    # context tokens per part, a multiple of `piece`; a minimum unless parts have a fixed length
     part: int
     merged_rows: int = 4  # rows per program of the merge kernel, one per warp
     merged_parts: int = 8  # number of parts that the merge kernel loads at a time

@@ -1,4 +1,4 @@
-"""Changes to logits on a GPU, as requested: bias and forbidden tokens, then penalties, then grammar masks.
+"""Edit the logits of requests on a GPU: bias and forbidden tokens, then penalties, then grammar masks.
 
 Reference implementations: `apply_bias`, `forbid_early_end`, `apply_penalties`, and `masked` of
 `engine.sampling.sampler`. XTC uses the same function as on the host.
@@ -15,7 +15,7 @@ from engine.kernels.sampling_rows import SampledColumns, SamplingRows
 from engine.sampling.drawing import Filters, sampled_logprobs
 from engine.sampling.filters import xtc_logits
 
-EDITS = 256  # edits that one program applies
+EDITS = 256  # number of edits that one program applies
 BLOCK = 4096  # logits that a program masks per iteration
 
 
@@ -117,7 +117,7 @@ def apply_xtc(edited: Tensor, rows: SamplingRows) -> Filters:
 
 
 def report_draw_logprobs(drawn_from: Tensor, filters: Filters, rows: SamplingRows, sampled: SampledColumns) -> None:
-    """Replace the log-probabilities of the model by those of the distribution drawn from, in the rows that report it.
+    """Replace the model's log-probabilities by those of the distribution drawn from, in the rows that request this.
 
     `drawn_from`: the logits of these rows, float32 [rows, vocabulary]. `filters`: the filters of these rows.
     """

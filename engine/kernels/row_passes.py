@@ -139,7 +139,7 @@ def write_shortlist(
     """Write the ranks of up to CAPACITY tokens to `shortlist`. Returns the number of all tokens marked in `near`.
 
     `near` is int64 [BLOCK]: bit c of entry i is set for token c * BLOCK + i. Each round handles the lowest bit of every
-    entry; most entries have at most one bit, so a few rounds are enough.
+    entry. Most entries have at most one bit, so there are few rounds.
     """
     count = 0
     left = tl.sum((near != 0).to(tl.int32))
@@ -219,10 +219,10 @@ def find_cutoff(
 def find_cutoff_in_list(
     ranks: tl.tensor, weights: tl.tensor, first: tl.tensor, last: tl.tensor, limit: tl.tensor
 ) -> tl.tensor:
-    """Like `find_cutoff`, but for tokens in a list. `ranks` and `weights` are int64, in any order, including `first`
-    and `last`.
+    """Like `find_cutoff`, but for tokens in a list.
 
-    Both ends of the interval are always ranks in the list, so a few steps are enough for a hundred tokens.
+    `ranks` and `weights` are int64, in any order, and include `first` and `last`. Both ends of the interval are always
+    ranks in the list, so for a hundred tokens the search takes few steps.
     """
     low, high = last, first
     while low < high:

@@ -1,4 +1,4 @@
-"""Inputs and results of the sampling kernels: columns of numbers in one buffer, so that one copy transfers them.
+"""Inputs and results of the sampling kernels: columns in one buffer, so that one copy transfers all of them.
 
 `build_rows` creates the inputs from requests, and `to_sampled_tokens` converts the results, both on the host.
 """
@@ -60,7 +60,7 @@ class Columns(NamedTuple):
     xtc_rows: Tensor  # int64 [X]: rows that use XTC
     xtc_thresholds: Tensor  # float32 [X]: minimum probability of a top choice
     words: Tensor  # int32 [masks, ceil(vocabulary / 32)]: one bit per token, 1 if it is allowed
-    drawn: Tensor  # int64 [D]: rows whose report refers to the distribution drawn from, not to the model's own
+    drawn: Tensor  # int64 [D]: rows that report the distribution drawn from instead of the model's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Sampled:
 
 
 def extent(tensors: Iterable[Tensor]) -> int:
-    """Return the size in bytes of a buffer that holds tensors like these."""
+    """Return the size in bytes of a buffer that can hold `tensors`, see `views`."""
     return sum(_padded(it.nbytes) for it in tensors)
 
 
@@ -201,7 +201,7 @@ def _packed(columns: Columns, plain: bool, alternatives: int | None) -> Sampling
 
 
 def to_sampled_tokens(sampled: Sampled, targets: Sequence[SampleTarget], masks: Masks = NO_MASKS) -> list[SampledToken]:
-    """Convert results on the host to one token or problem per target. `targets` are those that `build_rows` got."""
+    """Convert results on the host to one token or problem per target. Pass the `targets` of `build_rows`."""
     ids = sampled.columns.token_ids.tolist()
     reports = _reports(sampled.columns, ids, targets)
     return [_to_sampled_token(*found, masks) for found in zip(targets, ids, reports, strict=True)]

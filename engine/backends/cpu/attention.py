@@ -1,10 +1,10 @@
-"""Attention over paged keys and values: softmax in pieces of 128 positions.
+"""Attention over paged keys and values: the softmax is computed in pieces of 128 positions.
 
 Blocks have the layout of `kv_store`; sums are float32 for every cache type. A query's context is divided into pieces of
 PIECE positions. Each piece gives a partial result (see `partials`), which any thread may compute, and partial results
-are combined in order of position. A query computed alone and a query computed among others use the same sums in the
-same order, so its bits depend neither on the chunking of the prompt nor on what was cached. Positions that a query does
-not see are excluded by selection instead of adding zero, because a freed block may hold NaN. Blocks that no row's
+are combined in order of position. A query uses the same sums in the same order whether it is computed alone or among
+others, so its bits depend neither on the chunking of the prompt nor on what was cached. Positions that a query does not
+see are masked by a select instruction, not by adding zero, because a freed block may hold NaN. Blocks that no row's
 window reaches are not read.
 
 Rows that share a KV head are processed together, so that keys and values are loaded and widened to float32 once for all
@@ -35,7 +35,7 @@ SMALL_ROWS = 4  # maximum number of rows processed together in an incomplete til
 MAX_VECTORS = 4
 LOWEST = -1e30  # less than any score
 SCORE_ROW = 4 * PIECE  # bytes of one row of scores
-UNLIMITED = 1 << 30  # window size for layers without a window
+UNLIMITED = 1 << 30  # window size of layers that have no window
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class HeadBlocks(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The arguments of all three kernels: some rows and one piece of their context. All are i64."""
+    """The arguments of all three kernels: some rows, and one piece of their context. All values are i64."""
 
-    at: Any  # address of the first row's query or partial result
+    at: Any  # address of the first row's query, or of its partial result
     stride: Any  # bytes between rows
     scores: Any  # float32 [rows][PIECE]
     # number of positions up to the first row's own, counted from the start of the piece; may exceed PIECE
@@ -109,8 +109,9 @@ class Piece(NamedTuple):
 
 
 def _emit_scores(e: Emit, kv: Elements, rows: int, span: int, piece: Piece) -> None:
-    """Emit scores[row] = q[row] * K without scales, for `span` blocks at a time. The last block is repeated to fill the
-    last span.
+    """Emit scores[row] = q[row] * K without scales, for `span` blocks at a time.
+
+    The last block is repeated to fill the last span.
     """
     b, size = e.b, kv.size * BLOCK_SIZE
     queries = [piece.row(e, row) for row in range(rows)]
@@ -133,7 +134,7 @@ def _emit_scores(e: Emit, kv: Elements, rows: int, span: int, piece: Piece) -> N
 def _emit_softmax(e: Emit, kv: Elements, rows: int, _: int, piece: Piece) -> None:
     """Emit scores[row] = exp(score - peak), and 0 for positions that the row does not see.
 
-    The peak and the total go into the partial result. Rows are interleaved, so that no row waits for its previous
+    The peak and the total are stored in the partial result. Rows are interleaved, so that no row waits for its previous
     result. int8 scales are applied here, once per position: the scale of K to the score before the soft cap, the scale
     of V to the result.
     """

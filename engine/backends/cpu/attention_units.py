@@ -60,7 +60,7 @@ def rope_store(a: Record, h: Record, first: int, last: int) -> None:
 
 @jit
 def _pieces(a: Record, h: Record, tile: int) -> int:
-    """Return how many pieces the context of a single token has; 0 for a tile of several tokens."""
+    """Return the number of pieces in the context of a single-token tile; 0 for a tile of several tokens."""
     if word(h.tile_list, 3 * tile + 1) > 1:
         return 0
     position = word(h.positions, word(h.tile_list, 3 * tile))
@@ -70,8 +70,8 @@ def _pieces(a: Record, h: Record, tile: int) -> int:
 
 @jit
 def count_attend_units(a: Record, h: Record) -> int:
-    """Count the units of ATTEND. A tile of several tokens is one unit per KV head. A single token is one unit per KV
-    head and piece.
+    """Count the units of ATTEND: one per KV head for a tile of several tokens, one per KV head and piece for a single
+    token.
     """
     units = 0
     for tile in range(h.tiles):
@@ -128,7 +128,10 @@ def _tile_of(h: Record, token: int) -> int:
 
 @jit
 def _merge_token(a: Record, h: Record, tile: int, m: int, out: int, scratch: int) -> None:
-    """Write the row of token `m` in the form that its reader needs. The pieces of a single token are combined first."""
+    """Write the row of token `m` in the form that its reader needs.
+
+    If the token is the only one in its tile, its pieces are combined first.
+    """
     size = 4 * a.head_dim
     partial_size = size + PARTIAL_TAIL
     request, pieces = word(h.tile_list, 3 * tile + 2), _pieces(a, h, tile)

@@ -1,4 +1,4 @@
-"""Buffers for constants and for the values passed between the instructions of a program.
+"""Buffers of one program: for constants, and for the values that instructions pass to each other.
 
 A buffer is reused as soon as no Rows object refers to it.
 """
@@ -34,7 +34,7 @@ class Buffer:
 
     region: Region
     stride: int  # bytes between rows
-    copy: int  # bytes between the copies of row 0 that each thread has; 0: all threads share row 0
+    copy: int  # bytes between the threads' copies of row 0; 0: all threads share row 0
 
 
 @dataclass(eq=False)

@@ -35,7 +35,7 @@ from quant.cpu.vector import LANES
 from quant.errors import UnsupportedQuantization
 from quant.tensor import QTensor
 
-NUMERICS_VERSION = "3"  # increase when a change to the kernels changes result bits: this invalidates KV caches on disk
+NUMERICS_VERSION = "3"  # increase when a change to the kernels changes result bits, to invalidate KV caches on disk
 STEP_OPERATIONS = 80_000_000_000  # operations that one thread computes in 0.2 s
 MIN_HEAD_DIM = 32  # smaller heads occur only in test models
 ACTIVATION_FORMS = {8: Form.BITS_8, 14: Form.BITS_14}  # keyed by the number of bits per activation

@@ -13,8 +13,9 @@ from quant.cpu.vector import I64, LANES, Emit
 
 
 def each_vector(e: Emit, count: Any, emit: Callable[[Any, Any], None]) -> None:
-    """Call emit(index, live) for each vector of `count` numbers. `live` is None, or the mask of lanes in use in a
-    partial last vector.
+    """Call emit(index, live) for each vector of `count` floats.
+
+    `live` is None for whole vectors, and the mask of used lanes for a partial last vector.
     """
     b, whole = e.b, e.b.sdiv(count, I64(LANES))
     with cgutils.for_range(b, whole) as loop:

@@ -109,7 +109,7 @@ def _claim(tickets: int, i: int, count: int, units: int, thread: int, threads: i
 
 @jit
 def _barrier(shared: int, threads: int) -> None:
-    # must be read before arriving, because the last thread to arrive increments it
+    # must be read before arriving, because the last thread that arrives increments it
     generation = _get(shared + _GENERATION)
     if _add(shared + _ARRIVED, 1) == threads - 1:
         _set(shared + _ARRIVED, 0)
@@ -144,8 +144,9 @@ def _replay(program: Records, h: Record, tickets: int, shared: int, thread: int,
 
 @jit
 def _announce(tickets: int, count: int, shared: int, job: int, threads: int) -> int:
-    """Publish a job, then look for sleeping workers. `_serve` marks itself as sleeping, then looks for a job, so no
-    wake-up is lost.
+    """Publish a job, then look for sleeping workers.
+
+    `_serve` first marks itself as sleeping and then looks for a job, so no wake-up is lost.
     """
     for i in range(threads * count):
         _set(tickets + 8 * i, 0)

@@ -1,4 +1,4 @@
-"""Rotary embedding, and writing keys and values into KV cache blocks.
+"""Apply rotary embedding, and write keys and values into KV cache blocks.
 
 One KV head of one block holds K as [head_dim][16 tokens], then V as [16 tokens][head_dim], so that the scores of 16
 positions need no sum across lanes. Other modules treat a block as opaque bytes. For int8, the float32 scales of the 16
@@ -38,7 +38,7 @@ class Elements:
     size: int  # bytes per element
     scaled: bool
     widen: Callable[[Emit, Any], Any]  # converts stored elements to float32
-    # converts float32 to stored elements; with int8, the float32 are already divided by the scale
+    # converts float32 to stored elements; for int8, its input is already divided by the scale
     narrow: Callable[[Emit, Any], Any]
 
     def load(self, e: Emit, address: Any) -> Any:
@@ -81,7 +81,7 @@ def _rotate_interleaved(e: Emit, x: Any, cosine: Any, sine: Any, count: Any, sca
     signs = ir.Constant(F32x16, [-1.0, 1.0] * (LANES // 2))
 
     def angles(table: Any, number: Any, live: Any) -> Any:
-        """Load one number per pair, and repeat each number for both elements."""
+        """Load one float per pair, and repeat it for both elements."""
         at = e.at(table, number, 32)
         pairs = b.sdiv(b.srem(count, I64(LANES)), I64(2))
         few = e.load(at, F32x8) if live is None else e.load_some(at, e.first_lanes(pairs))
@@ -129,8 +129,9 @@ def rotate(x: int, cosine: int, sine: int, dim: int, rotary_dim: int, scale: int
 
 
 def _scale(e: Emit, x: Any, dim: Any) -> tuple[Any, Any]:
-    """Return the int8 scale of float32 [dim], and 1 / scale (or 0) in all lanes. If an element is NaN, the scale is
-    NaN.
+    """Return the int8 scale of float32 [dim], and 1 / scale in all lanes, or 0 if the scale is 0.
+
+    If an element is NaN, the scale is NaN.
     """
     b, top = e.b, e.variable(e.i(0))
     with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
@@ -147,8 +148,9 @@ def _make_store(kv_type: KVType) -> Callable[..., None]:
     size, narrow = elements.size, elements.narrow
 
     def store(e: Emit, key: Any, value: Any, block: Any, offset: Any, dim: Any) -> None:
-        """Write k and v, float32 [dim] each, into one KV head of a block. `offset` is the token's index in the block,
-        0..15.
+        """Write k and v, float32 [dim] each, into one KV head of a block.
+
+        `offset` is the token's index in the block, 0..15.
         """
         b, inverses = e.b, [e.f(1), e.f(1)]
         if elements.scaled:

@@ -1,4 +1,4 @@
-"""Estimate the host memory that a model needs besides its KV cache, before anything is loaded."""
+"""Estimate the host memory that a model needs in addition to its KV cache, before anything is loaded."""
 
 import math
 from collections.abc import Hashable, Mapping
@@ -47,7 +47,8 @@ def _rates(weight: StoredWeight) -> _Rates:
         packing = packing_of(sample)
         tile = packing.tile_bytes
         whole = -(-rows // PAIR) * 2 * tile + packing.shared_bytes
-    except (InglenookError, ValueError, RuntimeError):  # only the header of the checkpoint is available, without values
+    # only the header of the checkpoint is available, so there are no values to pack
+    except (InglenookError, ValueError, RuntimeError):
         elements = math.prod(weight.shape) if weight.shape else weight.nbytes
         return _Rates(PACKED_RATIO * weight.nbytes / elements, PACKED_RATIO)
     return _Rates(tile / (TILE * columns), whole / weight.nbytes)

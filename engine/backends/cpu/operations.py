@@ -1,4 +1,4 @@
-"""Operations that record a program: running the model code on them once writes the program for every step.
+"""Operations that record a program: running the model code once on them writes the program that all steps use.
 
 A value between operations is an `Activation`: rows in a buffer, or rows that are written later in the form that their
 first reader needs. A norm can therefore write quantized rows for a quantized product, without changes to the model
@@ -46,8 +46,8 @@ class Activation:
     write: Callable[[Form], Rows]
     pick_rows: Callable[[Form], Rows] | None = None
     selected_from: "Activation | None" = None
-    # Whether its reader adds to rows that this value may be computed from. All threads must then finish writing the
-    # value before any thread reads it.
+    # Whether the reader of this value adds its result to rows from which this value may be computed. All threads must
+    # then finish writing the value before any thread reads it.
     added_to: bool = False
     _written: dict[Form, Rows] = field(default_factory=dict)
 
@@ -189,7 +189,9 @@ class CpuOperations:
     def _product(
         self, width: int, selected: bool, products: Container[Form], write: Callable[[Form], Rows]
     ) -> Activation:
-        """Return a value that `write` writes in the forms in `products`. Other forms are converted from floats."""
+        """Return a value that `write` can write directly in the forms in `products`. Other forms are converted from
+        floats.
+        """
         direct = Activation(width, selected, write)
 
         def rows(form: Form) -> Rows:
@@ -325,7 +327,7 @@ def _packed(weight: QLinear) -> CpuLinear:
 
 
 def _heads(qkv: Activation, kv: LayerKV) -> dict[str, int]:
-    """Return the instruction words that tell how the columns of a qkv row divide into heads."""
+    """Return the instruction words that describe how the columns of a qkv row divide into heads."""
     return {
         "kv_heads": kv.kv_heads,
         "heads": qkv.width // kv.head_dim // kv.kv_heads - 2,

@@ -1,4 +1,5 @@
-"""Partial attention results over part of the context, which can be combined in order of position (arXiv:2205.14135).
+"""Partial attention results: each covers part of the context. They are combined in order of position
+(arXiv:2205.14135).
 
 A partial result is the sum of exp(score - peak) * value, float32 [head_dim], then the peak (the largest score) and the
 total (the sum of exp(score - peak)).
@@ -11,7 +12,7 @@ from numba.core import cgutils
 from quant.cpu.kernel import jit, kernel
 from quant.cpu.vector import F32, I32, I64, LANES, Emit
 
-PARTIAL_TAIL = 64  # bytes after the values: peak, total, padding
+PARTIAL_TAIL = 64  # bytes after the weighted sum: peak, total, padding
 
 
 def partial_bytes(head_dim: int) -> int:
@@ -21,7 +22,9 @@ def partial_bytes(head_dim: int) -> int:
 
 @kernel
 def combine(e: Emit, partial: Any, later: Any, dim: Any, out: Any) -> None:
-    """Write to `out` a partial result combined with that of the positions after it. `out` may be `partial`."""
+    """Combine a partial result with that of the positions after it, and write the result to `out`. `out` may be
+    `partial`.
+    """
     b = e.b
     tails = [e.at(base, dim, 4) for base in (partial, later)]
     peaks = [e.load(tail, F32, 4) for tail in tails]
@@ -41,7 +44,7 @@ def combine(e: Emit, partial: Any, later: Any, dim: Any, out: Any) -> None:
 
 @kernel
 def finish(e: Emit, partial: Any, dim: Any, out: Any) -> None:
-    """Write to `out` [dim] the values of a partial result divided by its total."""
+    """Divide the weighted sum of a partial result by its total, and write it to `out` [dim]."""
     b = e.b
     total = e.splat(e.load(e.at(e.at(partial, dim, 4), 4), F32, 4))
     with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:

@@ -51,8 +51,8 @@ _WORDS = (
     "selected",  # 1: the instruction computes one row per output row, instead of one per token
     "gather",  # 1: row m of the result is computed from the token that output row m belongs to
     "x",
-    "x_stride",  # bytes between rows
-    "x_copy",  # bytes between the threads' own copies of row 0; 0: all threads share it
+    "x_stride",  # bytes between the rows of x
+    "x_copy",  # bytes between the threads' copies of row 0; 0: all threads share it
     "out",
     "out_stride",
     "out_copy",
@@ -91,7 +91,7 @@ _WORDS = (
     "window",  # number of positions that a token sees, including its own
     "q_norm",  # addresses of the head norms' weights, float32; 0: heads are not normalized
     "k_norm",
-    "norm_stride",  # bytes between the norm weights of two heads; 0: all heads share them
+    "norm_stride",  # bytes between the norm weights of adjacent heads; 0: all heads share them
     "centered",  # 1: subtract the mean of a head first
     "rotary_dim",  # number of elements of a head that are rotated
     "interleaved",  # 1: rotate adjacent pairs; 0: pairs half of rotary_dim apart
@@ -155,8 +155,9 @@ class Limits:
 
     @property
     def table_blocks(self) -> int:
-        """Return the length of a request's block table, rounded up to whole pieces: scores are computed for several
-        blocks at a time.
+        """Return the length of a request's block table, rounded up to whole pieces.
+
+        Scores are computed for several blocks at a time.
         """
         return self.pieces * PIECE // BLOCK_SIZE
 

@@ -1,4 +1,4 @@
-"""Soft caps, which bound scores and logits (arXiv:2408.00118)."""
+"""Soft caps: limit scores and logits by cap * tanh(x / cap) (arXiv:2408.00118)."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def soft_cap(e: Emit, x: Any, cap: Any) -> Any:
 
 @kernel
 def cap_floats(e: Emit, x: Any, count: Any, cap: Any) -> None:
-    """Apply a soft cap to `count` float32 at x in place. `cap` is given as bits."""
+    """Apply a soft cap to `count` float32 at x in place. `cap` is given as the bits of a float32."""
     caps = e.splat(e.float_from_bits(cap))
 
     def bound(number: Any, live: Any) -> None:

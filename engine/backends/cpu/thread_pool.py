@@ -1,11 +1,11 @@
-"""The thread pool that runs a program, step after step.
+"""The thread pool that runs a recorded program, step after step.
 
 Workers are Python threads that stay inside one compiled call without the GIL: they spin briefly for the next step, then
 sleep until they are woken. The caller of `run` computes as thread 0.
 
-A thread that shares its core with another program delays its share of a step by a whole time slice, and all others wait
-for it. Fewer threads are faster in that case, so the number of threads is chosen by measurement. Results do not depend
-on the number.
+A thread that shares its core with another program delays its share of a step by a whole time slice, and all other
+threads wait for it. Fewer threads are faster in that case, so the number of threads is chosen by measurement. Results
+do not depend on the number of threads.
 """
 
 import statistics
@@ -51,10 +51,10 @@ class WorkerPool:
         self.close = weakref.finalize(self, _stop, enter, self._words, threads, self._wake, self._shared, stop_at)
 
     def run(self, tokens: int, threads: int | None = None) -> None:
-        """Compute the step in the header with `threads` threads, by default the fastest number for steps of `tokens`
-        tokens.
+        """Compute the step that the header describes, with `threads` threads.
 
-        Raises ValueError if the pool has fewer threads: a barrier would wait forever.
+        The default is the fastest number for steps of `tokens` tokens. Raises ValueError if the pool has fewer threads,
+        because a barrier would then wait forever.
         """
         if threads is not None:
             if not 1 <= threads <= self.threads:
@@ -117,9 +117,9 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 32, 256
 class ThreadTuner:
     """Chooses the thread count for steps of one size: mostly the current one, and now and then a neighboring one.
 
-    If another program keeps a core busy, every other step with too many threads is long, which shows in the median; a
-    single long step does not. A probe of more threads is judged by the mean instead, because the other program's time
-    slices leave some steps undisturbed.
+    If another program keeps a core busy, a step with one thread too many is slow half of the time, which raises the
+    median. A single slow step does not. A probe of more threads is judged by the mean instead, because the other
+    program's time slices leave some steps undisturbed.
     """
 
     def __init__(self, threads: int, *, probing: bool = True) -> None:
@@ -156,9 +156,7 @@ class ThreadTuner:
             self._decide(other)
 
     def _much_slower(self) -> bool:
-        """Whether a neighboring thread count was clearly faster when it was last tried, so that it must be probed
-        again.
-        """
+        """Whether the last probe of a neighboring thread count was clearly faster, so that it must be probed again."""
         now = self._times[self.current]
         beside = {self._neighbor(self.current, above) for above in (False, True)}
         others = [statistics.median(self._times[number]) for number in beside if self._times[number]]

@@ -1,9 +1,9 @@
-"""Compiled drawing of tokens from rows of logits without filters.
+"""Compiled sampling of tokens from rows of logits, without filters.
 
 Reference implementation: `engine.sampling.drawing.draw` for rows without filters. The same uniform number gives the
 same token, unless it is within rounding of the boundary between two tokens. Weights are summed by blocks, so that only
-the tokens of one block are searched one by one. Every sum has a fixed order, and the token of a row depends on the row
-only.
+the tokens of one block are searched one by one. Every sum has a fixed order, and the token of a row depends on that row
+alone.
 """
 
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ from quant.cpu.kernel import jit, kernel
 from quant.cpu.native import Entry
 from quant.cpu.vector import F32, I16, LANES, Emit
 
-BLOCK = 256  # tokens whose weights are summed together
+BLOCK = 256  # number of tokens whose weights are summed together
 LARGEST_SHARE = 1 - 2**-53
 
 
 def _allowed(e: Emit, words: Any, number: Any, live: Any) -> Any:
-    """Return which lanes of vector `number` belong to tokens with a bit in `words`."""
+    """Return a mask of the lanes of vector `number` whose tokens have their bit set in `words`."""
     bits = e.b.bitcast(e.load(e.at(words, number, LANES // 8), I16), ir.VectorType(ir.IntType(1), LANES))
     return bits if live is None else e.b.and_(bits, live)
 
 
 @kernel
 def largest_allowed(e: Emit, x: Any, words: Any, count: Any, out: Any) -> None:
-    """Write to out[0] the largest x whose bit in `words` is set, or -inf if there is none."""
+    """Write the largest allowed x to out[0], or -inf if there is none. x is allowed if its bit in `words` is set."""
     b = e.b
     best = e.variable(e.f(-np.inf))
 
@@ -97,7 +97,7 @@ def _draw_row(x: int, words: int, count: int, temperature: float, uniform: float
 
 @jit
 def _find_bucket(weights: Any, number: float) -> tuple[int, float]:
-    """Return the index of the weight in whose range `number` falls, and the sum of the weights before it."""
+    """Return the index of the weight whose range contains `number`, and the sum of the weights before it."""
     index, before = 0, 0.0
     while index < len(weights) - 1 and before + weights[index] <= number:
         before += weights[index]

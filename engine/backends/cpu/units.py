@@ -83,8 +83,9 @@ def _embed(a: Record, h: Record, first: int, last: int) -> None:
 
 @jit
 def _init_with_bias(bias: int, rows: int, add: int, count: int, out: int, stride: int) -> None:
-    """Prepare the output of `count` tokens for products that are added to it: write the bias, or add it to the existing
-    values.
+    """Prepare the output of `count` tokens for products that are added to it.
+
+    Writes the bias, or adds the bias to the existing values.
     """
     for m in range(count):
         if add:
@@ -171,8 +172,9 @@ def _argmax_segments(a: Record, first: int, last: int) -> None:
 
 @kernel
 def _largest_pair(e: Emit, largest: Any, count: Any, out: Any) -> None:
-    """Write to `out` the id of the largest of `count` (value, id) pairs, or -1 if no value is above -inf. Ties: the
-    first wins.
+    """Write the id of the largest of `count` (value, id) pairs to `out`, or -1 if no value is above -inf.
+
+    Ties: the first wins.
     """
     b = e.b
     best, where = e.variable(F32(-np.inf)), e.variable(I64(-1))
