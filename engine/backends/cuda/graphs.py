@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import BatchTensors
 from engine.backends.cuda.gpu import Gpu
+from engine.backends.device_errors import is_out_of_memory
 from engine.batch import Batch
 from engine.kernels.attention_tiles import TileQueries, Tiles, decode_tiles
 
@@ -126,7 +127,10 @@ class StepGraphs:
     def _capture(self, work: Callable[[], None]) -> Callable[[], None]:
         try:
             return self._stream.capture(work)
-        except torch.OutOfMemoryError:  # torch does not release cached memory during a capture
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            # torch does not release cached memory during a capture, and not for other libraries
             self._gpu.drop_caches()
             return self._stream.capture(work)
 

@@ -84,8 +84,9 @@ def test_size_without_a_graph_is_captured_again_later(
     assert (gpu.captures, steps.failed_captures) == (3, 1)
 
 
-def test_capture_without_memory_is_retried_after_caches_are_dropped() -> None:
-    gpu = FakeGpu(failures=[torch.OutOfMemoryError("full")])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("Triton Error [CUDA]: out of memory")])
+def test_capture_without_memory_is_retried_after_caches_are_dropped(error: Exception) -> None:
+    gpu = FakeGpu(failures=[error])
     steps = step_graphs(gpu, [])
     steps.run(SIZE, TENSORS)
     assert (gpu.captures, gpu.dropped, steps.failed_captures) == (2, 1, 0)
