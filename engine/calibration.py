@@ -25,7 +25,7 @@ from engine.models import Model
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.step import ScheduledRequest, StepPlan
-from quant.linear import QLinear, ReferenceLinear
+from quant.linear import QLinear, ReferenceLinear, Use
 from quant.quantize import is_linear_weight
 from quant.tensor import QTensor
 
@@ -120,7 +120,7 @@ class _MeasuredLayers:
         self.layers: dict[str, _MeasuredLinear] = {}
         self._names = names
 
-    def linear(self, segments: Sequence[QTensor]) -> QLinear:
+    def linear(self, segments: Sequence[QTensor], use: Use = Use.PRODUCTS) -> QLinear:
         layer = _MeasuredLinear(segments)
         self.layers |= {self._names[id(segment)]: layer for segment in segments}
         return layer

@@ -5,6 +5,7 @@ is one layer of several segments, each in its own type. A row of the output is t
 outputs.
 """
 
+import enum
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -13,6 +14,13 @@ from torch import Tensor
 
 from quant.kernels import reference
 from quant.tensor import PlainTensor, QTensor
+
+
+class Use(enum.Flag):
+    """How a layer is used."""
+
+    PRODUCTS = enum.auto()  # `forward`
+    ROWS = enum.auto()  # `rows`, as the table of an embedding
 
 
 class QLinear(Protocol):
@@ -43,9 +51,9 @@ class LinearBackend(Protocol):
     @property
     def name(self) -> str: ...
 
-    def linear(self, segments: Sequence[QTensor]) -> QLinear:
+    def linear(self, segments: Sequence[QTensor], use: Use = Use.PRODUCTS) -> QLinear:
         """Return a layer whose outputs are those of `segments`, concatenated. All are matrices with the same number of
-        columns.
+        columns. `use` is a hint: the layer supports both uses, but is exact and fast in the named ones.
         """
         ...
 
@@ -89,7 +97,7 @@ class ReferenceBackend:
     def __init__(self, *, keep_dequantized: bool) -> None:
         self._keep_dequantized = keep_dequantized
 
-    def linear(self, segments: Sequence[QTensor]) -> QLinear:
+    def linear(self, segments: Sequence[QTensor], use: Use = Use.PRODUCTS) -> QLinear:
         return ReferenceLinear(segments, keep_dequantized=self._keep_dequantized)
 
     def to_device(self, values: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from engine.checkpoints.weights import Weights
 from engine.config import EncoderConfig
 from engine.errors import UnsupportedModel
 from quant.kernels.reference import dequantize
-from quant.linear import LinearBackend, QLinear
+from quant.linear import LinearBackend, QLinear, Use
 
 MAX_CONTEXT = 1 << 15
 
@@ -154,7 +154,7 @@ class Model:
     @classmethod
     def load(cls, config: EncoderConfig, weights: Weights, backend: LinearBackend) -> Self:
         loader = _Loader(config, weights, backend)
-        embedding = backend.linear([weights.take("token_embd.weight", config.vocab_size, config.hidden)])
+        embedding = backend.linear([weights.take("token_embd.weight", config.vocab_size, config.hidden)], Use.ROWS)
         types = loader.table("token_types", config.token_types)
         positions = backend.to_device(loader.table("position_embd", config.context_length) + types[0])
         second_type = backend.to_device(types[min(1, config.token_types - 1)] - types[0])

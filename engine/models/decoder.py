@@ -16,7 +16,7 @@ from engine.kv.cache import KVCache, KVGroup
 from engine.operations import Activation, Attention, HeadNorms, Inputs, Norm, Operations
 from engine.rope import RotaryTable, rotary_table
 from quant.kernels.reference import dequantize
-from quant.linear import QLinear
+from quant.linear import QLinear, Use
 
 # -- computation
 
@@ -67,7 +67,7 @@ class Decoder:
     def load(cls, config: ModelConfig, weights: Weights, operations: Operations, context_length: int) -> Self:
         config = _resolve_optional_parts(config, weights)
         loader = _Loader(config, weights, operations, rotary_tables(config, weights, operations, context_length))
-        tables = weights.load_parallel(loader.table, loader.head_names())
+        tables = weights.load_parallel(loader.table, loader.tables_to_load())
         layers = weights.load_parallel(loader.layer, range(config.layers))
         output_norm = loader.norm("output_norm", scale=config.logit_scale)
         return cls(config, operations, tables[0], tuple(layers), output_norm, tables[-1])
@@ -162,16 +162,19 @@ class _Loader:
     operations: Operations
     tables: tuple[RotaryTable, ...]
 
-    def head_names(self) -> list[str]:
-        """Return the name of the embedding, and the name of the head unless the two are tied."""
+    def tables_to_load(self) -> list[tuple[str, Use]]:
+        """Return the name and use of the embedding, and those of the head unless the two are tied."""
         tied, output = self.config.tied_head, "output.weight"
         if tied:  # some checkpoints contain the tied head as well
             self.weights.drop(output)
         separate = not tied and (tied is False or output in self.weights)
-        return ["token_embd.weight", *[output] * separate]
+        embedding = "token_embd.weight"
+        return [(embedding, Use.ROWS), (output, Use.PRODUCTS)] if separate else [(embedding, Use.ROWS | Use.PRODUCTS)]
 
-    def table(self, name: str) -> QLinear:
-        return self.operations.weights.linear([self.weights.take(name, self.config.vocab_size, self.config.hidden)])
+    def table(self, named: tuple[str, Use]) -> QLinear:
+        name, use = named
+        weight = self.weights.take(name, self.config.vocab_size, self.config.hidden)
+        return self.operations.weights.linear([weight], use)
 
     def layer(self, number: int) -> Layer:
         config, prefix = self.config, f"blk.{number}."

@@ -22,6 +22,7 @@ from quant.cpu.native import address_of
 from quant.cpu.rows import ROW_KERNELS, read_row
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize
+from quant.linear import Use
 from quant.tensor import GroupedTensor, QTensor
 
 
@@ -205,7 +206,7 @@ class CpuBackend:
         self._arena = arena
         self._activations = activations
 
-    def linear(self, segments: Sequence[QTensor]) -> CpuLinear:
+    def linear(self, segments: Sequence[QTensor], use: Use = Use.PRODUCTS) -> CpuLinear:
         return CpuLinear(segments, self._arena, self._activations)
 
     def to_device(self, values: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from quant.kernels.float8_unpack import unpacked
 from quant.kernels.packed_matmul import packed_product
 from quant.kernels.tiles import FIXED_TOKENS, MOST_TOKENS, MeasuredTiles, TileTable
 from quant.kernels.unpack import unpack, unpack_rows
-from quant.linear import QLinear
+from quant.linear import QLinear, Use
 from quant.tensor import QTensor
 
 
@@ -75,12 +75,20 @@ class CudaLinear:
             ordered = x if matrix.order is None else x.index_select(1, matrix.order)
             packed_product(matrix, ordered, out, tile, bias=bias, add=add)
             return
-        if isinstance(matrix, Float8Matrix):
-            product = self._float8(x, matrix, out_dtype=torch.float32)
-        else:
-            product = self._library_product(x, _dense(matrix)).float()
+        if out.dtype == DENSE and not (add or self._deterministic or isinstance(matrix, Float8Matrix)):
+            torch.mm(x, _dense(matrix).mT, out=out)
+            if bias is not None:
+                out.add_(bias)
+            return
+        product = self._product(matrix, x)
         product = product if bias is None else product + bias
-        out.copy_(out + product if add else product)
+        (out.add_ if add else out.copy_)(product)
+
+    def _product(self, matrix: CudaMatrix, x: Tensor) -> Tensor:
+        """Return x times one matrix, [tokens, rows], bfloat16 or float32."""
+        if isinstance(matrix, Float8Matrix):
+            return self._float8(x, matrix, out_dtype=torch.float32)
+        return self._library_product(x, _dense(matrix))
 
     def _library_product(self, x: Tensor, values: Tensor) -> Tensor:
         """Return x times the transpose of `values`. When deterministic, every library call multiplies FIXED_TOKENS
@@ -99,7 +107,7 @@ class CudaLinear:
         (matrix,) = self.matrices
         if isinstance(matrix, Float8Matrix):
             return unpacked(matrix, torch.float32, ids)
-        return unpack_rows(matrix, ids) if isinstance(matrix, PackedMatrix) else matrix.values[ids].float()
+        return unpack_rows(matrix, ids) if isinstance(matrix, PackedMatrix) else matrix.rows[ids].float()
 
     def dequantize(self) -> Tensor:
         return torch.cat([_dense(matrix, torch.float32) for matrix in self.matrices])
@@ -108,7 +116,9 @@ class CudaLinear:
 def _dense(matrix: CudaMatrix, out_dtype: torch.dtype = DENSE) -> Tensor:
     if isinstance(matrix, Float8Matrix):
         return unpacked(matrix, out_dtype)
-    return unpack(matrix, out_dtype=out_dtype) if isinstance(matrix, PackedMatrix) else matrix.values.to(out_dtype)
+    if isinstance(matrix, PackedMatrix):
+        return unpack(matrix, out_dtype=out_dtype)
+    return (matrix.values if out_dtype == DENSE else matrix.rows).to(out_dtype)
 
 
 @dataclass(frozen=True)
@@ -121,8 +131,8 @@ class CudaBackend:
     measured: MeasuredTiles | None = None  # measured tiles, which take precedence over computed ones
     name: str = "cuda"
 
-    def linear(self, segments: Sequence[QTensor]) -> QLinear:
-        matrices = [to_device(segment, self.device) for segment in segments]
+    def linear(self, segments: Sequence[QTensor], use: Use = Use.PRODUCTS) -> QLinear:
+        matrices = [to_device(segment, self.device, use) for segment in segments]
         return CudaLinear(list(_joined(matrices)), self.card, deterministic=self.deterministic, measured=self.measured)
 
     def to_device(self, values: Tensor) -> Tensor:

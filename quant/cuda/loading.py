@@ -1,7 +1,7 @@
 """Copy canonical weights to a GPU and rearrange them there, once, when a model loads.
 
-Nothing is rounded, and scales are not multiplied out. Weights are rearranged a slab of rows at a time, so that little
-memory is needed besides the result's.
+Codes and scales are neither rounded nor multiplied. Floats are rounded to the type that products need. Weights are
+rearranged a slab of rows at a time, so that little memory is needed besides the result's.
 """
 
 from dataclasses import replace
@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quant.cuda import float8
-from quant.cuda.matrix import TILE_FRAGMENTS, TILE_ROWS, WORDS, CudaMatrix, PackedForm, PackedMatrix, PlainMatrix
+from quant.cuda.matrix import DENSE, TILE_FRAGMENTS, TILE_ROWS, WORDS, CudaMatrix, PackedForm, PackedMatrix, PlainMatrix
 from quant.errors import UnsupportedQuantization
+from quant.linear import Use
 from quant.tensor import (
     CodedTensor,
     Float8Tensor,
@@ -30,15 +31,25 @@ HALF_FRAGMENT = 16  # columns; the group size must be a multiple of it
 INTEGERS = {64: torch.int64, 32: torch.int32, 16: torch.int16}  # integer types by their number of bits
 
 
-def to_device(weight: QTensor, device: torch.device) -> CudaMatrix:
+def to_device(weight: QTensor, device: torch.device, use: Use = Use.PRODUCTS) -> CudaMatrix:
     """Return `weight` on `device`. Raises UnsupportedQuantization for a group size that no kernel supports."""
     if isinstance(weight, PlainTensor):
-        return PlainMatrix(weight.values.to(device))
+        return _plain(weight.values, device, use)
     if isinstance(weight, Float8Tensor):
         return float8.to_device(weight, device)
     if isinstance(weight, CodedTensor):
         return _coded(weight, device)
     return _grouped(weight, device)
+
+
+def _plain(values: Tensor, device: torch.device, use: Use) -> PlainMatrix:
+    """Return floats in the type that products need, and also in their own type if that is used.
+
+    The conversion runs on the host, so that it takes no GPU memory.
+    """
+    if values.dtype == DENSE or Use.PRODUCTS not in use:
+        return PlainMatrix(values.to(device))
+    return PlainMatrix(values.to(DENSE).to(device), values.to(device) if Use.ROWS in use else None)
 
 
 def _coded(weight: CodedTensor, device: torch.device) -> PackedMatrix:

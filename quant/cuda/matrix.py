@@ -143,7 +143,13 @@ class PackedMatrix:
 class PlainMatrix:
     """A matrix of floats that are not packed."""
 
-    values: Tensor  # [rows, columns]; float32, float16 or bfloat16
+    values: Tensor  # [rows, columns]; bfloat16, or the file's type if the matrix is only used for its rows
+    exact: Tensor | None = None  # the same in the file's type, if rows of `values` would be less exact
+
+    @property
+    def rows(self) -> Tensor:
+        """The most exact values, [rows, columns]."""
+        return self.values if self.exact is None else self.exact
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -152,7 +158,7 @@ class PlainMatrix:
 
     @property
     def nbytes(self) -> int:
-        return self.values.nbytes
+        return self.values.nbytes + (0 if self.exact is None else self.exact.nbytes)
 
 
 CudaMatrix = PackedMatrix | Float8Matrix | PlainMatrix

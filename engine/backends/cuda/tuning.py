@@ -18,7 +18,7 @@ from quant.cuda.matrix import PackedMatrix
 from quant.kernels.packed_matmul import packed_product
 from quant.kernels.tile_search import fastest_tile
 from quant.kernels.tiles import TOKENS, ProductShape, ProductTile
-from quant.linear import QLinear
+from quant.linear import QLinear, Use
 from quant.tensor import QTensor
 
 Call = Callable[[], object]
@@ -33,8 +33,8 @@ class _RecordingBackend(CudaBackend):
 
     made: list[CudaLinear] = field(default_factory=list)
 
-    def linear(self, segments: Sequence[QTensor]) -> QLinear:
-        layer = super().linear(segments)
+    def linear(self, segments: Sequence[QTensor], use: Use = Use.PRODUCTS) -> QLinear:
+        layer = super().linear(segments, use)
         if isinstance(layer, CudaLinear):
             self.made.append(layer)
         return layer
