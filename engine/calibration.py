@@ -65,7 +65,7 @@ def _readable(path: Path, config: ModelConfig, ids: Sequence[int]) -> Sequence[i
     Raises UnsupportedModel if there are no tokens, or if one is not in the vocabulary.
     """
     if not ids or max(ids) >= config.vocab_size:
-        raise UnsupportedModel(f"{path} cannot compute the text: it is empty or has an unknown token")
+        raise UnsupportedModel(f"{path} cannot compute the text: it is empty, or a token is not in the vocabulary")
     return ids[: config.context_length]
 
 
