@@ -471,6 +471,23 @@ def test_code_is_copied_and_saved_without_overwriting(tmp_path: Path) -> None:
     run(ScriptedClient([TextDelta("```python\nprint('[/]')\n```"), END]), flow)
 
 
+def test_name_for_code_is_suggested_and_cannot_be_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def flow(chat: Chatting) -> None:
+        await chat.say("code")
+        await chat.until(lambda: chat.app.screen.query(CodeBlock))
+        chat.app.screen.query_one(CodeBlock).action_save()
+        await chat.until(lambda: chat.app.screen.query("Ask Input"))
+        field = chat.app.screen.query_one("Ask Input", Input)
+        assert field.value == "snippet.py"
+        await chat.pilot.press("end", "ctrl+u", "enter")
+        await chat.until(lambda: "press Esc to cancel" in field.placeholder)
+        assert field.is_attached
+
+    run(ScriptedClient([TextDelta("```python\nprint(1)\n```"), END]), flow)
+
+
 def test_warning_about_the_model_is_shown() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: chat.notices() == ["the model holds little"])

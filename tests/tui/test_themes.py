@@ -1,6 +1,8 @@
 """Tests for the themes: their contrast, and the choice of a theme that the terminal can show."""
 
 import pytest
+from rich.color import Color as RichColor
+from rich.color import ColorSystem
 from textual.color import Color
 from textual.theme import Theme
 
@@ -29,6 +31,13 @@ def test_contrast_of_borders_is_at_least_three_and_of_text_seven(theme: Theme) -
         for border in (colors["border-blurred"], colors["primary"], colors["warning"]):
             assert contrast(border, background) >= 3
         assert contrast(colors["foreground"], background) >= 7
+
+
+@pytest.mark.parametrize("theme", themes.own_themes("256"), ids=lambda theme: theme.name)
+def test_backgrounds_are_gray_in_a_palette_of_256_colors(theme: Theme) -> None:
+    for background in (theme.background, theme.surface, theme.panel):
+        shown = RichColor.parse(str(background)).downgrade(ColorSystem.EIGHT_BIT).get_truecolor()
+        assert len({*shown}) == 1
 
 
 @pytest.mark.parametrize(

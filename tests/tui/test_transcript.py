@@ -132,6 +132,21 @@ def test_distant_message_is_shown_and_a_new_one_scrolls_to_the_end() -> None:
     run(client, flow, chat=name)
 
 
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_message_has_one_line_for_its_header_and_no_empty_line(columns: int) -> None:
+    client = ScriptedClient()
+    name = client.keep("Kept", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: len(chat.views()) == 2 and chat.screen.query("MarkdownParagraph"))
+        question, reply = chat.views()
+        await chat.until(lambda: question.region.height == 2)
+        assert [header.region.height for header in chat.screen.query("MessageHeader")] == [1, 1]
+        await chat.until(lambda: reply.region.height == 3)  # the margin of the paragraph is its last line
+
+    run(client, flow, size=(columns, 24), chat=name)
+
+
 def test_page_keys_in_the_prompt_scroll_the_chat_unless_it_is_long() -> None:
     async def flow(chat: Chatting) -> None:
         transcript, area = chat.conversation.transcript, chat.composer.area

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from app.chat_backend.client import TerminalClient
+from app.chat_backend.endpoint import ChatEndpoint
 from app.chat_backend.titles import extract_title, is_small
+from app.client.http import ServerUnreachable
 from app.history.chats import Chats
 from app.history.history import History
 from app.history.messages import Messages
@@ -194,6 +196,26 @@ def test_interrupted_reply_keeps_its_text(settings: Settings, endpoint: FakeEndp
     assert isinstance(end, ReplyEnd)
     assert end.finish is Finish.FAILED
     assert end.error
+
+
+@pytest.mark.parametrize(
+    ("is_inglenook", "message"), [(True, "^the engine stopped during this reply$"), (False, "^the server at")]
+)
+def test_lost_connection_to_an_ingle_server_is_reported_as_a_stopped_engine(is_inglenook: bool, message: str) -> None:
+    async def crash(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nda")  # an incomplete chunk
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(crash, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            endpoint = ChatEndpoint(f"http://127.0.0.1:{port}/v1", None, is_inglenook=is_inglenook)
+            with pytest.raises(ServerUnreachable, match=message):
+                await anext(endpoint.stream({"model": "stand-in", "messages": []}))
+            await endpoint.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

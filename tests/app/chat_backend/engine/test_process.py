@@ -12,7 +12,7 @@ from typing import BinaryIO
 import pytest
 
 from app.chat_backend.engine.child import ChildMessage
-from app.chat_backend.engine.process import LOG, PREVIOUS_LOG, EngineProcess
+from app.chat_backend.engine.process import LOG, PREVIOUS_LOG, EngineFailed, EngineProcess
 from app.settings.settings import Settings
 
 
@@ -57,6 +57,19 @@ def test_surviving_engine_does_not_delay_exit(settings: Settings) -> None:
     process.kill()
     with process:
         pass
+
+
+def test_unknown_model_is_reported_without_earlier_messages(settings: Settings) -> None:
+    messages: list[ChildMessage] = []
+
+    async def main() -> None:
+        engine = EngineProcess.start(settings, "nosuch:9b", {"stay": False})
+        with pytest.raises(EngineFailed, match="no model is called nosuch:9b"):
+            await engine.wait_until_serving(messages.append)
+        await engine.stop()
+
+    asyncio.run(main())
+    assert [message for message in messages if not message.problem] == []
 
 
 def test_previous_engine_log_is_kept(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
