@@ -101,7 +101,7 @@ class ToolsUnsupported(AppError):
 
 
 class TextTooLong(AppError):
-    """A text has more tokens than its caller allows. Counting stopped at `least` tokens."""
+    """A text has more tokens than its caller allows. Counting stopped after `least` tokens."""
 
     def __init__(self, least: int) -> None:
         super().__init__(f"The text has more than {least:,} tokens", "Send it in parts.")

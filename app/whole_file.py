@@ -1,4 +1,4 @@
-"""Write files atomically: readers see a whole file or none, also after a power cut."""
+"""Writes files atomically: a reader sees the old file or the new one, never a part, even after a power cut."""
 
 import os
 from contextlib import suppress
@@ -27,8 +27,9 @@ def write_whole(final: Path, content: bytes, mode: int | None = None) -> None:
 
 
 def put_in_place(file: BinaryIO, partial: Path, final: Path) -> None:
-    """Rename a finished file to its final name. It is synced first, so that no power cut leaves the name with an empty
-    file.
+    """Rename a finished file to its final name.
+
+    The file is synced first, so that a power cut cannot leave an empty file under that name.
     """
     file.flush()
     os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Competitors: the interface between the rounds of a benchmark and an engine or server that generates tokens."""
+"""The interface through which a benchmark measures an engine or a server that generates tokens."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
@@ -39,7 +39,9 @@ class Competitor(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Process id of the competitor, which is idle while others are measured; None if it has no process."""
+        """Process id of the competitor; None if it has no process. The process is idle while other competitors are
+        measured.
+        """
         ...
 
     def warm_up(self, load: Load, prompts: Prompts) -> None:

@@ -28,7 +28,7 @@ class Endpoint:
     port: int
     model: str
     extra: Mapping[str, object] = field(default_factory=dict)  # fields of the request besides the common ones
-    key: str | None = None  # API key, if the server needs one
+    key: str | None = None  # API key; None: the server needs none
 
 
 class _Choice(msgspec.Struct):

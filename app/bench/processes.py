@@ -16,7 +16,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def machine_cpu_seconds() -> float:
-    """Return the processor time of all programs together in seconds; 0 if the system does not report it."""
+    """Return the total processor time of all programs in seconds; 0 if the system does not report it."""
     try:
         total = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0]
     except OSError:

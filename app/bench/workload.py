@@ -35,7 +35,9 @@ class Load:
         return f"{self.prompt_tokens} + {self.output_tokens} tokens, {counted(self.streams, 'stream')}"
 
     def prompts(self, turn: int, vocab_size: int) -> Prompts:
-        """Return the prompts of one turn: the same for all competitors, and no two alike, so that no cache helps."""
+        """Return the prompts of one turn. They are the same for all competitors and all different, so that no cache
+        helps.
+        """
         return tuple(
             tuple(self._generator(turn, stream).choices(range(vocab_size), k=self.prompt_tokens))
             for stream in range(self.streams)

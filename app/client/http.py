@@ -152,7 +152,7 @@ def error_of(error: Mapping[str, Any]) -> InglenookError:
 
 
 def _said(content: bytes) -> str:
-    """Return the reason in an error response of another server: text, or JSON of any shape."""
+    """Return the reason in an error response of another server, whose body is text or JSON of any shape."""
     try:
         return _text_in(json.loads(content))
     except _UNREADABLE:

@@ -57,7 +57,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Progress of a prompt in prefill."""
+    """Progress of the prefill of one prompt."""
 
     client: str  # name that the client gives in its requests
     done: int  # number of prefilled tokens
@@ -95,7 +95,7 @@ class Client:
             )
 
     async def reading(self) -> list[Reading]:
-        """Return the prompts in prefill; an empty list if the server's model generates no text.
+        """Return the progress of each prompt in prefill; an empty list if the server's model generates no text.
 
         Raises ServerUnreachable or ServerError.
         """

@@ -64,7 +64,7 @@ def cache() -> None:
 @cache.command(epilog=LS_EXAMPLES)
 @click.option("--json", "as_object", is_flag=True, help="Print a JSON object.")
 def ls(as_object: bool) -> None:
-    """List the cache of each model, and the size limit of all together."""
+    """List the caches of all models, and their common size limit."""
     settings = load_settings()
     folder, models = settings.kv_disk_dir, cached_models(settings.kv_disk_dir)
     size = sum(model.size for model in models)

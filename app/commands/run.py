@@ -195,7 +195,7 @@ def _by_own_engine(
 
 
 async def _past_the_prompt(events: "AsyncGenerator[ChatEvent]", progress: Progress) -> "AsyncGenerator[ChatEvent]":
-    """Yield the events except those about prefill. Several prefill events become a progress bar."""
+    """Yield the events after prefill. If prefill takes several events, they are shown as a progress bar."""
     from app.generation.events import PromptProgress
 
     event = await anext(events)

@@ -25,9 +25,10 @@ class NoPreviousRun(AppError):
 
 
 def read_question(argument: str | None) -> str:
-    """Return the question: `argument`, stdin if it is missing or "-", or both if text is piped in beside an argument.
+    """Return the question: `argument`, or stdin if it is missing or "-". Text that is piped in is appended to an
+    argument.
 
-    Raises click.UsageError if there is none.
+    Raises click.UsageError if there is no question.
     """
     if argument is None and sys.stdin.isatty():
         raise click.UsageError("There is no prompt. Give one, or - to read it from stdin.")
@@ -66,6 +67,6 @@ def previous_messages(state_folder: Path) -> "list[Message]":
 
 
 def save_messages(state_folder: Path, messages: "list[Message]", answer: str) -> None:
-    """Store an exchange for --continue, in place of the previous one. Raises OSError."""
+    """Store an exchange for --continue. It replaces the previous one. Raises OSError."""
     exchanges = [*(_Exchange(message.role, message.content) for message in messages), _Exchange("assistant", answer)]
     write_whole(private_folder(state_folder) / _FILE, msgspec.json.encode(exchanges), _PRIVATE)

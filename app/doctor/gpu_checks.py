@@ -71,7 +71,7 @@ def compiler(settings: Settings, progress: Progress) -> CheckResult:
         return CheckResult(name, "warn", f"{problem.message}: the CPU engine will be used", problem.remedy)
     except (ImportError, OSError, RuntimeError) as problem:
         return CheckResult(name, "warn", f"Triton cannot be used: {problem}", _BROKEN)
-    return CheckResult(name, "ok", "works: it compiles the launchers of kernels")
+    return CheckResult(name, "ok", "works: Triton can compile kernel launchers with it")
 
 
 def card(settings: Settings, progress: Progress) -> CheckResult:
@@ -114,7 +114,7 @@ def _has_nvidia_card() -> bool:
 
 
 def _cards_without_code() -> str:
-    """Return the GPU architectures that torch cannot run on.
+    """Return the GPUs that torch cannot use, by architecture.
 
     torch contains neither machine code for them nor code that the driver can compile.
     """

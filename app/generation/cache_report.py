@@ -14,7 +14,7 @@ from engine.request import NO_TOKENS, TokenSources
 
 
 class MissReason(enum.Enum):
-    """The reason for a cache miss, in which more than the new end of a prompt is computed."""
+    """The reason for a cache miss, in which more of a prompt is computed than the part that was added at its end."""
 
     FIRST_TIME = "first_time"  # no similar prompt since the engine started
     DIVERGED = "diverged"  # an earlier request diverges from the prompt at this position
@@ -44,7 +44,7 @@ class CacheReport:
     """Cache report of one prompt, or the sum over all prompts of a request."""
 
     sources: TokenSources = NO_TOKENS
-    miss: Miss | None = None  # None: everything but the new end of the prompt was cached
+    miss: Miss | None = None  # None: everything was cached except the part that was added at the end of the prompt
     left_out: tuple[str, ...] = ()  # names of prompt lines that were left out because they change with every request
 
     def plus(self, other: "CacheReport") -> "CacheReport":

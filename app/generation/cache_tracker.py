@@ -41,7 +41,7 @@ class CacheTracker:
         self._recent = RecentPrompts()
 
     def track(self, request: Request) -> "TrackedPrompt":
-        """Start to track the prompt of a submitted request.
+        """Start tracking the prompt of a submitted request.
 
         If several requests continue one prompt, pass the first one.
         """
@@ -88,7 +88,7 @@ class TrackedPrompt:
 
 
 def find_miss(prompt: bytes, earlier: Earlier | None, sources: TokenSources, tokenizer: Tokenizer) -> Miss | None:
-    """Return why part of a packed prompt has to be computed, or None if only its new end has to be."""
+    """Return why a prefix of a packed prompt has to be computed again; None if only its new end has to be computed."""
     if sources.skipped:
         return Miss(MissReason.RECOMPUTED, sources.cached)
     tokens, known = len(prompt) // ID_BYTES, 0
@@ -139,7 +139,8 @@ class _Divergence:
         return Miss(reason, self.earlier.common, before, was, now, removed)
 
     def _removed(self) -> str:
-        """Return the text of the earlier exchange that the prompt skips before it resumes that exchange; "" if none.
+        """Return the text of the earlier exchange that the prompt skips before it resumes that exchange; "" if there is
+        none.
 
         The first token after the removed text may differ from the earlier one, because the encoding of a word depends
         on the text before it.
@@ -164,7 +165,9 @@ class _Divergence:
         return _find_end(old, rest, start) if found < 0 and self._is_in_reply else found
 
     def _shortened(self, ids: bytes, end: bytes) -> str:
-        """Decode `ids` without the text `end` at their end. A long text is shortened to its first and last part."""
+        """Decode `ids`, without the text `end` if they end with it. A long text is shortened to its first and last
+        part.
+        """
         if len(ids) <= _REMOVED_HEAD + _REMOVED_TAIL:
             return _decoded(self._bytes(ids).removesuffix(end))
         head, tail = self._bytes(ids[:_REMOVED_HEAD]), self._bytes(ids[-_REMOVED_TAIL:])

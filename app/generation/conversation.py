@@ -260,7 +260,7 @@ class ThinkingOptions:
         return cls(effort, min(given, default=None), False if 0 in given else enabled)
 
     def template_variables(self, given: Mapping[str, Json] | None = None) -> dict[str, Json]:
-        """Return the variables of the chat template, by the names that templates use.
+        """Return the variables of the chat template, under the names that templates use.
 
         The variables `given` by the client take precedence.
         """

@@ -103,7 +103,7 @@ class EmbeddingService:
     async def encode_pairs(self, first: str, seconds: Sequence[str], max_ids: int | None = None) -> list[TextPair]:
         """Return the ids of the first text followed by each of the others. With `max_ids`, the others are cut to fit.
 
-        Raises InputTooLong. The index of the first text is 0.
+        Raises InputTooLong, in which index 0 means the first text.
         """
 
         def encode(check: Check) -> list[TextPair]:

@@ -44,7 +44,7 @@ To call a tool, write its name and its arguments as a JSON object:
 
 
 def generic_format(known: ReplyFormat) -> ReplyFormat:
-    """Return the reply format `known` with generic calls and an answer mark."""
+    """Return the reply format `known`, extended by generic calls and an answer mark."""
     messages = replace(known.messages, answer=known.messages.answer + ANSWER_MARK, answer_mark=ANSWER_MARK)
     return replace(known, calls=_CALLS, messages=messages)
 

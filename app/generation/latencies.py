@@ -1,4 +1,4 @@
-"""Latency histograms: time to first token, time between tokens, and total time; and counts of finish reasons.
+"""Latency histograms (time to first token, time between tokens, total time), and counts of finish reasons.
 
 Used on one event loop. Recording a token takes about 1 microsecond, so it is always on.
 """

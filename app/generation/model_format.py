@@ -114,7 +114,7 @@ class _CompiledFormat:
 
     format: ReplyFormat
     markup: FormatMarkup
-    without_calls: FormatMarkup  # markup for replies without calls
+    without_calls: FormatMarkup  # markup for parsing replies in which calls are text
 
     @classmethod
     def of(cls, written: ReplyFormat) -> "_CompiledFormat":

@@ -156,7 +156,7 @@ class PromptEncoder:
         return self._encoded(infilling.parts(gap), limit)
 
     def remember(self, reply: GeneratedReply) -> None:
-        """Use the ids of `reply` in place of its text in later prompts. Returns at once."""
+        """Use the ids of `reply` instead of its text in later prompts. Returns at once."""
         self._remembered.remember(reply)
 
     def forget(self, messages: Sequence[Message], limit: TextLimit = NO_LIMIT) -> None:

@@ -113,7 +113,7 @@ class RememberedReplies:
                 self._prompts.popitem(last=False)
 
     def remember(self, reply: GeneratedReply) -> None:
-        """Use the ids of `reply` in place of its text wherever it follows its prompt again. Returns at once."""
+        """Use the ids of `reply` instead of its text wherever it follows its prompt again. Returns at once."""
         if reply.ids:
             self._reply_tokens.remember(functools.partial(self._spans, reply))
 
@@ -153,7 +153,7 @@ class RememberedReplies:
         return self._tokenizer.encode_plain(text, at_start=at_start, limit=limit)
 
     def _splices(self, part_key: bytes, text: str, *, at_start: bool) -> list[_Splice]:
-        """Return the ranges of a text to replace, in order. Reads the file only if no reply in memory fits."""
+        """Return the ranges of a text to replace, in order. Reads the file only if no reply in memory matches."""
         for find in (self._reply_tokens.find, self._reply_tokens.find_stored):
             spans = find(part_key)
             if spans and (splices := [*self._fitting(part_key, text, spans, at_start=at_start)]):
@@ -183,7 +183,7 @@ class RememberedReplies:
                 yield _Splice(start, done, best.ids[:count])
 
     def _prefix(self, text: str, *, at_start: bool) -> bytes:
-        """Return the space that the tokenizer adds before a plain text, or an empty value if it adds none."""
+        """Return the space that the tokenizer adds before a plain text; empty if it adds none."""
         if text.startswith((" ", SPACE_SYMBOL)):
             return b""
         first = self._tokenizer.encode_plain(text[:_PROBED], at_start=at_start)[0]
@@ -210,7 +210,7 @@ class RememberedReplies:
         return size, count
 
     def _text(self, span: TokenSpan) -> bytes:
-        """Return the text of a span's ids, or an empty one if an id is not plain text."""
+        """Return the text of a span's ids; empty if an id is not plain text."""
         if span.text is None:
             pieces = [self._tokenizer.plain_bytes(token_id) for token_id in span.ids]
             span.text = b"".join(pieces) if all(pieces) else b""

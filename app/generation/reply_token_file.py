@@ -143,7 +143,7 @@ class ReplyTokenFile:
                 self._failed(error, files_before)
                 return otherwise
             time.sleep(pause)
-        return otherwise  # another process holds the lock; the only cost is a cache miss later
+        return otherwise  # Another process holds the lock. The only cost is a cache miss later.
 
     def _failed(self, error: Exception, files_before: int) -> None:
         """Rename a damaged file, once. After any further failure, stop using files."""

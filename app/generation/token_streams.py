@@ -102,7 +102,7 @@ class TokenStreams:
             self._thread.abort(request_id)
 
     def requests(self) -> list[Request]:
-        """Return the requests that have not ended, oldest first. The engine still modifies them."""
+        """Return the requests that have not ended, oldest first. The engine may still modify the returned objects."""
         return [live.request for live in self._live.values()]
 
     def now(self) -> float:

@@ -208,7 +208,7 @@ class GrammarLimits:
     """Limits of a process for one grammar."""
 
     compile_cpu_seconds: float = 1.5
-    compile_wall_seconds: float = 3.5  # longer than the CPU time, because the machine may be busy
+    compile_wall_seconds: float = 3.5  # seconds; longer than the CPU time, because the machine may be busy
     mask_cpu_seconds: float = 0.1  # limit for one mask or one token
     # limit for all masks and tokens together, in addition to `mean_cpu_seconds` for each
     burst_cpu_seconds: float = 0.5

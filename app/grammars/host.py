@@ -63,7 +63,7 @@ class GrammarProcess:
         self._answers: dict[int, Frame] = {}  # answers that arrived while waiting for another reply's answer
         self._ended: collections.deque[int] = collections.deque()  # replies whose state the process can drop
         self._numbers = itertools.count(1)
-        self._problem = ""  # reason why the process ended; empty while it runs
+        self._problem = ""  # reason why the process was ended; empty while it runs
         self.end = stream.end
         weakref.finalize(self, stream.close)
 

@@ -95,7 +95,7 @@ def expanded(text: str, lark_of: Callable[[str], str]) -> str:
 
 
 def with_schemas(text: str, tokens: Sequence[Token], rewrite: Callable[[Json], Json]) -> str:
-    """Rewrite each JSON schema within a grammar."""
+    """Replace each JSON schema within a grammar by its rewritten form."""
     pieces, at = [], 0
     for token in tokens:
         if token.text == "%json":

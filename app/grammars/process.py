@@ -166,7 +166,10 @@ class GrammarReplies:
 
 
 def serve(server: _ServerChannel, compiler: Compiler, limits: GrammarLimits) -> None:
-    """Compile the grammar of the first frame, then follow replies until the channel closes or they are too slow."""
+    """Compile the grammar of the first frame, then answer frames about its replies until the channel closes.
+
+    Also returns when the replies have used too much CPU time.
+    """
     channel = server.channel
     channel.send(Frame(Kind.READY))
     source = GrammarText.unpacked(server.receive().payload)
@@ -190,7 +193,7 @@ def _compiled(compiler: Compiler, source: GrammarText) -> llguidance.LLMatcher |
         return compiler.compile(source)
     except GrammarProblem as problem:
         return Problem(problem.message, problem.path)
-    except BaseException:  # noqa: BLE001  # a panic of the library is none of Exception; the server logs it
+    except BaseException:  # noqa: BLE001  # a panic of the library is not an Exception; the server logs it
         return Problem("It cannot be compiled.", trace=traceback.format_exc())
 
 

@@ -34,10 +34,10 @@ class Disjointness:
         self._definitions = definitions
 
     def resolve(self, root: Json, paths: Mapping[int, str], *, lenient: bool) -> Json:
-        """Replace each `oneOf` by `anyOf`, in the root and in the definitions.
+        """Replace each `oneOf` with `anyOf`, in the root and in the definitions.
 
-        `paths` has the path of each oneOf, by the identity of its list. Raises GrammarProblem if the schemas of one
-        overlap, unless lenient.
+        `paths` maps the identity of each oneOf's list to its path. Raises GrammarProblem if the schemas of a oneOf
+        overlap, unless `lenient` is set.
         """
         if not paths:
             return root

@@ -13,7 +13,7 @@ _MAX_ITEMS: Final = 1000  # maximum number of prefixItems that are checked
 
 
 def without_infinite(root: Json, definitions: Mapping[str, Json]) -> tuple[Json, dict[str, Json]]:
-    """Replace every part that no finite value matches by `false`, in the root and in the definitions."""
+    """Replace every part that no finite value matches with `false`, in the root and in the definitions."""
     search = _Search(definitions)
 
     def cut(schema: Json) -> Json:

@@ -299,7 +299,7 @@ class _Rewriter:
 
 
 def _part_use(common: _Survey, *branches: _Survey) -> Use:
-    """Return how the parts of an intersection are used, each combined with at most one branch of a union.
+    """Return the use of each part of an intersection, which may be combined with one branch of a union.
 
     A member that two parts describe stays open in both.
     """

@@ -62,7 +62,7 @@ def _word(*words: str, default: str) -> ColumnType:
 
 
 def _part(kind: type[Struct], damaged: Callable[[str], str]) -> ColumnType:
-    """Return the type of a column that holds JSON of type `kind`. `damaged` converts an invalid text to valid JSON."""
+    """Return the type of a column that holds JSON of type `kind`. `damaged` converts an invalid value to JSON."""
 
     def holds(value: Value) -> bool:
         if not isinstance(value, str):
@@ -81,7 +81,7 @@ def _part(kind: type[Struct], damaged: Callable[[str], str]) -> ColumnType:
 
 
 def _attached(text: str) -> str:
-    """Return the JSON of one readable attachment whose text is the damaged JSON."""
+    """Return JSON with one attachment, whose text is the damaged JSON, so that the user can still read it."""
     return written(Attachments((Attachment("damaged attachments", text),) if text else ()))
 
 

@@ -55,7 +55,7 @@ def _connection(path: Path | None) -> sqlite3.Connection:
 
 
 def _migrate(connection: sqlite3.Connection) -> None:
-    """Migrate step by step, one transaction each, so that an interrupted migration continues at the next start."""
+    """Migrate step by step, one transaction each, so that the next start continues an interrupted migration."""
     write_ahead(connection, "FULL")
     for number in range(version_of(connection) + 1, VERSION + 1):
         reached = f"UPDATE about SET version = {number}; PRAGMA user_version = {number};"  # noqa: S608  # a number

@@ -167,7 +167,7 @@ class Database:
         raise HistoryDamaged("the chat history was damaged", "It was repaired as far as possible. Try again.")
 
     def _save_again(self) -> None:
-        """Write the history in memory to the file, if that is writable now and no other process has changed it."""
+        """Write the in-memory history to the file, if the file is writable now and no other process has changed it."""
         self._retry_at = time.monotonic() + _AGAIN_SECONDS
         if self._path is None or stamp_of(self._path) != self._opened.read_from:
             return

@@ -1,6 +1,7 @@
 """Checksums of rows, which detect changes made outside this program.
 
-SQLite checks the structure of a file, not the bytes of a text: a flipped bit in a text leaves a valid file.
+SQLite checks the structure of a file but not the content of a string: a file with a flipped bit in a string is still
+valid.
 """
 
 import sqlite3
@@ -31,7 +32,10 @@ def sign(connection: sqlite3.Connection, table: str, key: object) -> None:
 
 
 def is_sound(table: str, row: Row, digest: object) -> bool:
-    """Whether a row is unchanged, by its digest. A row without a digest is unchanged if its values have valid types."""
+    """Whether a row is unchanged, according to its digest.
+
+    A row without a digest counts as unchanged if its values have valid types.
+    """
     if digest is None:
         return all(kind.holds(value) for kind, value in zip(COLUMNS[table].values(), row, strict=True))
     return digest == digest_of(row)

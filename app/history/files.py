@@ -1,4 +1,7 @@
-"""Checks of a history's files before SQLite opens them: it would block on a pipe, and silently drop a damaged log."""
+"""Checks of a history's files before SQLite opens them.
+
+SQLite would block on a pipe, and would silently drop a damaged log.
+"""
 
 import stat
 import struct
@@ -50,7 +53,7 @@ def is_empty(path: Path) -> bool:
 
 
 def find_damage(path: Path) -> str:
-    """Return why the file's header or the log is damaged, or "". No process may have them open.
+    """Return why the file's header or the log is damaged, or "". No process may have these files open.
 
     Raises OSError.
     """
@@ -64,7 +67,7 @@ def find_damage(path: Path) -> str:
 
 
 def read_start(path: Path, most: int = -1) -> bytes:
-    """Return at most the first `most` bytes of a file; none if it does not exist. Raises OSError."""
+    """Return at most the first `most` bytes of a file; empty if the file does not exist. Raises OSError."""
     try:
         with open(path, "rb") as file:
             return file.read(most)

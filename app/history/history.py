@@ -26,7 +26,7 @@ class History:
     """
 
     def __init__(self, folder: Path | None, tell: Tell = quiet) -> None:
-        """Open the history. `tell` is called with messages for a user who waits for that."""
+        """Open the history. `tell` is called with messages for a user who waits until it is open."""
         self._database = Database(folder, tell)
         self.chats = Chats(self._database)
         self.messages = Messages(self._database)

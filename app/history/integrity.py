@@ -103,7 +103,8 @@ def _expected(version: int) -> Mapping[str, str]:
 def _compare(schema: Mapping[str, str], expected: Mapping[str, str]) -> None:
     for name, entry in schema.items():
         _require(name in expected, f"it has a {entry.partition(' ')[0]} that is not Inglenook's, {name}")
-        # other words_ tables belong to SQLite and depend on its version
+        # Tables whose names start with words_ belong to SQLite, and their definitions depend on its version. Only the
+        # triggers are Inglenook's.
         is_own = not name.startswith("words_") or entry.startswith("trigger")
         _require(not is_own or entry == expected[name], f"the definition of {name} has changed")
     _require(schema.keys() == expected.keys(), "tables are missing")

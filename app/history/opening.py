@@ -48,7 +48,7 @@ _MAKE_ROOM = (
     "Free disk space: saving then resumes. Until then old chats can be read, and new ones are lost when you leave."
 )
 _READ_ONLY = "Old chats can be read; new ones are lost when you leave."
-_CLOSE_OTHERS = "Close the other chats, then restart ingle: it recovers what is readable."
+_CLOSE_OTHERS = "Close the other chats, then restart ingle: it recovers the readable chats."
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def open_file(path: Path, tell: Tell, damage: str = "") -> Opened:
                 raise
             if not is_alone:
                 raise HistoryInUse("the chat history is damaged, and other chats have it open") from problem
-            tell("The chat history is damaged. Recovering what is readable.")
+            tell("The chat history is damaged. Recovering the readable chats.")
             account = rescue(path, describe_damage(problem), create_database)
             connection = _retry_while_locked(lambda: open_checked(path), tell)
         try:

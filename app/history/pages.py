@@ -67,7 +67,7 @@ def row_at(pages: Pages, page: bytes, offset: int) -> tuple[int, Row]:
 
 
 def index_entries(pages: Pages, number: int) -> Iterator[Row]:
-    """Yield the entries of a page, if it belongs to an index."""
+    """Yield the entries of a page if it belongs to an index."""
     page = pages[number]
     kind = page[0] if page else 0
     if kind not in (_INDEX_LEAF, _INDEX_INTERIOR) or number == 0:
@@ -83,7 +83,7 @@ def index_entries(pages: Pages, number: int) -> Iterator[Row]:
 
 
 def is_suspect(page: bytes, number: int, num_pages: int) -> bool:
-    """Whether a page may contain more rows than `table_cells` finds: its header is inconsistent or of unknown type."""
+    """Whether a page may contain more rows than `table_cells` finds: its header is invalid or its type is unknown."""
     head = 100 if number == 0 else 0
     if len(page) < PAGE_SIZE:
         return bool(page.strip(b"\0"))

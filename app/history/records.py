@@ -75,7 +75,7 @@ class ChatSettings(Struct, frozen=True, omit_defaults=True):
     system: str = ""
     sampling: SamplingChoice = SamplingChoice()
     when_full: WhenFull = WhenFull.ASK
-    disabled_tools: tuple[str, ...] = ()  # qualified names
+    disabled_tools: tuple[str, ...] = ()  # qualified names of tools
 
 
 class Trim(Struct, frozen=True, omit_defaults=True):
@@ -152,7 +152,7 @@ class Chat(Struct, frozen=True, kw_only=True):
     is_archived: bool = False
     created: float = 0.0
     changed: float = 0.0
-    shown: int | None = None  # last message of the shown branch
+    shown: int | None = None  # id of the last message of the shown branch
     num_messages: int = 0
     beginning: str = ""  # first words of its first message
 
@@ -162,14 +162,14 @@ class StoredMessage(Struct, frozen=True, kw_only=True):
 
     id: int
     chat: int
-    parent: int | None  # the previous message
+    parent: int | None  # id of the previous message
     role: Role
     text: str
     attachments: tuple[Attachment, ...] = ()
     reasoning: str = ""
     reasoning_seconds: float = 0.0
     steps: tuple[ToolStep, ...] = ()  # calls before the text of a reply
-    model: str = ""  # the model that wrote it
+    model: str = ""  # name of the model that wrote the message
     state: State = State.WHOLE
     usage: StoredUsage | None = None
     created: float = 0.0

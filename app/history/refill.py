@@ -12,7 +12,8 @@ RESCUED_TITLE = "Recovered chat"
 
 
 def refill(connection: sqlite3.Connection, salvaged: Salvage) -> Mapping[str, int]:
-    """Insert all rows in one transaction. Returns the number of rows per table, and counts the others as unreadable.
+    """Insert all rows in one transaction. Returns the number of inserted rows per table. Other rows count as
+    unreadable.
 
     Messages whose chat is lost get a new chat. A message whose parent is lost follows the message before it.
     """

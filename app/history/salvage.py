@@ -1,8 +1,8 @@
 """Read the rows of a damaged history from its pages and its log, and report the losses.
 
 A row belongs to the table whose columns its values fit best, and its digest shows whether it is unchanged. The index of
-messages and references between rows show which rows existed. Damaged pages are searched for missing rows at every byte,
-and so are older versions of pages in the log.
+messages and references between rows show which rows existed. To find missing rows, damaged pages and older versions of
+pages in the log are searched at every byte.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -10,12 +10,13 @@ from shutil import disk_usage
 from app.errors import AppError, NoSpace
 from app.history.records import HistoryDamaged, HistoryUnavailable
 
-# SQLite quotes bytes of a damaged file, which may not be UTF-8 or fit a Python number.
+# Errors that reading a damaged file can raise. SQLite returns bytes of the file, which may not be UTF-8 or fit a Python
+# number.
 FAILURES = (sqlite3.Error, ValueError, OverflowError)
 
 
 class Damaged(sqlite3.DatabaseError):
-    """A file is not as this program wrote it."""
+    """A file has content that this program did not write."""
 
 
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -108,7 +109,7 @@ def _history_error(problem: sqlite3.Error) -> AppError | None:
     if is_lock(problem):
         return HistoryUnavailable("another program has the chat history locked", _UNLOCK)
     if is_corrupt(problem):
-        return HistoryDamaged("the chat history is damaged", "Restart ingle: it recovers what is readable.")
+        return HistoryDamaged("the chat history is damaged", "Restart ingle: it recovers the readable chats.")
     if is_unwritable(problem) or isinstance(problem, sqlite3.OperationalError):
         return HistoryUnavailable(f"the chat history cannot be used: {problem}")
     return None

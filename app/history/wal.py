@@ -76,7 +76,7 @@ def read_wal(content: bytes, shm: bytes = b"") -> Wal:
 
 
 def _is_unwritten(content: bytes, salt: bytes, rest: Sequence[Frame], applied: int) -> bool:
-    """Whether the machine stopped while SQLite wrote the last, uncommitted change, so that some frames are missing.
+    """Whether frames are missing only because the machine stopped while SQLite wrote the last, uncommitted change.
 
     A committed change has no missing frames, because SQLite writes the next change only when a commit is on disk.
     """

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class Window:
-    """This process's number: the lowest one free at the first use. Raises OSError if no lock file can be created."""
+    """The number of this process: the lowest free number at the first use. Raises OSError if no lock file can be
+    created.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         """Set the folder of the history. None: the history is in memory and has one window."""

@@ -3,8 +3,8 @@
     {"mcpServers": {"files": {"command": "npx", "args": ["-y", "@modelcontextprotocol/server-filesystem", "/home/me"]},
                     "docs":  {"url": "https://example.org/mcp", "headers": {"Authorization": "Bearer ${DOCS_KEY}"}}}}
 
-`servers` is accepted in place of `mcpServers` (VS Code). `${NAME}` and `${env:NAME}` in a string are replaced
-by the environment variable NAME. A server with `"disabled": true` is listed and not started.
+`servers` is accepted instead of `mcpServers` (VS Code). `${NAME}` and `${env:NAME}` in a string are replaced by the
+environment variable NAME. A server with `"disabled": true` is listed and not started.
 """
 
 import json

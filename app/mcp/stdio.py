@@ -91,10 +91,11 @@ class _Pipes:
         self._unsolicited, self._num_messages = 0, 0  # bytes and messages received since the last message to the server
 
     async def read(self, sender: "MemoryObjectSendStream[SessionMessage | Exception]") -> None:
-        """Pass each line on to the session, whose stream ends when the server ends or exceeds a limit."""
+        """Pass each line to the session. The session's stream ends when the server ends or exceeds a limit."""
         async with sender:
             with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, ValueError, OSError):
-                while line := await self._stdout.readline():  # ValueError: longer than MAX_LINE
+                # readline raises ValueError for a line longer than MAX_LINE
+                while line := await self._stdout.readline():
                     self._unsolicited += len(line)
                     self._num_messages += 1
                     if self._unsolicited > MAX_UNSOLICITED or self._num_messages > MAX_MESSAGES:
@@ -157,7 +158,7 @@ async def _completed(work: Coroutine[object, object, None]) -> None:
 
 
 async def _exit(process: asyncio.subprocess.Process) -> None:
-    """Wait for the end of the process alone: `wait` would also wait for the end of its pipes."""
+    """Wait until the process itself ends. `process.wait` would also wait for the end of its pipes."""
     while process.returncode is None:
         await asyncio.sleep(0.01)
 

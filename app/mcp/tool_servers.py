@@ -1,4 +1,4 @@
-"""All tool servers of mcp.json, and the tools that they offer together."""
+"""All tool servers of mcp.json, and their tools."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ class ToolServers:
         """Return the tools of all servers that are ready. Their qualified names are unique.
 
         Waits for servers that are starting, until READY_SECONDS after their start. Servers that were ready and have
-        ended are started again. Servers that failed to start are not: the user restarts them.
+        ended are started again. The user must restart servers that failed to start.
         """
         for server in self.servers:
             if server.spec.is_enabled and (server.was_ready or server.state is not ServerState.FAILED):

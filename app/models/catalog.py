@@ -90,7 +90,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A model with a short name. `size` (bytes) and `sha256` (lower-case hex) describe its file."""
+    """A model with a short name. `size` in bytes and `sha256` in lower-case hex are those of its file."""
 
     name: str
     aliases: tuple[str, ...]

@@ -24,7 +24,7 @@ class KVShape:
     head_dim: int
 
     def token_bytes(self, bits: int) -> int:
-        """Return the size in bytes of one token's keys and values, with `bits` bits per number."""
+        """Return the size in bytes of one token's keys and values, at `bits` bits per element."""
         return 2 * self.layers * self.kv_heads * self.head_dim * bits // 8
 
 

@@ -116,7 +116,7 @@ def _smaller(name: str, size: int, choices: Mapping[str, int], found: Fit) -> st
 
 
 def _fits(found: Fit, share: float) -> bool:
-    """Whether the model would fit if its weights took `share` of their size."""
+    """Whether the model would fit if its weights took only the fraction `share` of their size."""
     return found.needed - found.needs.weights * (1 - share) < found.memory
 
 
@@ -126,7 +126,7 @@ def _can_be_quantized(path: Path) -> bool:
     return False
 
 
-# -- text
+# -- text output
 
 
 def verdict(found: ModelFit) -> str:

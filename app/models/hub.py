@@ -36,7 +36,9 @@ _REFUSALS: Mapping[str, str] = {
 
 
 def fetch(source: HubSource, incoming: Incoming, progress: Progress, settings: Settings) -> None:
-    """Write the file to `incoming`. Raises Offline if the Hub cannot be reached, AppError if it refuses."""
+    """Write the file to `incoming`. Raises Offline if the Hub cannot be reached, AppError if the Hub refuses the
+    request.
+    """
     check_reachable(settings.hub_endpoint)
     file = web_file(source, incoming.digest, lambda: nullcontext(incoming), settings)
     download_files([file], f"Downloading {source.file} from {host(settings)}", incoming.size, progress)
@@ -126,7 +128,7 @@ def headers_for(settings: Settings) -> dict[str, str]:
 
 
 def _keeps_secrets(address: str) -> bool:
-    """Whether a token can be sent there: over an encrypted connection, or within this machine."""
+    """Whether a token can be sent to an address: over an encrypted connection, or within this machine."""
     parts = urlsplit(address)
     if parts.scheme == "https" or parts.hostname == "localhost":
         return True

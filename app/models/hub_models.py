@@ -1,7 +1,7 @@
-"""Models in the shared Hugging Face cache, by the name of their repository, whichever tool downloaded them.
+"""Models in the shared Hugging Face cache, under the names of their repositories, whichever tool downloaded them.
 
-They are used without a copy. For each model that ingle itself downloaded there is a record in `models_dir`, and ingle
-removes only those. `app.models.repository_download` does the downloads.
+They are used without a copy. `models_dir` has a record of each model that ingle itself downloaded, and ingle removes
+only those models. `app.models.repository_download` does the downloads.
 """
 
 import json
@@ -30,7 +30,7 @@ _PULLED = ".pulled"
 
 @dataclass(frozen=True, slots=True)
 class PullRecord:
-    """The record of a model that ingle downloaded, or is downloading, by the name of its repository."""
+    """The record of a model that ingle downloaded, or is downloading, under the name of its repository."""
 
     revision: str
     files: tuple[str, ...]
@@ -75,7 +75,7 @@ class HubModels:
                         yield stored
 
     def pulled(self, name: RepositoryName) -> PullRecord | None:
-        """Return the record of the model that ingle downloaded by this name."""
+        """Return the record of the model that ingle downloaded under this name."""
         try:
             content = json.loads(self._record_path(name).read_bytes())
             files, size = tuple(content["files"]), content.get("size")
@@ -178,8 +178,9 @@ class HubModels:
         hub_cache.set_main(self._cache, name.repo, revision)
 
     def remove(self, name: RepositoryName, *, really: bool = True) -> list[Removal]:
-        """Remove the model that ingle downloaded by this name. Without `really`, only report the space to be freed.
+        """Remove the model that ingle downloaded under this name.
 
+        Without `really`, removes nothing and returns the removals that would be made.
         Raises AppError for a model that another tool downloaded, and ModelNotFound.
         """
         with self.lock(name):
@@ -200,9 +201,7 @@ class HubModels:
         return [Removal(folder / pulled.files[0] if len(pulled.files) == 1 else folder, freed, shared=True)]
 
     def _unfinished_name(self, name: RepositoryName) -> RepositoryName:
-        """Return the name with the quantization of its unfinished download; the name itself unless there is exactly
-        one.
-        """
+        """Return the name, with the quantization if exactly one download of it is unfinished."""
         names = [pull.name for pull in self.unfinished() if pull.name.startswith(f"{name}:")]
         whole = RepositoryName.parse(names[0]) if len(names) == 1 and not self.pulled(name) else None
         return whole or name

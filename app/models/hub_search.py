@@ -33,7 +33,7 @@ _MOST = 200  # results of one response that are read
 class SearchResult:
     """A model that was found, in the largest of the usual quantizations that fits."""
 
-    name: str  # the name to download it by
+    name: str  # name under which it is downloaded
     format: str
     quantization: str | None
     size: int | None  # bytes; None: unknown
@@ -54,7 +54,7 @@ class _Repository:
 def search_hub(
     words: str, formats: tuple[str, ...], limit: int, settings: Settings, progress: Progress, memory: int = 0
 ) -> list[SearchResult]:
-    """Return models that fit first, and then the most downloaded ones.
+    """Search the Hub. Models that fit come first; within each group, the most downloaded model comes first.
 
     `memory`: device memory to assume, in bytes; 0: the free memory. Raises Offline, or AppError if the Hub refuses.
     """
@@ -105,7 +105,10 @@ def _look(found: _Repository, memory: int, settings: Settings, progress: Progres
 
 
 def _best(found: _Repository, listing: Listing, memory: int) -> tuple[str | None, int]:
-    """Return a quantization and its size in bytes: a usual one that fits, or the largest that fits, or the smallest."""
+    """Return a quantization and its size in bytes.
+
+    The choice is a usual quantization that fits, else the largest that fits, else the smallest.
+    """
     if choices := choices_of(listing):
         return _best_choice(choices, memory)
     # raises ModelNotFound if the repository has no model that can run here
@@ -117,7 +120,7 @@ def _best(found: _Repository, listing: Listing, memory: int) -> tuple[str | None
 
 
 def _best_choice(choices: Mapping[str, int], memory: int) -> tuple[str, int]:
-    """Choose among `choices`, which start with the largest."""
+    """Choose one of `choices`, which are sorted by size, the largest first."""
     fitting = {kind: size for kind, size in choices.items() if is_likely_to_fit(size, memory)}
     kind = next((kind for kind in (*PREFERRED, *fitting) if kind in fitting), [*choices][-1])
     return kind, choices[kind]
@@ -136,7 +139,7 @@ def _known(model: KnownModel, memory: int) -> SearchResult:
 
 
 def _ranked(finds: list[SearchResult]) -> list[SearchResult]:
-    """Sort the results. Those without download counts are sorted by size: the largest that fits first."""
+    """Sort the results. Those without download counts are sorted by size, the largest that fits first."""
 
     def rank(find: SearchResult) -> tuple[bool, int, int]:
         size = find.size or 0

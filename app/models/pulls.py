@@ -39,7 +39,7 @@ class PullState(enum.StrEnum):
 class PullProgress:
     """The current state of a pull."""
 
-    name: str  # name of the model, in the catalog or of a repository
+    name: str  # name of the model in the catalog, or of its repository
     state: PullState
     label: str = ""  # description of the current step
     done: int = 0  # bytes
@@ -139,7 +139,7 @@ class Pulls:
         return True
 
     def _is_waiting(self, name: str) -> bool:
-        """Whether another process is downloading another model."""
+        """Whether this process has to wait because another process is downloading another model."""
         running = running_download(self._settings.models_dir)
         return running is not None and running.pid != os.getpid() and running.name != name
 

@@ -54,9 +54,10 @@ def text_ids(tokenizer: Tokenizer) -> Sequence[int]:
     return [tokenizer.bos_id, *ids] if tokenizer.add_bos and tokenizer.bos_id is not None else ids
 
 
-# Files that other programs may need to use the same tokenizer.
+# Files that other programs may need, most of them for the tokenizer.
 COMPANIONS = ("tokenizer.model", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "LICENSE")
-Measure = Callable[[], Mapping[str, Tensor]]  # weight name in the files -> importance of its columns, shape [columns]
+# returns the importance of the columns, shape [columns], by weight name in the files
+Measure = Callable[[], Mapping[str, Tensor]]
 ORIGINAL = "Give the folder of the original model, with weights of 16 or 32 bits."
 
 

@@ -1,4 +1,4 @@
-"""The headers of a model on the Hub, downloaded as parts: a few megabytes of a file of many gigabytes.
+"""The headers of a model on the Hub, which need only a few megabytes of a file of many gigabytes.
 
 They are written to files in a temporary folder. Each file is as long as the original, and empty after its header,
 except for small tensors that describe how layers are quantized. Code that opens a stored model can therefore open these
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _FIRST_BYTES = 1 << 20  # bytes of the first request; most headers are shorter, except those of large vocabularies
 _SMALL_BYTES = 1 << 16  # a tensor of at most this number of bytes is downloaded whole
-_GROWTH = 4  # factor by which the next request is larger if those were not enough
+_GROWTH = 4  # growth factor of the next request if the first bytes are not the whole header
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class RemoteModel:
 
 @contextmanager
 def remote_headers(name: RepositoryName, settings: Settings, progress: Progress) -> Iterator[RemoteModel]:
-    """Yield the headers of the model that a name means.
+    """Yield the headers of the model with this name.
 
-    Raises Offline, AppError if the Hub refuses, ModelNotFound, ModelFileError, or IntegrityError if the Hub sends other
-    parts than requested.
+    Raises Offline, AppError if the Hub refuses, ModelNotFound, ModelFileError, or IntegrityError if the Hub sends bytes
+    other than the requested ones.
     """
     with progress.task(f"Reading the headers of {name.repo} from {hub.host(settings)}", None):
         check_reachable(settings.hub_endpoint)
@@ -110,7 +110,7 @@ async def _fetch(
 
 
 def _sampled_layers(folder: Path) -> set[str]:
-    """Return the names of layers to sample, one for each kind of quantization; none if the folder cannot be opened."""
+    """Return the name of one layer for each kind of quantization; empty if the folder cannot be opened."""
     from engine.checkpoints.weights import smallest_matrices
     from engine.loading import open_checkpoint  # imported late: it imports torch, which a search does not need
     from engine.models import stored_weights
@@ -121,7 +121,7 @@ def _sampled_layers(folder: Path) -> set[str]:
 
 
 async def _run_all(reads: Sequence[Coroutine[None, None, None]]) -> None:
-    """Run the reads, a limited number of them at a time."""
+    """Run the reads, of which only a limited number runs at a time."""
     slots = asyncio.Semaphore(MAX_PARALLEL)
 
     async def read(one: Coroutine[None, None, None]) -> None:
@@ -132,7 +132,7 @@ async def _run_all(reads: Sequence[Coroutine[None, None, None]]) -> None:
 
 
 def _spans(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the byte ranges, with near ones merged."""
+    """Return the byte ranges. Ranges that are close together are merged."""
     spans: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
         if spans and begin - spans[-1][1] <= _SMALL_BYTES:

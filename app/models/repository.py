@@ -57,7 +57,7 @@ class RepositoryName:
         """Parse a name. Returns None if the text is no repository name."""
         found = _NAME.fullmatch(text)
         if found is None or "--" in found["repo"] or ".." in found["repo"]:
-            return None  # folders of the cache have two hyphens in place of the slash, so a name may not contain them
+            return None  # cache folders have two hyphens instead of the slash, so a name may not contain two hyphens
         quantization = found["quant"] or quantization_of(found["file"] or "")
         return cls(found["repo"], quantization.upper() or None)
 
@@ -104,9 +104,9 @@ def quantization_of(name: str) -> str:
 
 
 def matching_models(name: RepositoryName, models: Iterable[ModelFiles]) -> list[ModelFiles]:
-    """Return the models that the name can mean.
+    """Return the models to which the name can refer.
 
-    Without a quantization: the checkpoint, or the first one of PREFERRED that exists, or all.
+    Without a quantization: the checkpoint, else the first quantization of PREFERRED that exists, else all models.
     """
     models = list(models)
     if name.quantization:
@@ -117,7 +117,7 @@ def matching_models(name: RepositoryName, models: Iterable[ModelFiles]) -> list[
 
 
 def choose(name: RepositoryName, names: Collection[str]) -> ModelFiles:
-    """Return the model that the name means. Raises ModelNotFound, which lists the choices."""
+    """Return the model to which the name refers. Raises ModelNotFound with a list of the choices."""
     models = models_among(names)
     wanted = matching_models(name, models)
     if len(wanted) == 1:

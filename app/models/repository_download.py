@@ -21,7 +21,7 @@ from quant.safetensors_shards import INDEX, read_index
 
 
 def download_repository(name: RepositoryName, models: HubModels, settings: Settings, progress: Progress) -> None:
-    """Download the missing files of the model that the name means, and record it. The caller must hold its lock.
+    """Download the missing files of the model, and record it. The caller must hold its lock.
 
     Files and parts that have arrived are kept, so that an interrupted download resumes. Raises Offline, NoSpace,
     IntegrityError, ModelNotFound, ModelFileError, or AppError if the Hub refuses.
@@ -54,7 +54,7 @@ def _shards(listing: Listing, index: Path) -> list[ListedFile]:
 
 
 def _fetch(files: Sequence[ListedFile], models: HubModels, settings: Settings, progress: Progress) -> None:
-    """Download the files that are missing, if the disk has space for all of them."""
+    """Download the missing files, if the disk has space for all of them."""
     missing = [file for file in files if not models.has(file, progress)]
     if not missing:
         return

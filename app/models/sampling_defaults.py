@@ -56,7 +56,7 @@ def sampling_from_files(server: "Instance") -> Mapping[str, float]:
 
 
 def catalogued_sampling(name: str, catalog: Catalog) -> Sampling | None:
-    """Return the sampling that the catalog recommends for the model `name`, or None."""
+    """Return the sampling that the catalog recommends for the model `name`; None if it recommends none."""
     entry = catalog.find(name)
     return entry.sampling if entry else None
 

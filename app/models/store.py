@@ -1,8 +1,8 @@
 """Models on this machine: find their files, verify them, and remove them.
 
 A model is in the catalog, in the shared Hugging Face cache (app/models/hub_models.py), from the web, of another tool,
-or at a path. For a model of the catalog, `models_dir` has a small record with the digest and the file's identity
-(inode, size, modification time), so that a file is hashed once, and again only after it has changed. For other models,
+or at a path. `models_dir` has a small record for each catalog model, with the digest and the file's identity (inode,
+size, modification time), so that a file is hashed once, and again only after it has changed. For other models,
 app/models/digests.py records the digest. The store never uses the network; app/models/sources.py does.
 """
 
@@ -74,7 +74,7 @@ class ModelStore:
         return next(((self._other_tools[prefix], name.removeprefix(prefix)) for prefix in found), None)
 
     def repository(self, name: str) -> RepositoryName | None:
-        """Return the repository that a name means; None for a name of the catalog, or one that looks like a path."""
+        """Return the repository for a name; None for a name of the catalog, or one that looks like a path."""
         if self.catalog.find(name):
             return None
         if known := self.families.repository(name):
@@ -128,8 +128,8 @@ class ModelStore:
     def remove(self, name: str, *, really: bool = True) -> list[Removal]:
         """Remove every stored copy of a model, partial downloads, and its record. Returns the removals.
 
-        Without `really`, removes nothing and returns the removals that this would make. Raises ModelNotFound if there
-        is none.
+        Without `really`, removes nothing and returns the removals that would be made. Raises ModelNotFound if there is
+        no such model.
         """
         entry = self.catalog.find(name)
         if entry is None:
@@ -173,8 +173,8 @@ class ModelStore:
     def receiving(self, entry: CatalogEntry, source: Source, progress: Progress | None = None) -> Iterator[Incoming]:
         """Store the file of `entry` as the body writes it: verified and complete, or not at all.
 
-        The caller must hold the lock. Raises NoSpace before the body runs if the disk is too full, IntegrityError after
-        it.
+        The caller must hold the lock. Raises NoSpace before the body runs if the disk is too full, and IntegrityError
+        after the body if the bytes are wrong.
         """
         if isinstance(source, HubSource):
             file = ListedFile(source, entry.size, entry.sha256)

@@ -1,4 +1,4 @@
-"""A model on this machine: a GGUF file, the parts of one, or a safetensors folder; and the time of its last load.
+"""A model on this machine (a GGUF file, the parts of one, or a safetensors folder), and the time of its last load.
 
 Reads names and sizes only.
 """
@@ -66,7 +66,7 @@ class Removal:
 
 
 def is_model(path: Path) -> bool:
-    """Whether a path looks like a model, by names only."""
+    """Whether a path looks like a model, judged by file names only."""
     if path.is_dir():
         return (path / CONFIG).is_file() and any(file.suffix == ".safetensors" for file in path.iterdir())
     return path.is_file() and path.suffix.lower() == ".gguf"
@@ -123,5 +123,5 @@ def last_use(stored: StoredModel, models_dir: Path) -> str | None:
 
 
 def _stamp(stored: StoredModel, models_dir: Path) -> Path:
-    """Return the path of the time stamp, named by the model's path: names change, and paths can be too long."""
+    """Return the path of the time stamp. Its file name is a digest of the model's path, which can be too long."""
     return models_dir / _FOLDER / hashlib.sha256(os.fsencode(stored.path.absolute())).hexdigest()[:32]

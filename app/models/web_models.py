@@ -75,7 +75,7 @@ class WebModels:
                 yield stored
 
     def verify(self, stored: StoredModel, name: WebName, progress: Progress) -> None:
-        """Raise IntegrityError if the file does not match its digest. The file is read once."""
+        """Raise IntegrityError if the file does not match its digest. The file is read only once."""
         if not has_digest(stored.path, name.sha256, self._records, progress):
             raise IntegrityError(f"{stored.path} is damaged: it does not match the digest of {stored.name}")
 

@@ -1,4 +1,4 @@
-"""Listening sockets of the server, and error messages that name the program on a port that is in use."""
+"""Listening sockets of the server, and error messages that name the program that already listens on a port."""
 
 import errno
 import socket
@@ -112,7 +112,7 @@ def _listen(family: int, address: str, port: int) -> socket.socket:
         listener.bind((address, port))
         listener.listen(
             _BACKLOG
-        )  # a socket that is bound but does not listen would not keep other programs from the port
+        )  # a socket that is bound must also listen, or another program could listen on the port
     except OSError as problem:
         listener.close()
         if problem.errno != errno.EADDRINUSE:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 MESSAGE = "There is not enough memory"
 REMEDY = "Close other programs, choose a smaller model or a shorter context, or raise the limit (ulimit -v)."
 
-# Messages of the dynamic linker, Python, torch, and C modules. The last one appears if a module could not raise at all.
+# Messages of the dynamic linker, Python, torch, and C modules. The last message appears if a C module failed without
+# being able to raise an error.
 _WORDS = (
     "failed to map segment",
     "cannot allocate memory",

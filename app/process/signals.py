@@ -18,7 +18,7 @@ def available_signals(*names: str) -> list[signal.Signals]:
 
 
 def interrupt_on_signals() -> None:
-    """Make the first of these signals raise KeyboardInterrupt, as Ctrl-C does. Later ones are ignored."""
+    """Make the first ending signal raise KeyboardInterrupt, as Ctrl-C does. Later ones are ignored."""
     is_ending = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -25,7 +25,7 @@ def is_background_dark(color_fgbg: str = "") -> bool:
 
 
 def parse_background(answer: bytes) -> bool | None:
-    """Return whether the color in an answer to OSC 11 is dark; None if there is none."""
+    """Return whether the color in an answer to OSC 11 is dark; None if the answer contains no color."""
     found = _COLOR.search(answer)
     if found is None:
         return None

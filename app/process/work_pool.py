@@ -1,4 +1,4 @@
-"""A thread pool for work on texts, apart from the default pool that all other work shares.
+"""A thread pool for work on texts, separate from the default pool that all other work shares.
 
 A limited number of jobs runs at once; the others wait in order. If the caller of a job is cancelled, the job does not
 start, or ends at its next check.
@@ -37,9 +37,10 @@ class WorkPool:
         self._is_closed = False
 
     async def run(self, work: Callable[[Check], T]) -> T:
-        """Return the result of `work`. It must often call its argument, which raises if the caller was cancelled.
+        """Return the result of `work`.
 
-        Raises the errors of `work`, and EngineError after `close`.
+        `work` must often call its argument, which raises if the caller was cancelled. Raises the errors of `work`, and
+        EngineError after `close`.
         """
         if self._is_closed:
             raise _closed()

@@ -91,14 +91,14 @@ class ServerContext:
     """Objects and options that an application needs besides its model."""
 
     policy: AccessPolicy = DEFAULT_POLICY
-    aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models: see `ServedModel`
-    describe: Callable[[], ModelDetails] | None = None  # reads details from the model's files: see `ServedModel`
+    aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models; see `ServedModel`
+    describe: Callable[[], ModelDetails] | None = None  # reads details from the model's files; see `ServedModel`
     pulls: ModelPulls | None = None  # downloads models; None: requests to download are refused
     state_dir: Path | None = None  # folder of stored responses; None: in memory
     machine: Machine = field(default_factory=Machine)  # disk and GPU memory that the server reports
     keep_changing_lines: bool = False  # whether prompts keep lines that change with every request
     other_names: Sequence[str] = ()  # further names of the served model
-    loaded_as: str = ""  # the name that the model was loaded by; empty: the service's name
+    loaded_as: str = ""  # name under which the model was loaded; empty: the service's name
 
 
 DEFAULT_CONTEXT = ServerContext()
@@ -243,7 +243,7 @@ def _health(service: ChatService) -> Health:
 
 
 def _embedding_health(service: EmbeddingService) -> Health:
-    """Report the same fields for an embedding model.
+    """Report the health of an embedding model, in the same fields as for a chat model.
 
     All requests are of one class, none waits for a slot, and there is no cache.
     """

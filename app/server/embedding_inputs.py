@@ -1,4 +1,4 @@
-"""Inputs of embedding models: texts or token ids of a request become sequences that the model can read."""
+"""Inputs of embedding models: strings or token ids of a request become sequences that the model can read."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,14 +11,14 @@ from app.server.http.errors import InvalidRequest, check_vocabulary
 
 MAX_INPUTS = 2048  # limit of the inputs of a request, as in OpenAI's API
 
-# Tokens that a text is cut to; -1 cuts it to the model's context length.
+# Number of tokens to keep of each input; -1 cuts an input to the model's context length.
 Truncation: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 
 
 async def read_inputs(
     service: EmbeddingService, inputs: Mapping[str, str | tuple[int, ...]], truncate: int | None
 ) -> list[tuple[int, ...]]:
-    """Return the ids of each input. `inputs` maps the path of each in the request to its text or ids.
+    """Return the token ids of each input. `inputs` maps the path of an input in the request to its string or ids.
 
     Raises InvalidRequest naming an input that the model cannot read.
     """
@@ -33,15 +33,15 @@ async def read_inputs(
 
 
 def truncation_limit(service: EmbeddingService, truncate: int | None) -> int | None:
-    """Return the number of tokens that a text is cut to, or None if it is not cut."""
+    """Return the number of tokens to keep of each input; None: inputs are not cut."""
     longest = service.context_length
     return truncate if truncate is None else min(longest, longest if truncate == -1 else truncate)
 
 
 def check_sequence(service: EmbeddingService, name: str, ids: Sequence[int], limit: int | None) -> None:
-    """Raise InvalidRequest if the model cannot read `ids`, or if they could not be cut to `limit`."""
+    """Raise InvalidRequest if the model cannot read `ids`, or if more than `limit` ids are left."""
     if not ids:
-        raise invalid_input(name, "nothing is left of it after truncation")
+        raise invalid_input(name, "it is empty after truncation")
     if limit is not None and len(ids) > limit:
         raise invalid_input(name, f"it has {len(ids)} tokens that cannot be cut, and the limit is {limit}")
     if len(ids) > service.context_length:

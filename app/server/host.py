@@ -153,7 +153,7 @@ def _instance(stored: StoredModel, host: str, port: int) -> Instance:
 
 @dataclass(frozen=True, slots=True)
 class _PendingWork:
-    """All work that requests wait for."""
+    """All work for which requests wait."""
 
     computing: "Computing"
     pulls: Pulls
@@ -303,7 +303,7 @@ def _exit_now(instance: Instance, settings: Settings, status: int) -> None:
 
 
 class Computing(Protocol):
-    """Work that requests wait for. `stop` ends it and notifies every request; it may be called several times."""
+    """Work for which requests wait. `stop` ends it and notifies every request. `stop` may be called several times."""
 
     @property
     def failure(self) -> str:
@@ -314,7 +314,7 @@ class Computing(Protocol):
 
 
 class HTTPServer(uvicorn.Server):
-    """uvicorn that also stops the work that requests wait for, and handles signals itself.
+    """uvicorn that also stops the work for which requests wait, and handles signals itself.
 
     `on_ready` is called when the server accepts connections. `exit_now` must end the process with the given status; it
     is called if shutting down takes too long, or at a second Ctrl-C.

@@ -43,7 +43,7 @@ _METRICS: Sequence[tuple[type[Family], str, str, ReadState]] = (
     (
         GaugeMetricFamily,
         "kv_cache_usage_perc",
-        "Share of the KV blocks that requests hold, from 0 to 1.",
+        "Fraction of the KV blocks that requests hold, from 0 to 1.",
         lambda state: state.kv_blocks_held / max(1, state.kv_blocks),
     ),
     (GaugeMetricFamily, "kv_blocks", "KV blocks in total.", lambda state: state.kv_blocks),
@@ -142,7 +142,7 @@ _LABELED_METRICS: Sequence[tuple[type[Family], str, str, str, Mapping[str, ReadS
     (
         CounterMetricFamily,
         "tokens_by_source",
-        "Prompt tokens by the cache tier that held them, and computed tokens of prompts and replies.",
+        "Cached prompt tokens by cache tier, and computed tokens of prompts and replies.",
         "source",
         {
             "device": lambda state: state.counters.prompts.device,
@@ -176,7 +176,7 @@ class _Collector(Collector):
         self._cache = service.cache
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing, so that registering does not read from the engine."""
+        """Return no metrics, so that registering the endpoint does not read from the engine."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -200,14 +200,18 @@ class _Collector(Collector):
 
     def _latency_metrics(self, latencies: Latencies) -> Iterator[Metric]:
         ends = {finish.value: count for finish, count in latencies.ends.items()}
-        name, meaning = "request_success", "Ended requests, by reason."
+        name, meaning = "request_success", "Ended requests, by finish reason."
         yield self._labeled_metric(CounterMetricFamily, name, meaning, "finished_reason", ends)
         for name, meaning, histograms in (
-            ("time_to_first_token_seconds", "Time from the request to its first token.", latencies.first_token),
-            ("inter_token_latency_seconds", "Time between two tokens of a request.", latencies.between_tokens),
+            (
+                "time_to_first_token_seconds",
+                "Time from the arrival of a request to its first token.",
+                latencies.first_token,
+            ),
+            ("inter_token_latency_seconds", "Time between consecutive tokens of a request.", latencies.between_tokens),
             (
                 "e2e_request_latency_seconds",
-                "Time from the request to its end, unless it was aborted.",
+                "Time from the arrival of a request to its last token. Aborted requests are not counted.",
                 latencies.whole_reply,
             ),
         ):
@@ -215,9 +219,11 @@ class _Collector(Collector):
 
     def _cache_metrics(self, cache: CacheTracker) -> Iterator[Metric]:
         misses = {reason.value: count for reason, count in cache.misses.items()}
-        name, meaning = "cache_misses", "Prompts whose earlier part was not found in the cache, by reason."
+        name, meaning = "cache_misses", "Prompts whose prefix was not completely found in the cache, by reason."
         yield self._labeled_metric(CounterMetricFamily, name, meaning, "reason", misses)
-        meaning = "Time to restore cached blocks of a prompt from the host pool and from files, if there were any."
+        meaning = (
+            "Time to restore the cached blocks of a prompt from the host pool and from files, if it has any there."
+        )
         yield self._histogram("cache_restore_seconds", meaning, cache.restores)
 
     def _metric(self, kind: type[Family], name: str, meaning: str, value: float) -> Family:

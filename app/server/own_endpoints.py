@@ -64,8 +64,8 @@ class EngineReport(Struct):
     block_bytes: int  # approximate bytes of one block; 0: unknown
     disk: AmountReport | None  # disk space of the KV cache of all models; null: the disk cache is off
     memory: int  # bytes of the process; 0: unknown
-    gpu: AmountReport | None  # memory of the GPU in use; null: the engine runs on the CPU
-    room: int  # bytes that another model could use in place of this one; 0: unknown
+    gpu: AmountReport | None  # memory of the GPU that runs the engine; null: the engine runs on the CPU
+    room: int  # bytes that another model could use instead of this one; 0: unknown
     computed_tokens: int  # tokens of prompts and replies, since the start
     generated_tokens: int
 
@@ -119,7 +119,7 @@ class Forgotten(Struct):
 
 
 class OwnEndpoints:
-    """Endpoints over one chat service and the machine that it runs on."""
+    """Endpoints for one chat service and the machine on which it runs."""
 
     def __init__(self, service: ChatService, machine: Machine) -> None:
         self._service = service

@@ -57,9 +57,9 @@ def supported(path: str, sources: str, example: Json, note: str = "") -> Field:
 
 
 def alias(path: str, sources: str, example: Json, *, of: str, note: str = "") -> Field:
-    """Return the row of another name of the field `of`, which is in the same object.
+    """Return the row of an alias of the field `of`, which is in the same object.
 
-    The field's own name wins if both are given.
+    If a request sets both, the alias is ignored.
     """
     return Field(path, Handling.ALIAS, sources, example, note, target=of)
 

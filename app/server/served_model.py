@@ -28,10 +28,10 @@ class ServedModel:
     ) -> None:
         """Set the names of the model.
 
-        `other_names` are listed after `name`. `loaded_as` is the name that the model was loaded by, such as a path:
-        requests may use it, and no list contains it. `aliases` maps further names to the name of a model,
-        or to ANY_MODEL; aliases of other models are ignored. An alias with a * matches names by pattern, and is not
-        listed. `describe` is slow; it is called once, when the details are needed.
+        `other_names` are listed after `name`. `loaded_as` is the name under which the model was loaded, such as a path:
+        requests may use it, and no list contains it. `aliases` maps further names to the name of a model, or to
+        ANY_MODEL; aliases of other models are ignored. An alias with a * matches names by pattern, and is not listed.
+        `describe` is slow; it is called once, when the details are needed.
         """
         self.name = name
         self.loaded_as = loaded_as or name
@@ -56,7 +56,7 @@ class ServedModel:
     def reply_name(self, requested: str | None) -> str:
         """Return the model name for the reply to a request for `requested`.
 
-        It is the same name, or the first name of the model if the request has none or a path. Raises InvalidRequest for
+        It is the requested name if that is listed, and otherwise the first name of the model. Raises InvalidRequest for
         the name of another model.
         """
         self.check(requested)

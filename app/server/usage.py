@@ -119,7 +119,7 @@ def finite_logprob(logprob: float) -> float:
 
 
 def id_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """Return a token id as vLLM writes it in place of a text."""
+    """Return a token id in the form in which vLLM writes it instead of the token's text."""
     return f"token_id:{token_id}"
 
 

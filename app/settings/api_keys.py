@@ -33,7 +33,7 @@ def own_key(settings: Settings) -> str | None:
 
 
 def make_own_key(settings: Settings) -> str:
-    """Return the key of `own_key`. If there is none, generate it in a file that only this user can read.
+    """Return the key that `own_key` returns. If there is none, generate it in a file that only this user can read.
 
     Raises OSError.
     """

@@ -55,7 +55,7 @@ def remove_setting(name: str) -> Path | None:
 
 
 def _as_toml(value: object, text: str) -> object:
-    """Convert a text to TOML: numbers, booleans, lists, and tables keep their type; other texts become strings."""
+    """Convert the parsed value of a setting to TOML. A value of another type becomes the string `text`."""
     match value:
         case bool() | int() | float():
             return value

@@ -81,7 +81,7 @@ def _read_by(parse: Callable[[object], object], default: object, meaning: str, *
 
 
 def _bits_of_planes(value: object) -> int:
-    """Return the activation bits for a number of planes, which the former setting held."""
+    """Return the activation bits for a number of planes, which is the value of the former setting."""
     return (0, 8, 14)[whole_number(2)(value)]
 
 
@@ -412,7 +412,7 @@ class Settings:
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)  # setting name -> origin of its value
 
     def stated(self, name: str) -> str:
-        """Return a setting as the user gave it.
+        """Return a setting in the form in which the user gave it.
 
         For example `--context 16384`, `INGLE_CONTEXT=16384`, or `context = 16384 in FILE`.
         """
@@ -533,20 +533,20 @@ def is_dumb_terminal() -> bool:
 
 
 def wants_colors() -> bool:
-    """Whether NO_COLOR is not set. Its value does not matter, as in Textual."""
+    """Whether colors are allowed: NO_COLOR is not set. Its value does not matter, as in Textual."""
     return "NO_COLOR" not in os.environ
 
 
 def stated_background() -> str:
-    """Return COLORFGBG: the terminal's colors as some terminals state them, such as "15;0"; or ""."""
+    """Return COLORFGBG, in which some terminals state their colors, such as "15;0"; "" if it is not set."""
     return os.environ.get("COLORFGBG", "")
 
 
 def chosen_editor() -> str:
-    """Return the command of the user's editor, from VISUAL, else from EDITOR; or ""."""
+    """Return the command of the user's editor: VISUAL, or else EDITOR; "" if neither is set."""
     return os.environ.get("VISUAL") or os.environ.get("EDITOR") or ""
 
 
 def child_environment(**overrides: str) -> dict[str, str]:
-    """Return the environment of a child process: that of this process, with `overrides`."""
+    """Return the environment of this process, changed by `overrides`, for a child process."""
     return {**os.environ, **overrides}

@@ -12,7 +12,7 @@ from app.text.tokenizer import library_errors
 
 
 def split_merges(merges: Iterable[str]) -> list[tuple[str, str]]:
-    """Split merges written as two texts with a space between them. Without a space, the second text is empty."""
+    """Split merges written as two strings with a space between them. Without a space, the second string is empty."""
     return [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
 
 
@@ -31,7 +31,7 @@ def merge_pairs(
             pairs.append(pair)
         elif left not in control and right not in control and left + right not in control:
             raise malformed(
-                f"{field}: the merge of {left!r} and {right!r} contains a text that is not in the vocabulary"
+                f"{field}: the merge of {left!r} and {right!r} contains a string that is not in the vocabulary"
             )
     return pairs
 
@@ -54,6 +54,6 @@ def bpe_model(
 
 def _require_every_byte(vocab: Mapping[str, int]) -> None:
     for byte in range(256):
-        # Gemma has tokens of some ASCII characters in place of their byte tokens.
+        # For some ASCII characters, Gemma has ordinary tokens instead of byte tokens.
         if f"<0x{byte:02X}>" not in vocab and (byte >= 0x80 or chr(byte) not in vocab):
             raise malformed(f"The vocabulary has no token for the byte 0x{byte:02X}: some texts cannot be encoded")

@@ -1,4 +1,4 @@
-"""Control tokens in text: finds them in a rendered chat, and protects message texts from spelling one.
+"""Control tokens in text: finds them in a rendered chat, and prevents message texts from containing one.
 
 A chat template renders everything into one string, in which an `<|im_end|>` typed by a user and one written by the
 template look alike. `protect` inserts a mark into each control token of a text before it is rendered. `split` ignores

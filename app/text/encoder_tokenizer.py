@@ -137,12 +137,12 @@ def from_gguf(metadata: Mapping[str, object]) -> EncoderTokenizer:
 
 
 def _piece(text: str) -> str:
-    """Return a token as BERT's own vocabulary writes it."""
+    """Return a token in the form that BERT's own vocabulary uses."""
     return text.removeprefix(SPACE_SYMBOL) if text.startswith(SPACE_SYMBOL) else CONTINUES + text
 
 
 def _id(fields: CheckedFields, names: tuple[str, ...], default: int, size: int) -> int:
-    """Return the id of a token, which is in the first of these fields that exists."""
+    """Return the id of a token. The first of these fields that exists contains it."""
     id_ = next((found for name in names if (found := fields.get(name, int)) is not None), default)
     if not 0 <= id_ < size:
         raise malformed(f"{names[0]} is {id_}, but there are {size} tokens")

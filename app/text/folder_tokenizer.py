@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint folder, built from all of its files that concern text.
+"""The tokenizer of a checkpoint folder, built from all files in the folder that concern text.
 
 This module lists those files, and defines which file overrides which. Source: transformers' behavior.
 """

@@ -195,7 +195,7 @@ def _read_texts(fields: CheckedFields) -> Sequence[str]:
 
 
 def _listed_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str]]:
-    """Return the merges of a file that lists them, each as two texts with a space between them."""
+    """Return the merges that a file lists, each as two strings with a space between them."""
     merges = split_merges(fields.array(KEYS.MERGES, str))
     return merge_pairs(merges, tokens.vocab, tokens.control.ids, field=KEYS.MERGES)
 

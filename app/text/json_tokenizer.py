@@ -201,7 +201,7 @@ def _backend(
 def _without_first_prefix(pre_tokenizer: Any) -> tuple[Any, str]:
     """Remove the prefix of a Metaspace step that only prefixes the first piece.
 
-    Returns the pre-tokenizer without it, and the prefix.
+    Returns the pre-tokenizer without the prefix, and the prefix.
     """
     match pre_tokenizer:
         case {"type": "Metaspace", "prepend_scheme": "first", "replacement": "\u2581"}:
@@ -258,7 +258,7 @@ def _library_token(token: _Added) -> AddedToken:
 
 
 def _named_id(config: CheckedFields, name: str, ids: Mapping[str, int]) -> int | None:
-    """Return the id of a token that the configuration gives by its text, or by an object with its text."""
+    """Return the id of a token. The configuration contains its text, or an object with its text."""
     if name not in config:
         return None
     text = config.child(name).require("content", str) if config.is_object(name) else config.require(name, str)

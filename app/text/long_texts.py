@@ -139,7 +139,7 @@ def _pieces(encoder: PieceEncoder, text: str) -> Iterator[str]:
 def _estimate(encoder: PieceEncoder, text: str, before: int, limit: TextLimit) -> None:
     """Raise TextTooLong if the parts of a stretch certainly have too many tokens together.
 
-    A cut at any position only changes the tokens beside it.
+    A cut at any position changes only the tokens next to the cut.
     """
     least = before
     for start in range(0, len(text), PIECE):

@@ -1,4 +1,4 @@
-"""Makes text of a model or a file safe for a terminal."""
+"""Removes characters from text of a model or a file that could control a terminal."""
 
 import re
 

@@ -1,7 +1,7 @@
-"""Bounds how much a tokenizer's steps can lengthen a text, so that a model file cannot exhaust the memory.
+"""Bounds how much the steps of a tokenizer can lengthen a text, so that a model file cannot exhaust the memory.
 
-A tokenizer.json may list any number of normalizers and pre-tokenizers, and each may replace a character by many. The
-bound is computed from the steps alone, before any text is encoded.
+A tokenizer.json may list any number of normalizers and pre-tokenizers, and each may replace one character with many.
+The bound is computed from the steps alone, before any text is encoded.
 
 Source: the steps of the `tokenizers` library, and Unicode's longest decompositions.
 """

@@ -95,7 +95,7 @@ def library_errors(doing: str) -> Iterator[None]:
 
 
 class _TextCache(Generic[V]):
-    """Caches ids by text, so that the history of a chat is not encoded again in each turn. Thread-safe."""
+    """Caches ids by text, so that earlier messages of a chat are not encoded again in each turn. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -125,7 +125,8 @@ class TextEncoder:
     def __init__(self, backend: tokenizers.Tokenizer, *, start_prefix: str = "", verbatim: Sequence[str] = ()) -> None:
         """Create an encoder.
 
-        `start_prefix` precedes text at the start of the input, unless that starts with a space or a `verbatim` token.
+        `start_prefix` is added to text at the start of the input, unless the text starts with a space or a `verbatim`
+        token.
         """
         self._backend = backend
         self._start_prefix = start_prefix
@@ -268,7 +269,7 @@ class Tokenizer:
         return text.removeprefix(" ") if self.space_prefix and not continues_text else text
 
     def plain_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token that can be part of plain text; none for other tokens."""
+        """Return the bytes of a token that can be part of plain text; empty for other tokens."""
         return b"" if token_id in self._no_text else self.token_bytes(token_id)
 
     @functools.cached_property
@@ -305,7 +306,7 @@ class Tokenizer:
             yield from (self.token_bytes(one, show_control=True) for one in ids[start : start + _AT_ONCE])
 
     def token_bytes(self, token_id: int, *, show_control: bool = False) -> bytes:
-        """Return the exact bytes of a token; none for a hidden token, unless `show_control` is set.
+        """Return the exact bytes of a token; empty for a hidden token, unless `show_control` is set.
 
         An id beyond the vocabulary has no bytes: models often have more rows than tokens.
         """

@@ -24,7 +24,7 @@ class UnsupportedPattern(ValueError):
 
 
 def literal_markup(text: str) -> str:
-    """Return the markup of a literal. Raises UnsupportedPattern if it would contain holes."""
+    """Return the markup of a literal. Raises UnsupportedPattern if the literal contains hole syntax."""
     if not text or len(text) > MAX_PATTERN or _HOLE.search(text):
         raise UnsupportedPattern(f"the literal {text[:80]!r}")
     return text

@@ -1,4 +1,4 @@
-"""Parses one markup with a call or several calls. Each possible markup of the format is tried until one is certain."""
+"""Parses the markup of one or several calls. Each possible markup of the format is tried until one is certain."""
 
 from collections.abc import Callable, Sequence
 

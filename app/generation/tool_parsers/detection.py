@@ -139,13 +139,13 @@ def _starts(written: str, syntax: CallSyntax) -> Iterator[int]:
 
 
 def _mentions(known: str, syntax: CallSyntax) -> bool:
-    """Whether all markup of one form of call in `syntax` occurs in the template or the vocabulary."""
+    """Whether all markup of at least one call form in `syntax` occurs in the template or the vocabulary."""
     parameters = [mark for written in syntax.parameters[:1] for mark in _literals(written)]
     return any(all(mark in known for mark in (*_literals(written), *parameters)) for written in syntax.calls)
 
 
 def _literals(written: str) -> Sequence[str]:
-    """Return the tags in the literals of a markup, or whole literals without tags.
+    """Return the tags in the literals of a markup. A literal without tags is returned whole.
 
     Text between tags is left out, because a template may compose it.
     """

@@ -12,7 +12,7 @@ from app.generation.tool_parsers.tool_calls import CallWriter, match_end, skip_s
 NAME_KEYS = ("name", "tool_name", "function")
 ARGUMENT_KEYS = ("arguments", "parameters", "args")
 _ID_KEY = "id"
-_WRAPPER_KEY = "function"  # key of a wrapper around the call, if its value is an object
+_WRAPPER_KEY = "function"  # key of an object around the call, which some models write
 _MAX_WRAPPERS = 2
 _BETWEEN_OBJECTS = re.compile(r"[\s,;]*")
 

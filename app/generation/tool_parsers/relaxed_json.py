@@ -50,7 +50,7 @@ class RelaxedJson:
         return self.done or self.failed
 
     def feed(self, text: str, start: int = 0, *, final: bool = False) -> tuple[int, str]:
-        """Return the position up to which `text` is parsed, starting at `start`, and the JSON of that part.
+        """Return the position up to which `text` was parsed, starting at `start`, and the JSON of the parsed part.
 
         The rest must be fed again with the following text. `final` means that no text follows.
         """
@@ -232,7 +232,7 @@ class RelaxedJson:
 
 
 def longest_overlap(text: str, start: int, mark: str) -> int:
-    """Return the length of the longest end of `text`, from `start`, that is a proper prefix of `mark`."""
+    """Return the length of the longest end of `text`, from `start` on, that is a proper prefix of `mark`."""
     most = min(len(mark) - 1, len(text) - start)
     return next((size for size in range(most, 0, -1) if text.endswith(mark[:size])), 0)
 

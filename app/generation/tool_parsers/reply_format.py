@@ -31,12 +31,13 @@ class CallSyntax:
     calls: Sequence[str]  # markup of a call; the first that matches is used
     parameters: Sequence[str] = ()  # markup of one parameter, with {key} and {value}, optionally {type}
     around: Sequence[str] = ()  # markup around all calls: the first starts them, the second ends them
-    unmarked: bool = False  # whether a reply that only starts like a call, without marks, may be a call
+    unmarked: bool = False  # whether a reply may be a call if it starts like one but has no marks
     # The next two fields define the form that models write, if the parser accepts other forms as well.
     object: str = '{"name": "{name}", "arguments": {arguments}}'  # an object in {objects} or {keyed}
     listed: bool = False  # whether objects are written as a list
     any: str = ""
-    text_words: tuple[str, str] | None = None  # values of {type}: for text, and for all else; None: the JSON type
+    # values of {type}: for strings, and for all other types; None: the JSON type
+    text_words: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

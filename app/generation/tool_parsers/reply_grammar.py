@@ -144,7 +144,7 @@ class _Calls:
 
     @property
     def mark(self) -> str:
-        """The control token that starts the calls, or else plain text. Empty if an answer may start the same way."""
+        """The control token or plain text that starts the calls. Empty if an answer may start the same way."""
         if not self._markup.head.first:
             return ""
         around = self._syntax.around[:1] if not self._syntax.listed else ()
@@ -162,7 +162,7 @@ class _Calls:
         return f"{self._grammar.text(head)} {self._listed()} {self._grammar.text(self._markup.tail.filled())}"
 
     def _marked(self, opening: str) -> str:
-        """Return an expression for a call with its own markup."""
+        """Return an expression for one call of any tool, with its own markup."""
         return self._grammar.any_of([self._call(tool, opening) for tool in self._tools])
 
     def _call(self, tool: Tool, opening: str) -> str:

@@ -58,7 +58,7 @@ class FormatMarkup:
         self._literals = "\n".join(text for markup in everything for text in markup.literals)
 
     def may_contain(self, control: str) -> bool:
-        """Whether a control token may be part of the markup, or of the arguments within it."""
+        """Return the end of the prompt that is already the start of the reply's markup."""
         return bool(control) and (control in self._literals or control in _IN_ARGUMENTS)
 
     def opening(self, prompt: str) -> str:
@@ -114,7 +114,7 @@ class ReplyParser:
         self._buffer = ""
         self._base = 0  # position of the buffer in the text of the reply
         self._call: CallParser | None = None
-        self._no_call = 0  # length of the buffer's start that is not a call
+        self._no_call = 0  # number of characters at the start of the buffer that do not belong to a call
         self._space = ""  # white space after the text so far; dropped if markup follows
         self._is_after_markup = False  # True directly after markup, where white space is dropped
         self._is_at_start = True
@@ -154,7 +154,7 @@ class ReplyParser:
         return events
 
     def _cut_mark(self) -> int:
-        """Return how many characters at the end of the reasoning are the start of its end mark."""
+        """Return the number of characters at the end of the reasoning that are the start of its end mark."""
         if self._mode is not _Mode.THINKING:
             return 0
         return max((longest_overlap(self._buffer, 0, end.written) for end in self._markup.reasoning_ends), default=0)

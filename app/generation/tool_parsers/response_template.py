@@ -122,7 +122,7 @@ def _calls(field: _Field) -> CallSyntax:
 
 
 def _tail(head: str, closes: Sequence[str], *, tags: bool) -> str:
-    """Return the markup that ends a call. Adds closing tags for tags of `head` that the template does not close."""
+    """Return the markup that ends a call. It closes those tags of `head` that the template leaves open."""
     close = closes[0] if closes else ""
     open_tags = [f"</{tag}>" for tag in reversed(_OPEN_TAG.findall(head))] if tags else []
     return "\n".join([*(tag for tag in open_tags if tag not in close), close])
@@ -133,7 +133,7 @@ def _function_of(transform: Json) -> Json:
 
 
 def _json_body(transform: Json, *, each: bool) -> tuple[str, str]:
-    """Return the kind of body in the markup of a call, and the form of one object in it."""
+    """Return the body placeholder of a call's markup ("{json}" or "{objects}"), and the template of one JSON object."""
     function = _function_of(transform)
     if transform is None or (function == _CONTENT and not each):
         return "{objects}", _object_of("name", "arguments")

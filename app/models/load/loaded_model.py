@@ -1,6 +1,6 @@
-"""Load a chat model: the engine, the vocabulary, and the chat template of its files.
+"""Load a chat model: the engine, the vocabulary, and the chat template from its files.
 
-Here the application passes a stored model to the engine. Importing this module imports torch.
+This is where the application passes a stored model to the engine. Importing this module imports torch.
 """
 
 from dataclasses import dataclass, replace

@@ -24,8 +24,9 @@ _QUIET_SECONDS = 2.0  # longest wait in seconds that is not reported
 
 
 class TryAgain(Exception):
-    """An attempt failed for now. `reason` is the error to raise after the last attempt; `wait` the seconds that the
-    server asks for.
+    """An attempt failed for now.
+
+    `reason` is the error to raise after the last attempt. `wait` is the number of seconds that the server asks for.
     """
 
     def __init__(self, reason: AppError, wait: float | None = None) -> None:
@@ -63,7 +64,7 @@ async def retry(
 
 
 def is_busy(status: int) -> bool:
-    """Whether another attempt may succeed after this status."""
+    """Whether a request that got this status may succeed if it is repeated."""
     return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _BUSY
 
 

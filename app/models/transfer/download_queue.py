@@ -93,7 +93,7 @@ def downloads(models: HubModels, models_dir: Path) -> list[Download]:
 
 
 def is_same_model(name: str, asked: str) -> bool:
-    """Whether `name` belongs to the requested name. `name` has a quantization as soon as one is chosen."""
+    """Whether `name` is the requested name. `name` gets a quantization as soon as one is chosen."""
     return name == asked or name.startswith(f"{asked}:")
 
 

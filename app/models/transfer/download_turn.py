@@ -33,7 +33,7 @@ class Running:
     pid: int
     name: str  # name of the model
     label: str  # description of the current step
-    done: int  # bytes
+    done: int  # bytes done so far
     total: int | None
 
 
@@ -123,7 +123,7 @@ def running_download(models_dir: Path) -> Running | None:
 
 
 def ask_to_stop(models_dir: Path, name: str) -> None:
-    """Request that the download of a model stops, also if it still waits for its turn. Raises OSError."""
+    """Request that the download of a model stops, even if it still waits for its turn. Raises OSError."""
     folder = private_folder(models_dir / _FOLDER)
     partial = folder / f"{_STOP}.{os.getpid()}"
     partial.write_text(json.dumps({"name": name, "at": time.time()}))

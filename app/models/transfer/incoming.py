@@ -103,10 +103,10 @@ class Incoming:
 def receive(final: Path, size: int, digest: str, *, resumable: bool = False) -> Iterator[Incoming]:
     """Store the bytes that the body writes at `final`, once they are complete, verified, and synced to disk.
 
-    `digest` in hex is the sha256, or git's sha1 of a blob with these bytes, which the Hub lists for small files. Until
-    it is complete, the bytes are in a `.partial` file beside it, so only one process at a time may receive the same
-    file. After an error nothing new is left; if `resumable`, the bytes that have arrived are kept for the next attempt,
-    unless they are wrong or the disk is full.
+    `digest` in hex is the sha256, or git's sha1 of a blob with these bytes, which the Hub lists for small files.
+    Incomplete bytes are in a `.partial` file beside `final`, so only one process at a time may receive the same file.
+    An error leaves no new file. If `resumable`, the bytes that have arrived are kept for the next attempt, unless they
+    are wrong or the disk is full.
     """
     incoming = Incoming(final, size, digest)
     keep = resumable

@@ -164,7 +164,7 @@ class RerankEndpoints:
         return await json_reply_on_thread(self._service.texts, lambda _: _encode_ranking(scores, body, model, tokens))
 
     async def _by_pairs(self, body: RerankRequest) -> tuple[list[float], int]:
-        """Return the score of each document, and the number of tokens read for all."""
+        """Return the score of each document, and the total number of tokens that the model read."""
         limit, documents = truncation_limit(self._service, body.truncation), body.documents_by_path
         with convert_input_errors(self._service, ["query", *documents]):
             pairs = await self._service.encode_pairs(body.query, list(documents.values()), limit)

@@ -1,5 +1,4 @@
-"""Access to the server: API keys, the user who owns the other end of a connection, and the limit of requests per
-caller.
+"""Access to the server: API keys, the owner of the client's program, and the limit of requests per caller.
 
 A key is sent as `Authorization: Bearer KEY` or as `x-api-key: KEY`. If no keys are configured, programs of the same
 user need none, and all others are refused. Linux lists the owner of every TCP socket. The socket of a client has
@@ -204,8 +203,9 @@ class RequestLimits:
 
     @contextmanager
     def count_request(self, caller: Caller, method: str) -> Iterator[None]:
-        """Count a request that computes something while the body runs. Raises InvalidRequest if the caller is at the
-        limit.
+        """Count a request that computes something while the body runs.
+
+        Raises InvalidRequest if the caller is at the limit.
         """
         if method != "POST":
             yield

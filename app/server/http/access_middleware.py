@@ -44,7 +44,7 @@ class AllowedOrigins:
         self._allowed = frozenset(origin.encode() for origin in allowed)
 
     def problem(self, scope: Scope, host: bytes) -> str:
-        """Return why a web page's request is refused, or an empty text. `host` is the Host header."""
+        """Return why a web page's request is refused, or an empty string. `host` is the Host header."""
         if self.allowed_origin(scope) is not None:
             return ""
         own = (b"http://" + host, b"https://" + host)

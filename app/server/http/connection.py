@@ -133,7 +133,9 @@ class Connection(H11Protocol):
         self._read_timer = self.loop.call_later(self.UNREAD_SECONDS, self.transport.abort)
 
     def _close_after_sending(self) -> None:
-        """Close once all is sent. If the client does not read, the read timer aborts the connection."""
+        """Close the connection after all data is sent. If the client does not read, the read timer aborts the
+        connection.
+        """
         self._start_read_timer()
         self.transport.close()
 

@@ -191,7 +191,7 @@ class ErrorFormats:
 
 
 def error_response(error: Exception, scope: Scope) -> Response:
-    """Return the whole response to a request that failed before anything was sent."""
+    """Return the complete response to a request that failed before anything was sent."""
     body = msgspec.json.encode(scope[_ERROR_BODY](error))
     headers = error.headers if isinstance(error, InvalidRequest) else None
     return Response(body, http_status(error), headers, media_type="application/json")

@@ -30,7 +30,7 @@ _FAILURES: Mapping[int, str] = {
     404: "The model or path does not exist. The message lists the models.",
     413: "The body is too long.",
     415: "The body is not of type application/json.",
-    429: "The caller has too many requests in progress. Retry-After says when to try again.",
+    429: "The caller has too many requests in progress. The Retry-After header states when to try again.",
     500: "The server failed.",
     503: "The server cannot answer requests at the moment.",
 }

@@ -37,7 +37,8 @@ _STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),  # makes a proxy forward events at once
 ]
 PING_SECONDS = 5.0  # seconds after the last bytes
-# Until the engine starts, a request can still be refused with its own status. So the first ping waits longer.
+# A request can be refused with its own status until the engine starts. A ping would send the head with status 200, so
+# the first ping waits longer.
 FIRST_PING_SECONDS = 20.0
 
 

@@ -93,7 +93,7 @@ def test_damage_is_repaired_and_reported(filled: Path, tmp_path: Path, what: str
         assert history.rescue is not None
         assert history.rescue.aside is not None
         assert history.rescue.aside.read_bytes()[200:] == damaged[200:]
-    assert waits == ["The chat history is damaged. Recovering what is readable."]
+    assert waits == ["The chat history is damaged. Recovering the readable chats."]
     assert f"was damaged: {reason}" in notice.message
     assert f"Saved: {CHATS} chats and {2 * CHATS} messages. Lost: nothing known." in notice.message
     assert notice.remedy == f"The damaged file is kept as {history.rescue.aside}."

@@ -111,7 +111,7 @@ def messages_of(input_messages: Sequence[InputMessage]) -> list[Message]:
 
 
 def _located_blocks(message: InputMessage, index: int, *, as_reminders: bool = False) -> Iterator[_LocatedBlock]:
-    """Yield the blocks of a message. With `as_reminders`, blocks of the system are marked as reminders."""
+    """Yield the blocks of a message. With `as_reminders`, blocks of system messages are marked as reminders."""
     content, path, is_reminder = (
         message.content,
         f"messages[{index}].content",

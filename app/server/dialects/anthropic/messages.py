@@ -1,6 +1,6 @@
 """Messages of Anthropic's API: the events of a streamed reply, written from the events of the service.
 
-`fold` makes a whole reply of the same events, so the two cannot disagree.
+`fold` makes a whole reply from the same events, so the two cannot disagree.
 """
 
 import uuid

@@ -32,7 +32,7 @@ class OutputConfig(Struct):
 
 
 class TokenCountRequest(Struct, kw_only=True):
-    """POST /v1/messages/count_tokens: the fields that determine the prompt."""
+    """POST /v1/messages/count_tokens, with the fields that determine the prompt."""
 
     model: ModelName | None = None
     messages: InputMessages
@@ -77,7 +77,7 @@ class TokenCountRequest(Struct, kw_only=True):
             return messages, ""
         last = messages.pop()
         if last.tool_calls or last.reasoning:
-            problem = "a tool call or thinking cannot be continued; end the messages with the user's."
+            problem = "a tool call or thinking cannot be continued; end the messages with a user message."
             raise InvalidRequest(f"messages: {problem}", parameter="messages")
         return messages, last.content
 
@@ -86,7 +86,7 @@ class TokenCountRequest(Struct, kw_only=True):
         if self.messages[-1].role == "assistant" and any(self._grammars()):
             yield (
                 "messages",
-                "the last message cannot be the assistant's with an output format; remove it, or the format.",
+                "the last message cannot be from the assistant if an output format is set; remove one of them.",
             )
 
     def _grammars(self) -> Iterator[RequestedGrammar]:

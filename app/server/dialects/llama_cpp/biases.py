@@ -20,16 +20,16 @@ Biases: TypeAlias = (
 
 
 def bias_problems(given: Biases | None) -> Iterator[tuple[str, str]]:
-    """Yield (field, problem) pairs for problems that the types of biases cannot express."""
+    """Yield (field, problem) pairs for invalid biases that the type `Biases` accepts."""
     for token, amount in _pairs(given):
         if isinstance(token, bool | float) or (isinstance(token, int) and token < 0):
-            yield "logit_bias", "each key must be a token id or a text."
+            yield "logit_bias", "each key must be a token id or a string."
         if amount is True or isinstance(amount, str):
             yield "logit_bias", "each value must be a number or false."
 
 
 async def token_biases(service: ChatService, given: Biases | None) -> tuple[tuple[int, float], ...]:
-    """Return (token id, bias) pairs. The bias of a text applies to each of its tokens."""
+    """Return (token id, bias) pairs. The bias of a string applies to each of its tokens."""
 
     def resolve(check: Check) -> tuple[tuple[int, float], ...]:
         found: list[tuple[int, float]] = []

@@ -55,7 +55,7 @@ class LlamaCppEndpoints:
             Endpoint, gives=Completion | list[Completion], streams=Completion, framing=BARE_EVENTS, errors=ERRORS
         )
         completing = partial(generating, takes=CompletionRequest)
-        goes_on, missing = "Continue a text", "Fill in the text between two others"
+        goes_on, missing = "Continue text", "Fill in the text between a prefix and a suffix"
         return [
             *(completing("POST", path, self.complete, goes_on) for path in COMPLETIONS),
             generating("POST", "/infill", self.infill, missing, takes=InfillRequest),

@@ -43,7 +43,10 @@ SAMPLING: Sequence[Field] = (
         "samplers", LLAMA, ["top_k", "temperature"], "Samplers that are not in the list are off. The order is fixed."
     ),
     supported(
-        "logit_bias", OPENAI, [[15043, -1.0], [" the ", False]], "Pairs or an object, with token ids or texts as keys."
+        "logit_bias",
+        OPENAI,
+        [[15043, -1.0], [" the ", False]],
+        "Pairs or an object, with token ids or strings as keys.",
     ),
     supported("ignore_eos", LLAMA, True),
     supported("stop", OPENAI, ["\n"]),
@@ -116,7 +119,7 @@ COMPLETION = FieldTable(
             "prompt",
             OPENAI,
             [["Hi", 12], {"prompt_string": "Hi"}],
-            "A text, token ids, a list of both, an object with `prompt_string`, or a list of these. An object's "
+            "A string, token ids, a list of both, an object with `prompt_string`, or a list of these. An object's "
             "`multimodal_data` is refused.",
         ),
         *GENERATING,
@@ -129,7 +132,7 @@ INFILL = FieldTable(
         supported("input_prefix", LLAMA, "def "),
         supported("input_suffix", LLAMA, "\n"),
         supported("input_extra", LLAMA, [{"filename": "a.py", "text": "a = 1"}]),
-        supported("prompt", LLAMA, "    ret", "The first part of the missing text."),
+        supported("prompt", LLAMA, "    ret", "The start of the missing text."),
         *GENERATING,
     ],
 )

@@ -1,4 +1,4 @@
-"""Prompts in all formats of llama.cpp's server: texts, token ids, both in one list, objects, and lists of those."""
+"""Prompts in all formats of llama.cpp's server: strings, token ids, lists of both, objects, and lists of prompts."""
 
 from collections.abc import Sequence
 from typing import Annotated, TypeAlias
@@ -45,7 +45,7 @@ def split_prompts(given: Prompts, field: str) -> dict[str, OnePrompt]:
     if any(isinstance(item, int) for item in given):
         parts = [item for item in given if isinstance(item, str | int)]
         if len(parts) < len(given):
-            problem = f"{field}: a list with token ids may contain only texts and token ids"
+            problem = f"{field}: a list with token ids may contain only strings and token ids"
             raise InvalidRequest(problem, "Send a list of prompts, or one prompt.", parameter=field)
         return {field: parts}
     if len(given) == 1:

@@ -27,7 +27,7 @@ class TokenBias(Struct):
 
 
 class GenerationSettings(Struct, kw_only=True):
-    """The settings in effect. Constants belong to samplers that this version does not have."""
+    """The settings in effect. Fields with constant values belong to samplers that this version does not have."""
 
     n_ctx: int
     seed: int

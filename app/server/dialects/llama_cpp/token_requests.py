@@ -56,7 +56,7 @@ class PromptOptions(Struct, kw_only=True):
 
 
 class TokenizeRequest(PromptOptions, kw_only=True):
-    """POST /tokenize. `content` is llama.cpp's, `prompt` and `messages` are vLLM's. Exactly one of them is set."""
+    """POST /tokenize. Exactly one of `content` (llama.cpp), `prompt`, and `messages` (vLLM) must be set."""
 
     content: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)] | None = None
     add_special: bool = False  # add a BOS token if the model uses one
@@ -64,7 +64,8 @@ class TokenizeRequest(PromptOptions, kw_only=True):
     with_pieces: bool = False
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool | None = None  # default: true for a prompt, false for messages, whose template writes them
+    # default: true for a prompt, false for messages, because their template writes these tokens
+    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
     def check(self) -> None:
@@ -104,6 +105,6 @@ class EmbeddingRequest(Struct, kw_only=True):
         for path, given in split_prompts(self.content, "content").items():
             ids = [item for item in given if isinstance(item, int)] if not isinstance(given, str) else []
             if not isinstance(given, str) and len(ids) < len(given):
-                raise InvalidRequest(f"{path}: one input is a text or token ids, not both", parameter=path)
+                raise InvalidRequest(f"{path}: an input must be a string or token ids, not both", parameter=path)
             inputs[path] = given if isinstance(given, str) else tuple(ids)
         return inputs

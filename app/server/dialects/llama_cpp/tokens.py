@@ -22,7 +22,7 @@ from app.server.served_model import ServedModel
 
 class Piece(Struct):
     id: int
-    piece: str | list[int]  # bytes, if they are not UTF-8
+    piece: str | list[int]  # a list of bytes if they are not valid UTF-8
 
 
 class Tokens(Struct):
@@ -56,7 +56,7 @@ class TokenEndpoints:
         endpoint = partial(Endpoint, "POST", errors=ERRORS)
         texts, ids, prompt = (
             "Decode token ids",
-            "Encode a text or a conversation",
+            "Encode text or a conversation",
             "Render the prompt of a conversation",
         )
         return [
@@ -95,7 +95,10 @@ class TokenEndpoints:
         return Tokens([*ids], len(ids), self._service.context_length, texts)
 
     async def _encode_field(self, field: str, text: str, *, parse_special: bool, add_bos: bool) -> list[int]:
-        """Encode the text of a field, with a BOS token if `add_bos` and the model uses one. Raises InvalidRequest."""
+        """Encode the text of a field. Raises InvalidRequest.
+
+        With `add_bos`, a BOS token is added if the model uses one.
+        """
         with convert_errors(field):
             ids = await self._service.tokenize(text, parse_special=parse_special)
         tokenizer = self._service.tokenizer

@@ -71,7 +71,7 @@ class LMStudioEndpoints:
         self._responses = responses
 
     def endpoints(self) -> list[Endpoint]:
-        goes_on, turn = "Continue a text", "Generate the next message of a conversation"
+        goes_on, turn = "Continue text", "Generate the next message of a conversation"
         return [
             *ModelEndpoints(self._model, "llm", self._capabilities).endpoints(),
             Endpoint(

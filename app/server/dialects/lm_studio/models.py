@@ -144,7 +144,7 @@ class ModelEndpoints:
         loaded_context = self._model.context_length
         self._model.check(body.model)
         if body.context_length is not None and body.context_length > loaded_context:
-            problem = f"context_length: the model is loaded with {loaded_context} tokens, and is not reloaded"
+            problem = f"context_length: the model has a context of {loaded_context} tokens, and is not reloaded"
             remedy = "Start the server with a larger --context."
             raise InvalidRequest(problem, remedy, parameter="context_length")
         config = LoadConfig(loaded_context) if body.echo_load_config else UNSET

@@ -1,4 +1,4 @@
-"""Errors in Ollama's format: an object with one text."""
+"""Errors in Ollama's format: an object with a single string."""
 
 from msgspec import Struct
 
@@ -15,7 +15,8 @@ def error_body(error: Exception) -> ErrorBody:
     if isinstance(error, ContextExceeded):  # clients match this phrase
         numbers = f"{error.prompt_tokens} tokens, and the context holds {error.context_length}"
         return ErrorBody(f"prompt too long; exceeded max context length: {numbers}. {error.remedy}")
-    if isinstance(error, InvalidRequest) and error.code == CONTEXT_EXCEEDED:  # the text of an embedding
+    # an input of an embedding request is too long
+    if isinstance(error, InvalidRequest) and error.code == CONTEXT_EXCEEDED:
         remedy = "Send shorter inputs, or set truncate to true."
         return ErrorBody(f"the input length exceeds the context length: {bounded(error.message)}. {remedy}")
     return ErrorBody(bounded(client_message(error)))

@@ -1,6 +1,6 @@
 """Replies of Ollama's API: the chunks of a streamed reply, written from the events of the service.
 
-The folds make a whole reply of the same chunks, so the two cannot disagree.
+The folds make a whole reply from the same chunks, so the two cannot disagree.
 """
 
 from abc import ABC, abstractmethod
@@ -181,7 +181,7 @@ class GenerateWriter(_Writer[GenerateReply]):
 
 
 def _ids_before(stop: str, ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens that end before the stop string starts."""
+    """Return the ids of the tokens that end before the stop string starts."""
     pieces = [tokenizer.token_bytes(token_id) for token_id in ids]
     start, end = b"".join(pieces).find(stop.encode()), 0
     for count, piece in enumerate(pieces):

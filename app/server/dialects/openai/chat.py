@@ -1,6 +1,6 @@
 """Chat completions of OpenAI's API: the chunks of a streamed reply, written from the events of the service.
 
-`fold` makes a whole reply of the same chunks, so the two cannot disagree.
+`fold` makes a whole reply from the same chunks, so the two cannot disagree.
 """
 
 from collections.abc import AsyncGenerator, Iterator

@@ -229,7 +229,7 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
         if self.continue_final_message and self.add_generation_prompt:
             yield "add_generation_prompt", "it cannot be true with continue_final_message; leave it out."
         if self.continue_final_message and (last.role != "assistant" or last.tool_calls or not last.content):
-            yield "continue_final_message", "the last message must be a text of the assistant; leave it out."
+            yield "continue_final_message", "the last message must be an assistant message with text; leave it out."
         if any(modality != "text" for modality in self.modalities or ()):
             yield "modalities", "this version writes text only; leave it out."
         if self.top_logprobs is not None and not self.logprobs:

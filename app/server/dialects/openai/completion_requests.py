@@ -38,7 +38,7 @@ class CompletionRequest(ReportingRequest, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None
 
     def prompts(self) -> list[str | tuple[int, ...]]:
-        """Return the prompts, each a text or token ids. Raises InvalidRequest if they have too many choices."""
+        """Return the prompts, each a string or token ids. Raises InvalidRequest if they have too many choices."""
         prompts = split_prompts(self.prompt, "prompt")
         if (count := len(prompts) * self._candidates) > MAX_CHOICES:
             each = f"{len(prompts)} prompts times {self._candidates}"
@@ -47,9 +47,10 @@ class CompletionRequest(ReportingRequest, kw_only=True):
         return prompts
 
     def truncate(self, prompt: tuple[int, ...], context_length: int) -> tuple[int, ...]:
-        """Truncate a prompt to its last or first tokens, as the request asks; -1 leaves room for the reply.
+        """Cut a prompt to its last or first tokens, as the request asks.
 
-        Raises InvalidRequest if no token may be kept.
+        -1 keeps the maximum number of tokens that leaves space for the reply. Raises InvalidRequest if no token may
+        be kept.
         """
         limit = self.truncate_prompt_tokens
         if limit is None:
@@ -89,7 +90,7 @@ class CompletionRequest(ReportingRequest, kw_only=True):
 
 
 def split_prompts(prompts: str | list[str | int | list[int]], parameter: str) -> list[str | tuple[int, ...]]:
-    """Split a field into its prompts, each a text or token ids.
+    """Split a field into its prompts, each a string or token ids.
 
     Raises InvalidRequest for a list that mixes token ids with other items.
     """
@@ -97,7 +98,7 @@ def split_prompts(prompts: str | list[str | int | list[int]], parameter: str) ->
         return [prompts]
     ids = [item for item in prompts if isinstance(item, int)]
     if ids and len(ids) < len(prompts):
-        problem = "a list must contain token ids only, or texts and lists of token ids."
+        problem = "a list must contain token ids only, or strings and lists of token ids."
         raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
     if ids:
         return [tuple(ids)]

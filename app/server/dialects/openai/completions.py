@@ -1,6 +1,6 @@
 """Text completions of OpenAI's API: the chunks of a streamed reply, written from the events of the service.
 
-`fold` makes a whole reply of the same chunks, so the two cannot disagree. Control tokens in a prompt are encoded as
+`fold` makes a whole reply from the same chunks, so the two cannot disagree. Control tokens in a prompt are encoded as
 such, for clients that write a chat's markup themselves.
 """
 
@@ -162,7 +162,7 @@ async def _encode(service: ChatService, prompt: str | tuple[int, ...], body: Com
     if not body.suffix:
         return body.truncate(await text_prompt(service, prompt), service.context_length)
     if not isinstance(prompt, str):
-        raise InvalidRequest("suffix: the prompt must be a text.", parameter="suffix")
+        raise InvalidRequest("suffix: the prompt must be a string.", parameter="suffix")
     return await infill_prompt(service, Gap(prompt, body.suffix))
 
 
@@ -172,7 +172,8 @@ class _Echo:
 
     text: str = ""
     first_token: int | None = None  # first token of the prompt, if its log-probabilities are reported
-    has_first: bool = True  # whether the text contains that token; a BOS token that was added is not in it
+    # whether the echoed text contains that token; a BOS token that the server added is not in it
+    has_first: bool = True
 
 
 def _echo(
@@ -289,13 +290,13 @@ class _ChoiceWriter:
         return columns
 
     def _start_row(self, columns: CompletionLogprobs, token_id: int, *, shown: bool) -> None:
-        """Add a token. With `shown`, the text contains it even if it is a control token."""
+        """Add a token. With `shown`, the text contains the token even if it is a control token."""
         columns.tokens.append(self._text(self._tokenizer, token_id))
         columns.text_offset.append(self._offset)
         self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id, show_control=shown)))
 
     def _alternatives(self, token: TokenLogprobs) -> dict[str, float]:
-        """Return log-probabilities keyed by text. If tokens have the same text, the likeliest one is kept.
+        """Return log-probabilities keyed by token text. If several tokens have the same text, the likeliest is kept.
 
         The sampled token is included.
         """

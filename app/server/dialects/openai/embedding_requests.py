@@ -1,4 +1,4 @@
-"""Requests for embeddings through OpenAI's API: texts or token ids."""
+"""Requests for embeddings through OpenAI's API, whose inputs are strings or token ids."""
 
 from typing import Literal, TypeAlias
 
@@ -23,7 +23,7 @@ class EmbeddingRequest(Struct, kw_only=True):
     truncate_prompt_tokens: Truncation | None = None  # vLLM's field
 
     def inputs(self) -> list[str | tuple[int, ...]]:
-        """Return the inputs, each a text or token ids. Raises InvalidRequest."""
+        """Return the inputs, each a string or token ids. Raises InvalidRequest."""
         inputs = split_prompts(self.input, "input")
         if len(inputs) > MAX_INPUTS:
             problem = f"{len(inputs)} inputs exceed the limit of {MAX_INPUTS}."

@@ -60,7 +60,7 @@ class OpenAIEndpoints:
                 "POST",
                 COMPLETIONS,
                 self.create_completion,
-                "Continue a text, or fill in its middle",
+                "Continue text, or fill in its middle",
                 takes=CompletionRequest,
                 gives=completions.Completion,
                 streams=completions.Completion,

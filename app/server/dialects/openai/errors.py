@@ -39,7 +39,7 @@ def error_body(error: Exception) -> ErrorBody:
 
 
 def _too_long(error: ContextExceeded) -> str:
-    """Return OpenAI's sentence for a prompt that is too long, by which most clients recognize it.
+    """Return OpenAI's sentence for a prompt that is too long. Most clients recognize the error by it.
 
     LangChain looks for the words after the comma.
     """

@@ -15,7 +15,7 @@ _OPENAI = "OpenAI, vLLM, llama.cpp, Ollama, LM Studio"
 _ENGINES = "vLLM, llama.cpp, LM Studio"
 _NO_MEDIA = "This version reads text only. Leave it out."
 _NO_SAMPLER = "This version does not have this sampler. Leave it out, or send top_p or min_p."
-_ONE_PROMPT = "every prompt is cached without it."
+_ONE_PROMPT = "Every prompt is cached without it."
 
 SAMPLING: Sequence[Field] = (
     supported("temperature", _OPENAI, 0.7, "0 to 100."),
@@ -75,7 +75,7 @@ LENGTH: Sequence[Field] = (
     supported("include_stop_str_in_output", "vLLM", True),
     supported("ignore_eos", "vLLM, llama.cpp", True),
     supported("num_ctx", "Inglenook", 4096, "Limit of prompt and reply together. The model is not reloaded."),
-    supported("options", "Inglenook", {"num_ctx": 4096}, "Only num_ctx of Ollama's options is read."),
+    supported("options", "Inglenook", {"num_ctx": 4096}, "Of Ollama's options, only num_ctx is supported."),
     supported("options.num_ctx", "Inglenook", 4096),
     refused("n_indent", "llama.cpp", 4, "Not supported. Leave it out, or send a grammar.", neutral=[0]),
     ignored("n_keep", "llama.cpp", 32, "Prompts are not truncated."),
@@ -132,10 +132,15 @@ STREAM: Sequence[Field] = (
     supported("stream_options", _OPENAI, {"include_usage": True}, "It has an effect only with stream."),
     supported("stream_options.include_usage", _OPENAI, True),
     supported("stream_options.continuous_usage_stats", "vLLM", True),
-    supported("stream_options.interval_ms", "Inglenook", 100, "Minimum milliseconds between two chunks."),
-    ignored("stream_options.include_obfuscation", "OpenAI", False, "It pads chunks on public networks."),
-    ignored("stream_interval", "vLLM", 4, "A chunk has all tokens that are ready."),
-    ignored("sse_ping_interval", "llama.cpp", 30, "A silent stream sends a comment every 5 s."),
+    supported("stream_options.interval_ms", "Inglenook", 100, "Minimum interval between two chunks, in ms."),
+    ignored(
+        "stream_options.include_obfuscation",
+        "OpenAI",
+        False,
+        "It would pad the chunks of a stream; this server does not pad them.",
+    ),
+    ignored("stream_interval", "vLLM", 4, "A chunk always has all tokens that are ready."),
+    ignored("sse_ping_interval", "llama.cpp", 30, "The interval is fixed: a silent stream sends a comment every 5 s."),
     supported("return_progress", "llama.cpp", True),
 )
 
@@ -150,11 +155,11 @@ SERVICE: Sequence[Field] = (
     supported("priority", "vLLM", 3, "The highest value is served first, unlike in vLLM."),
     supported("cache_salt", "vLLM", "mine"),
     ignored("metadata", "OpenAI", {"a": "b"}, "It labels stored completions, which this server does not have."),
-    ignored("safety_identifier", "OpenAI", "me", "It names the user."),
-    ignored("session_id", "vLLM", "s1", "It names the session."),
-    ignored("prompt_cache_key", "OpenAI", "k", f"It names a cache: {_ONE_PROMPT}"),
-    ignored("prompt_cache_retention", "OpenAI", "24h", f"It sizes a cache: {_ONE_PROMPT}"),
-    ignored("prompt_cache_options", "OpenAI", {"ttl": "24h"}, f"It sizes a cache: {_ONE_PROMPT}"),
+    ignored("safety_identifier", "OpenAI", "me", "It only identifies the user."),
+    ignored("session_id", "vLLM", "s1", "It only identifies the session."),
+    ignored("prompt_cache_key", "OpenAI", "k", f"It only names a cache. {_ONE_PROMPT}"),
+    ignored("prompt_cache_retention", "OpenAI", "24h", f"It only sets the lifetime of a cache. {_ONE_PROMPT}"),
+    ignored("prompt_cache_options", "OpenAI", {"ttl": "24h"}, f"It only sets the lifetime of a cache. {_ONE_PROMPT}"),
     ignored("cache_prompt", "llama.cpp", False, "The reply is the same with and without the cache."),
     ignored("n_cache_reuse", "llama.cpp", 256, "The reply is the same with and without the cache."),
     ignored("id_slot", "llama.cpp", 0, "Every request can run in every slot."),
@@ -217,8 +222,8 @@ REPORTING: Sequence[Field] = (
 
 CHAT_ONLY: Sequence[Field] = (
     supported("messages", _OPENAI, [{"role": "user", "content": "Hello"}]),
-    supported("messages[].role", _OPENAI, "system", "Any name; the chat template decides what it means."),
-    supported("messages[].content", _OPENAI, "Hello", "A text, or a list of parts of type `text`."),
+    supported("messages[].role", _OPENAI, "system", "Any name. The chat template determines its meaning."),
+    supported("messages[].content", _OPENAI, "Hello", "A string, or a list of parts of type `text`."),
     supported("messages[].name", "OpenAI, vLLM", "me"),
     supported("messages[].tool_calls", _OPENAI, [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]),
     supported("messages[].tool_call_id", _OPENAI, "1"),
@@ -269,7 +274,7 @@ CHAT_ONLY: Sequence[Field] = (
     supported("add_generation_prompt", "vLLM, llama.cpp", False),
     supported("continue_final_message", "vLLM, llama.cpp", True),
     refused("echo", "vLLM", True, "A reply does not repeat the continued message. Leave it out.", neutral=[False]),
-    refused("add_special_tokens", "vLLM", True, "The chat template writes them.", neutral=[False]),
+    refused("add_special_tokens", "vLLM", True, "The chat template adds them. Leave it out.", neutral=[False]),
     refused("documents", "vLLM", [{"text": "a"}], "Not supported. Include them in a message.", neutral=[[]]),
     refused("truncate_prompt_tokens", "vLLM", 100, "Conversations are not truncated. Send fewer messages."),
     ignored("truncation_side", "vLLM", "left", "It has an effect only with truncate_prompt_tokens."),
@@ -289,28 +294,33 @@ COMPLETION_ONLY: Sequence[Field] = (
     supported("echo", "OpenAI, vLLM", True),
     supported("suffix", "OpenAI, Ollama", " end", "Needs a model with infill tokens."),
     supported("response_format", "vLLM, llama.cpp", {"type": "json_object"}),
-    supported("truncate_prompt_tokens", "vLLM", 100, "-1: all that fit beside the reply."),
+    supported(
+        "truncate_prompt_tokens",
+        "vLLM",
+        100,
+        "Number of tokens to keep; -1: the maximum that leaves space for the reply.",
+    ),
     supported("truncation_side", "vLLM", "right", "Default: left, which keeps the last tokens."),
     refused("add_special_tokens", "vLLM", False, "Send token ids.", neutral=[True]),
-    refused("prompt_embeds", "vLLM", "", "Send a text or token ids."),
+    refused("prompt_embeds", "vLLM", "", "Send text or token ids."),
     refused("thinking_token_budget", "vLLM", 100, "Text completions have no reasoning. Leave it out.", neutral=[-1]),
 )
 
 EMBEDDING: Sequence[Field] = (
-    supported("input", _OPENAI, ["a", [1, 2]], "A text, token ids, or a list of texts and lists of token ids."),
-    alias("content", "llama.cpp", "a text", of="input"),
+    supported("input", _OPENAI, ["a", [1, 2]], "A string, token ids, or a list of strings and lists of token ids."),
+    alias("content", "llama.cpp", "some text", of="input"),
     supported("model", _OPENAI, "a-model", "Default: the served model."),
     supported("encoding_format", "OpenAI, vLLM, llama.cpp, Ollama", "base64"),
     supported("dimensions", "OpenAI, vLLM, Ollama", 3),
     supported("user", "OpenAI, vLLM", "me", "Validated, but not used."),
     supported("truncate_prompt_tokens", "vLLM", -1),
-    refused("truncation_side", "vLLM", "left", "Texts are always cut at the end.", neutral=["right"]),
+    refused("truncation_side", "vLLM", "left", "Inputs are always cut at the end.", neutral=["right"]),
     refused("add_special_tokens", "vLLM", False, "Send token ids.", neutral=[True]),
     refused("embd_normalize", "llama.cpp", -1, "Vectors have length 1.", neutral=[2]),
     refused("normalize", "vLLM", False, "Vectors have length 1.", neutral=[True]),
     refused("use_activation", "vLLM", False, "Vectors have length 1.", neutral=[True]),
-    refused("embed_dtype", "vLLM", "float16", "Numbers are float32.", neutral=["float32"]),
-    refused("endianness", "vLLM", "big", "Bytes are little endian.", neutral=["native", "little"]),
+    refused("embed_dtype", "vLLM", "float16", "Vector elements are always float32.", neutral=["float32"]),
+    refused("endianness", "vLLM", "big", "Vectors are always little-endian.", neutral=["native", "little"]),
     refused("messages", "vLLM", [{"role": "user", "content": "a"}], "Send input."),
     refused("chat_template", "vLLM", "{{ messages }}", "Send input."),
     ignored("add_generation_prompt", "vLLM", True, "It has an effect only with messages."),

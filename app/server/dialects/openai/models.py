@@ -33,13 +33,14 @@ class ModelMeta(Struct):
 class Model(Struct):
     """A name that requests may use.
 
-    The context length has several fields, since some clients read only one of them. Clients of Anthropic's API use the
-    same path and other field names.
+    The context length has several fields, because some clients read only one of them. Clients of Anthropic's API use
+    the same path but other fields.
     """
 
     id: str
     created: int
-    created_at: datetime  # the same time; this and the next three fields are for clients of Anthropic's API
+    # the same time as `created`; this and the next three fields are for clients of Anthropic's API
+    created_at: datetime
     display_name: str
     max_input_tokens: int
     context_length: int  # tokens of a prompt and its reply together

@@ -54,7 +54,7 @@ BiasPair: TypeAlias = Annotated[list[int | float | bool], Meta(min_length=2, max
 BadWord: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 MaxTokens: TypeAlias = Annotated[int, Meta(ge=-2, le=2**31 - 1)]  # below 0: the rest of the context
 
-# Fields that SamplingParams has with the same name and meaning.
+# Fields that have the same name and meaning in SamplingParams.
 _SAME_IN_SAMPLING = (
     "temperature",
     "top_p",

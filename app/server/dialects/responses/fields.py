@@ -17,7 +17,7 @@ _CACHED: Final = "Every prompt is cached."
 _CONVERSATION: Sequence[Field] = (
     supported("model", _O, "a-model", "Default: the served model."),
     supported(
-        "input", _O, "Hello", "A text, or a list of items. Images, audio, files, and item references are refused."
+        "input", _O, "Hello", "A string, or a list of items. Images, audio, files, and item references are refused."
     ),
     supported("instructions", _O, "Be brief."),
     supported("previous_response_id", _O, "resp_1"),
@@ -27,7 +27,7 @@ _OWN: Sequence[Field] = (
     supported("max_output_tokens", _O, 100),
     alias("max_completion_tokens", "vLLM", 100, of="max_output_tokens"),
     supported("max_tool_calls", _O, 3, "It limits server-side tools, which this server does not have."),
-    supported("tools", _O, [_TOOL], "Functions, custom tools, and namespaces. Other tools are ignored."),
+    supported("tools", _O, [_TOOL], "Functions, custom tools, and namespaces are supported. Other tools are ignored."),
     supported("tool_choice", _O, "none"),
     supported("parallel_tool_calls", _O, False),
     supported("text", _O, {"format": {"type": "json_object"}}),

@@ -235,7 +235,7 @@ def _required(item: InputItem, name: Literal["name", "call_id"]) -> str:
 
 def _output(item: InputItem) -> str:
     if isinstance(item.output, Mapping):
-        raise InvalidMessage("The output of a call must be a text or a list of texts", "Send text.")
+        raise InvalidMessage("The output of a call must be a string or a list of text parts", "Send text.")
     return _text(item.output)
 
 

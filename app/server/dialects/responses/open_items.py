@@ -172,7 +172,7 @@ def new_id(prefix: str) -> str:
 
 
 def _input_text(arguments: str) -> str:
-    """Return the text in the arguments, or the arguments if they have another form."""
+    """Return the string in the arguments; if they have another form, the arguments themselves."""
     try:
         match json.loads(arguments):
             case {"input": str(text)}:

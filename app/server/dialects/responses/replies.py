@@ -38,7 +38,7 @@ class ResponseReply:
     ) -> None:
         """Prepare the reply to `body`. `model` is the model name in the reply.
 
-        `stored` keeps the response for its `owner`, unless the request says not to.
+        `stored` keeps the response for its `owner`, unless the request forbids it.
         """
         self._service = service
         self._body = body
@@ -78,7 +78,9 @@ class ResponseReply:
             raise
 
     async def run(self, earlier: Sequence[InputItem], publish: Callable[[list[Event]], None]) -> None:
-        """Generate the response and pass its events to `publish`. It is stored however it ends."""
+        """Generate the response and pass its events to `publish`. The response is stored even if it fails or is
+        canceled.
+        """
         try:
             async with aclosing(self.events(earlier, list)) as batches:
                 async for batch in batches:

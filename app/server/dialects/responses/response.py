@@ -121,7 +121,7 @@ class Response(Struct, kw_only=True):
         return replace(self, status="in_progress")
 
     def ended(self, status: Status, output: list[OutputItem], counts: TokenCounts) -> "Response":
-        """Return the response at its end, complete or cut off by its token limit."""
+        """Return the response in its final state: complete, or cut off by its token limit."""
         completed_at = int(time.time()) if status == "completed" else None
         details = IncompleteDetails("max_output_tokens") if status == "incomplete" else None
         return replace(

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 FILE_NAME = "responses.sqlite"
 MAX_BYTES = 256 << 20
-ROW_BYTES = 512  # bytes that a response takes in addition to its texts
+ROW_BYTES = 512  # size in bytes of a response in addition to its texts
 MAX_CHAIN = 4096  # longest chain of responses that continue each other
 
 _VERSION = 1
@@ -59,7 +59,7 @@ class StoredResponse:
     """A response and its input."""
 
     id: str
-    owner: str  # cache salt of the callers who may read it
+    owner: str  # cache salt of the callers who may read the response
     previous: str | None  # id of the response that it continues
     body: bytes  # JSON, like the next field
     input: bytes  # input items of its request

@@ -1,7 +1,7 @@
 """Tools of a request to the Responses API, and the functions that a model sees.
 
-Models support only functions. A custom tool becomes a function with one text argument. Functions of a namespace get its
-name as a prefix. Tools that only OpenAI's servers can run are ignored.
+Models support only functions. A custom tool becomes a function with one string argument. Functions of a namespace get
+its name as a prefix. Tools that only OpenAI's servers can run are ignored.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,7 +62,7 @@ class OfferedTool:
     """A tool that the model can call."""
 
     tool: Tool
-    name: str  # the client's name for it
+    name: str  # name that the client uses
     namespace: str | None
     is_custom: bool
 
@@ -100,7 +100,7 @@ class OfferedTools:
         return ToolOptions(tools)
 
     def _chosen_names(self, chosen: NamedTool) -> list[str]:
-        """Return the names that the model uses for a chosen tool, or the choice's name or type if no tool matches."""
+        """Return the names that the model uses for a chosen tool; the choice's name or type if no tool matches."""
         name = chosen.name or chosen.type
         found = [offered.tool.name for offered in self._all if name in (offered.name, offered.tool.name)]
         return found or [name]

@@ -266,7 +266,7 @@ def test_damaged_history_is_reported(
     assert session.run_plain() == 0
     expected = capsys.readouterr().err
     [aside] = settings.history_dir.glob("*damaged*")
-    assert "The chat history is damaged. Recovering what is readable.\n" in expected
+    assert "The chat history is damaged. Recovering the readable chats.\n" in expected
     assert "Saved: 0 chats and 0 messages. Lost: the end of its file." in expected
     assert f"The damaged file is kept as {aside}.\n" in expected
 

@@ -103,7 +103,7 @@ def test_samplers_that_are_not_named_are_off(smollm2_server: LiveServer) -> None
         ({"mirostat": 1}, "mirostat: it is not supported"),
         ({"typical_p": 0.1}, "typical_p"),
         ({"logit_bias": [["a", "b"]]}, "logit_bias: each value must be a number or false"),
-        ({"logit_bias": [[1.5, 1]]}, "logit_bias: each key must be a token id or a text"),
+        ({"logit_bias": [[1.5, 1]]}, "logit_bias: each key must be a token id or a string"),
         ({"logit_bias": {"9999999": 1}}, "logit_bias: token id 9999999 is not in the vocabulary"),
         ({"n_predict": "a"}, "n_predict: Expected"),
         ({"prompt": ""}, "prompt: it is empty"),

@@ -89,7 +89,7 @@ def test_prompt_that_starts_with_text_gets_a_bos_token(starting_server: LiveServ
     [
         ([], "prompt"),
         ([[]], "prompt"),
-        ([1, [2]], "prompt: a list with token ids may contain only texts and token ids"),
+        ([1, [2]], "prompt: a list with token ids may contain only strings and token ids"),
         ([1, {"prompt_string": "a"}], "prompt: a list with token ids"),
         ([10**9], "not in the vocabulary"),
         (["a", [10**9]], "prompt[1]: token id 1000000000 is not in the vocabulary"),
