@@ -1,6 +1,7 @@
 """The chat application: its screens and themes, and the actions that are available on every screen."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual import work
@@ -17,7 +18,6 @@ from textual.widgets import OptionList
 from textual.worker import WorkerFailed
 
 from tui import themes
-from tui.alt_enter import support_alt_enter
 from tui.client import Client
 from tui.clipboard import Clipboard, Destination
 from tui.commands import COMMANDS, Owner
@@ -29,7 +29,9 @@ from tui.plain_text import sanitize
 from tui.screens.chat import ChatScreen
 from tui.screens.dialog import Answer, OverChat, Page, may_fetch, replies_in_the_way
 from tui.show_errors import show_error, show_errors
+from tui.terminal_window import TerminalWindow
 from tui.types import ChatId
+from tui.widgets.textual_internals import support_alt_enter, write_to_terminal
 
 _PAGES = ("pageup", "pagedown")
 
@@ -60,13 +62,14 @@ class ChatApp(App[None]):
         is_dark: bool = True,
         environment: Mapping[str, str] | None = None,
         editor: str = "",
+        bell: bool = True,
     ) -> None:
         """Create the application. With `resumes`, the user chooses a chat first.
 
         `is_dark`: whether the terminal's background is dark. `editor`: the command that starts the user's editor; "": a
-        common editor. `environment` names the terminal and the display, for the clipboard programs; None: copies only
-        use the terminal's escape sequence. Without `colors` (NO_COLOR is set), the terminal's own colors are not used;
-        Textual turns all others into shades of gray.
+        common editor. `bell`: whether to call the user when a long reply ends. `environment` names the terminal and the
+        display; None: copies only use the terminal's escape sequence, and its window keeps its title. Without `colors`
+        (NO_COLOR is set), the terminal's own colors are not used; Textual turns all others into shades of gray.
         """
         super().__init__(ansi_color=None if colors else True)
         support_alt_enter()
@@ -79,7 +82,8 @@ class ChatApp(App[None]):
             self._on_downloaded,
             lambda error: show_error(self, error),
         )
-        self._chat_screen = ChatScreen(client, chat, question, resumes=resumes, editor=editor)
+        self._window = TerminalWindow(partial(write_to_terminal, self), environment or {}, rings=bell)
+        self._chat_screen = ChatScreen(client, chat, question, self._window, resumes=resumes, editor=editor)
         self._clipboard_programs = Clipboard(environment or {})
         self._copied = ""
 
@@ -119,7 +123,8 @@ class ChatApp(App[None]):
             await super().on_event(event)
 
     async def on_exit_app(self) -> None:
-        """Save the draft before the widgets are removed."""
+        """Save the draft before the widgets are removed, and restore the title of the terminal's window."""
+        self._window.restore_title()
         composer = self._chat_screen.conversation.composer
         await composer.flush_keys()
         await composer.save_draft()

@@ -82,6 +82,7 @@ class Session:
                 is_dark=is_dark,
                 environment=child_environment(),
                 editor=chosen_editor(),
+                bell=self.settings.bell,
             )
             Shutdown(lambda status: app.exit(return_code=status)).listen("SIGINT", "SIGTERM")
             await app.run_async()

@@ -409,6 +409,14 @@ class Settings:
             "Color theme of the terminal chat, which /theme also sets. Default: auto, which fits the terminal.",
         )
     )
+    bell: bool = field(
+        metadata=_read_by(
+            yes_or_no,
+            True,
+            "Ring the bell, and send a notification to terminals that show them, when a reply of over 20 seconds ends "
+            "while another window has the focus. Default: yes.",
+        )
+    )
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)  # setting name -> origin of its value
 
     def stated(self, name: str) -> str:

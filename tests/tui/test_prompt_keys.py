@@ -3,8 +3,6 @@
 import asyncio
 
 import pytest
-from textual._xterm_parser import XTermParser
-from textual.events import Key
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import WAIT, ScriptedClient
@@ -67,13 +65,6 @@ def test_line_break_keys_insert_a_line_break(keys: list[str]) -> None:
         await chat.pilot.press("a", *keys, "b")
         assert chat.composer.area.text == "a\nb"
         assert chat.client.replies.asked == []
-
-    run(ScriptedClient(), flow)
-
-
-def test_alt_enter_of_old_terminals_breaks_the_line() -> None:
-    async def flow(_: Chatting) -> None:
-        assert [key.key for key in XTermParser().feed("\x1b\r") if isinstance(key, Key)] == ["ctrl+j"]
 
     run(ScriptedClient(), flow)
 

@@ -6,6 +6,9 @@ import inspect
 import pytest
 from markdown_it.token import Token
 from textual._compositor import ChopsUpdate, Compositor
+from textual._xterm_parser import XTermParser
+from textual.driver import Driver
+from textual.events import Key
 from textual.screen import Screen
 from textual.widgets._markdown import MarkdownBullet, MarkdownListItem, MarkdownParagraph, MarkdownTable
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
@@ -61,6 +64,7 @@ def picture(monkeypatch: pytest.MonkeyPatch) -> Picture:
     ("owner", "name", "signature"),
     [
         (Screen, "_compositor_refresh", "(self) -> 'None'"),
+        (Driver, "write", "(self, data: 'str') -> 'None'"),
         (MarkdownBlock, "set_content", "(self, content: 'Content') -> 'None'"),
         (MarkdownBlock, "_copy_context", "(self, block: 'MarkdownBlock') -> 'None'"),
         (MarkdownBlock, "_update_from_block", "(self, block: 'MarkdownBlock') -> 'None'"),
@@ -71,6 +75,13 @@ def picture(monkeypatch: pytest.MonkeyPatch) -> Picture:
 )
 def test_private_methods_keep_their_signatures(owner: type, name: str, signature: str) -> None:
     assert str(inspect.signature(getattr(owner, name))) == signature
+
+
+def test_alt_enter_of_old_terminals_breaks_the_line() -> None:
+    async def flow(_: Chatting) -> None:
+        assert [key.key for key in XTermParser().feed("\x1b\r") if isinstance(key, Key)] == ["ctrl+j"]
+
+    run(ScriptedClient(), flow)
 
 
 def test_blocks_keep_their_private_attributes() -> None:

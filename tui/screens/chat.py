@@ -25,14 +25,15 @@ from tui.drafts import Prompt
 from tui.engine_types import Loading
 from tui.plain_text import is_web_address, sanitize, single_line
 from tui.screens.dialog import ask, confirm
-from tui.screens.steady import SteadyScreen
 from tui.show_errors import show_error, show_errors
+from tui.terminal_window import TerminalWindow
 from tui.types import DEFAULT_PRESET, ChatId, ChatSettings, ToolServer
 from tui.widgets.chat_list import ChatList
 from tui.widgets.composer import Composer
 from tui.widgets.conversation import Conversation
 from tui.widgets.message_view import MessageView
 from tui.widgets.status_line import StatusLine
+from tui.widgets.textual_internals import SteadyScreen
 from tui.widgets.top_bar import TopBar
 from tui.widgets.welcome import Welcome
 
@@ -70,7 +71,14 @@ class ChatScreen(SteadyScreen):
     ]
 
     def __init__(
-        self, client: Client, chat: ChatId | None, question: str, *, resumes: bool = False, editor: str = ""
+        self,
+        client: Client,
+        chat: ChatId | None,
+        question: str,
+        window: TerminalWindow,
+        *,
+        resumes: bool = False,
+        editor: str = "",
     ) -> None:
         """Create the screen and its widgets.
 
@@ -78,6 +86,7 @@ class ChatScreen(SteadyScreen):
         """
         super().__init__()
         self._editor = editor
+        self._window = window
         self._resumes = resumes
         self._client = client
         self.conversation = Conversation(client)
@@ -213,10 +222,20 @@ class ChatScreen(SteadyScreen):
     @on(Conversation.Shown)
     def show_title(self, event: Conversation.Shown) -> None:
         self.query_one(TopBar).chat_title = event.chat.title
+        self._show_window_title()
         self.query_one(ChatList).mark_open(event.chat.id)
         self.refresh_bindings()
         if event.chat.id is not None:
             self.conversation.welcome.offer(None)
+
+    @on(Conversation.LongReplyEnded)
+    def call_user(self, event: Conversation.LongReplyEnded) -> None:
+        """Ring the bell and send a notification, unless the terminal has the focus or the user wants silence."""
+        if self._window.rings and not self.app.app_focus:
+            chat = self.conversation.chat
+            self.app.bell()
+            is_named = event.chat == chat.id and not chat.private
+            self._window.notify(f"Reply finished: {chat.title}" if is_named else "Reply finished")
 
     @on(Conversation.Activity)
     def show_activity(self, event: Conversation.Activity) -> None:
@@ -251,6 +270,12 @@ class ChatScreen(SteadyScreen):
         if event.chat == self.conversation.chat.id:
             self.conversation.chat.rename(event.title)
             self.query_one(TopBar).chat_title = self.conversation.chat.title
+            self._show_window_title()
+
+    def _show_window_title(self) -> None:
+        """Show the chat in the window's title, which other programs record. The title of a private chat stays here."""
+        chat = self.conversation.chat
+        self._window.show_title("Private chat" if chat.private else chat.title)
 
     # --- commands
 

@@ -14,8 +14,8 @@ from textual.widgets import Label, Markdown
 from tui.markdown import LONGEST_LINE
 from tui.plain_text import head
 from tui.widgets.growing import draw_growth, release_reserve
+from tui.widgets.markdown_internals import Fence
 from tui.widgets.text_fields import SplitLine, word
-from tui.widgets.textual_internals import Fence
 
 LONGEST_HIGHLIGHTED = 20_000  # maximum number of characters of code that is highlighted
 _PART, _LONGEST_PART = 1500, 4000  # characters after which a part may end, and after which it must end

@@ -82,6 +82,13 @@ class Conversation(Vertical):
             super().__init__()
             self.text = text
 
+    class LongReplyEnded(Posted):
+        """A reply ended that took longer than LONG_REPLY."""
+
+        def __init__(self, chat: ChatId) -> None:
+            super().__init__()
+            self.chat = chat
+
     class ModelWanted(Posted):
         """The user requested a reply, but no model is loaded."""
 
@@ -421,8 +428,8 @@ class Conversation(Vertical):
     async def _finish_reply(self, reply: ReplyProgress) -> None:
         """Process the end of a reply. Send the next queued message, unless the reply failed or was stopped."""
         self._replies.remove(reply)
-        if reply.seconds > LONG_REPLY and not self.app.app_focus:
-            self.app.bell()
+        if reply.seconds > LONG_REPLY:
+            self.post_message(self.LongReplyEnded(reply.chat))
         message = reply.message
         if message is not None and message.text and message.finish is not Finish.FAILED:
             self.run_worker(self._name_chat(reply.chat), group=f"title of {reply.chat}", exclusive=True)

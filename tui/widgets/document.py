@@ -13,7 +13,7 @@ from textual.widgets import Markdown
 from tui.markdown import parser
 from tui.widgets.code_block import CodeBlock
 from tui.widgets.growing import release_reserve, render_uniform, reserve_lines, size_by_layout
-from tui.widgets.textual_internals import ListBlock, Table
+from tui.widgets.markdown_internals import ListBlock, Table
 
 
 class Document(Markdown):
