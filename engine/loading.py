@@ -53,9 +53,7 @@ def open_checkpoint(path: Path, quantize: str | None = None) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class OutputStage:
-    """How a decoder's last hidden states are used: as logits to sample tokens from, or otherwise, such as for
-    embeddings.
-    """
+    """How a decoder's last hidden states are used: for logits, or for something else, such as embeddings."""
 
     config: Callable[[ModelConfig], ModelConfig]
     weights: type[Weights]

@@ -1,8 +1,8 @@
 """Requests: plain data about one sequence, its origin, and the events that report its progress.
 
-A request has no phases. It has tokens, of which the first `num_computed` have keys and values in the cache, and every
-step computes some of the others. Prefilling a prompt, prefilling a later chunk, and decoding one token are the same
-operation.
+A request has no separate prefill and decode phases. It has tokens, of which the first `num_computed` have keys and
+values in the cache, and every step computes some of the others. Prefilling a prompt, prefilling a later chunk, and
+decoding one token are the same operation.
 """
 
 import enum
@@ -31,7 +31,7 @@ class Origin:
     priority: int = 0  # rank within the class; the highest is served first
     cache_salt: str = ""  # requests with different salts share no cached prefix
     stored: bool = True  # whether its KV blocks may be written to disk; always False for BACKGROUND
-    client: str = ""  # name that the client program gives itself, shown to users
+    client: str = ""  # name under which the client program identifies itself, shown to users
     reply: str = ""  # id of the reply, which its client can use to stop it
 
     def __post_init__(self) -> None:

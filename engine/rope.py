@@ -1,4 +1,4 @@
-"""Rotary frequencies: one angle per position for each pair of a head's elements, with the published scaling rules."""
+"""Rotary frequencies, in radians per position for each pair of a head's elements, with the published scaling rules."""
 
 import math
 from dataclasses import dataclass

@@ -68,7 +68,7 @@ class SamplingParams:
     min_p: float = 0.0  # keep tokens whose probability, relative to that of the most likely one, is at least this
     repetition_penalty: float = 1.0  # divides the positive logits of tokens already seen, multiplies the negative ones
     presence_penalty: float = 0.0  # subtracted once from the logits of tokens already generated
-    frequency_penalty: float = 0.0  # subtracted from a token's logit for each time it was generated
+    frequency_penalty: float = 0.0  # subtracted from a token's logit once for each time it was generated
     dry: DryParams | None = None  # penalty on repetitions of several tokens; None: off
     xtc_probability: float = 0.0  # probability of removing the most likely tokens (see `engine.sampling.filters`)
     xtc_threshold: float = 0.1  # minimum probability of the tokens that may be removed

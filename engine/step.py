@@ -27,7 +27,7 @@ class ScheduledRequest:
     samples: bool  # whether the step reaches the request's last token, so that the next token can be sampled
     # block ids in order, one list per KV group; the scheduler keeps extending the lists
     block_tables: tuple[list[int], ...] = ()
-    # whether the previous step is still sampling its last token, so that the runner must insert it
+    # whether the previous step is still sampling the request's last token, so that the runner must insert it
     needs_pending_token: bool = False
     logprob_positions: range = range(0)  # prompt positions at which log-probabilities of the next token are requested
     copies: tuple[BlockCopy, ...] = ()

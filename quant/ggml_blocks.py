@@ -21,7 +21,7 @@ from quant.tensor import BlockTensor, CodedTensor, Integers, PlainTensor, Plane,
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
 
-SLAB = 1 << 18  # codes that are reordered at once, so that they stay in the processor's cache
+SLAB = 1 << 18  # number of codes that are reordered at once; they fit into the processor's cache
 # sign bit of a float16: files store negated minimums, which are added; the canonical form subtracts minimums
 SIGN = 0x8000
 

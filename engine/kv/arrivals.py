@@ -45,11 +45,11 @@ class Arrivals:
         return request.id in self._under_way
 
     def bring(self, held: RequestBlocks, blocks: int, sources: Sequence[Mapping[int, Source]], stop: int) -> bool:
-        """Start filling a request's tables with `blocks` blocks. `sources` maps block indices to their sources, per
-        group.
+        """Start filling a request's tables with `blocks` blocks.
 
-        Other table entries stay null. Returns False if the pools lack free blocks for these blocks and for the tokens
-        up to `stop`. The caller must then empty the tables.
+        `sources` maps block indices to their sources, one mapping per group. Other table entries stay null. Returns
+        False if the pools lack free blocks for these blocks and for the tokens up to `stop`. The caller must then empty
+        the tables.
         """
         incoming: list[list[tuple[int, int | DiskBlock]]] = []
         for group, table, of_group in zip(self._groups, held.tables, sources, strict=True):

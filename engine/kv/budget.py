@@ -50,13 +50,11 @@ class KVBudget:
         return self._model.layers * self._layer_bytes
 
     def groups(self, tokens: int) -> tuple[GroupConfig, ...]:
-        """Return the groups, one per window in `ModelConfig.windows`, with pools for `tokens` tokens of any
-        requests.
-        """
+        """Return the groups, one per window in `ModelConfig.windows`, with pools for `tokens` tokens in total."""
         return tuple(GroupConfig(window, num_blocks=self._blocks(window, tokens)) for window in self._layers)
 
     def context(self, asked: int, limit: int) -> int:
-        """Return the context length to use: `asked` or the model's own, reduced to the tokens that fit into `limit`
+        """Return the context length to use: `asked` or the model's own, but at most the tokens that fit into `limit`
         bytes.
 
         Raises UnsupportedModel if `asked` does not fit, or if fewer than MIN_CONTEXT tokens fit.
@@ -106,14 +104,18 @@ class KVBudget:
 
 
 def host_share() -> int:
-    """Return the number of bytes of host memory that caches may take, not counting weights."""
+    """Return the number of bytes of host memory that caches may take.
+
+    It is a share of the free memory; weights that are loaded later are not subtracted.
+    """
     return int(available_memory() * KV_SHARE)
 
 
 def host_kv_memory(needed: int, memory: int = 0) -> int:
-    """Return the number of bytes of host memory that caches may take beside `needed` bytes for weights and steps.
+    """Return the number of bytes of host memory that caches may take in addition to weights and steps.
 
-    `memory` is the memory of the host in bytes; 0: all free memory. Raises OutOfMemory if `needed` bytes do not fit.
+    `needed` is the size of weights and steps in bytes. `memory` is the host memory to assume, in bytes; 0: all free
+    memory. Raises OutOfMemory if `needed` bytes do not fit.
     """
     free = host_memory(memory)
     if needed >= free:
@@ -124,7 +126,7 @@ def host_kv_memory(needed: int, memory: int = 0) -> int:
 
 
 def host_memory(given: int) -> int:
-    """Return `given`, or the free memory of the host in bytes if `given` is 0."""
+    """Return `given`, or the host's free memory in bytes if `given` is 0."""
     return given or available_memory()
 
 

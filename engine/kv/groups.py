@@ -124,7 +124,7 @@ class PagedGroup:
         return copies
 
     def _writes_shared(self, held: RequestBlocks) -> bool:
-        """Whether the request's next token will be written to a block that other requests hold too."""
+        """Whether the request's next token will be written to a block that other requests also hold."""
         index, offset = divmod(held.request.num_scheduled, BLOCK_SIZE)
         table = held.tables[self._number]
         return bool(offset) and index < len(table) and self.pool.is_shared(table[index])
@@ -167,10 +167,10 @@ class PagedGroup:
 
 
 class RecurrentGroup:
-    """A group of recurrent layers. A table holds the current state, then older states whose steps are not yet
-    collected.
+    """A group of recurrent layers.
 
-    A step reads one state and writes another, so that it can be undone and retried.
+    A table holds the current state, then older states whose steps are not yet collected. A step reads one state and
+    writes another, so that it can be undone and retried.
     """
 
     is_state = True
@@ -179,7 +179,7 @@ class RecurrentGroup:
     def __init__(self, number: int, pool: BlockPool) -> None:
         self.pool = pool
         self._number = number
-        # older state -> index of the full block that it summarizes the context up to
+        # older state -> index of the last full block whose tokens it summarizes
         self._state_indices: dict[int, int] = {}
 
     def num_needed(self, held: RequestBlocks, stop: int) -> int:

@@ -1,4 +1,4 @@
-"""HostTier: the host pools, which hold blocks of preempted requests, and cached blocks that the device evicts.
+"""HostTier: the host pools, which hold blocks of preempted requests, and copies of cached blocks.
 
 When a request is preempted, its blocks are copied here. Full blocks are published under their keys, so that other
 requests find them. Cached blocks that the device pools are about to evict are copied in advance, at most

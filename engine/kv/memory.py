@@ -144,7 +144,8 @@ class KVMemory:
             request.cache = prefix.token_sources([group.pool for group in self.groups])
         self.disk.touch(held, prefix.blocks)
         for number, indices in enumerate(prefix.sources):
-            # These blocks may not be in files yet, because a request with `stored` unset may have computed them.
+            # These blocks may not be in files yet, because they may have been computed by a request with `stored`
+            # unset.
             self.disk.mark_dirty(number, held, indices)
         return True
 
@@ -180,7 +181,7 @@ class KVMemory:
     def publish(self, request: Request, *, on_disk: Sequence[ReadBlocks] = ()) -> None:
         """Make a request's full blocks findable, and queue them to be written.
 
-        Blocks that the reads `on_disk` have read from files are not queued.
+        Blocks that were read from files by the reads `on_disk` are not queued.
         """
         held, full = self.blocks_of(request), request.num_computed // BLOCK_SIZE
         self._prefix_cache.extend_keys(held, full)

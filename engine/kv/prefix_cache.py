@@ -33,7 +33,7 @@ class Prefix:
         return sum(isinstance(source, DiskBlock) for by_index in self.sources for source in by_index.values())
 
     def token_sources(self, device: Sequence[BlockPool]) -> TokenSources:
-        """Return the numbers of tokens that each tier provides, counted in the group that needs the most blocks.
+        """Return the number of tokens that each tier provides, counted in the group that needs the most blocks.
 
         A block that no later token attends to is counted for the tier of the next block.
         """
@@ -77,7 +77,7 @@ class PrefixCache:
         return replace(rest, skipped=blocks)
 
     def extend_keys(self, held: RequestBlocks, blocks: int) -> None:
-        """Compute the keys of the request's first `blocks` blocks that are not known yet."""
+        """Compute the keys of the request's first `blocks` blocks, except those that are already known."""
         keys = held.keys
         parent = keys[-1] if keys else root_key(*self._config.cache_salt, held.request.origin.cache_salt)
         for index in range(len(keys), blocks):
@@ -107,8 +107,9 @@ class PrefixCache:
         return Prefix(blocks, seen)
 
     def _find(self, number: int, held: RequestBlocks, most: int, *, files: bool) -> dict[int, Source]:
-        """Return the sources of a request's first `most` blocks by index. The search ends at a needed block that is
-        missing.
+        """Return the sources of a request's first `most` blocks, keyed by block index.
+
+        The search ends at the first missing block that later tokens attend to.
         """
         found: dict[int, Source] = {}
         group, pools = self._groups[number], self._pools[number]

@@ -93,7 +93,7 @@ class BlockTransfer(Protocol):
         ...
 
     def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
-        """Mark segments as recently used, so that they are deleted last. Returns without waiting."""
+        """Mark segments as recently used, so that they are deleted after others. Returns without waiting."""
         ...
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:

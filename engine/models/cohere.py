@@ -24,7 +24,7 @@ DEFAULTS: dict[str, object] = {
 }
 LOGIT_SCALE = Key(Keys.LLM.LOGIT_SCALE, "logit_scale")
 HEAD_NORMS = Key("", "use_qk_norm")
-# the full context length; takes precedence over max_position_embeddings, which may be shorter
+# the full context length; takes precedence over max_position_embeddings, which may be smaller
 LONG_CONTEXT = Key("", "model_max_length")
 
 

@@ -57,7 +57,7 @@ GATES = {
     Gate.SILU: (Key("", "hidden_act"), "silu"),
     Gate.GELU: (Key("", "hidden_activation"), "gelu_pytorch_tanh"),
 }
-OUTER_KEYS = ("dtype", "torch_dtype", "tie_word_embeddings")  # keys of a text_config that may also be outside of it
+OUTER_KEYS = ("dtype", "torch_dtype", "tie_word_embeddings")  # keys of a text_config that may be outside of it instead
 MODEL_TYPE = Key("", "model_type")
 LAYER_KINDS = {FULL: False, SLIDING: True}
 

@@ -1,4 +1,4 @@
-"""The OLMo families: norms only after attention and MLP, and one norm over all heads of a token (arXiv:2501.00656).
+"""The OLMo families: norms only after attention and MLP, and one norm for all heads of a token (arXiv:2501.00656).
 
 OLMo 3 has windows in most layers, and the rope of those layers is never scaled. Architectures: `olmo2`, which GGUF
 files of OLMo 3 also use, and `olmo3`.

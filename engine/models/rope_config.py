@@ -37,7 +37,7 @@ SHORT_FACTORS = Key("", "short_factor")
 LONG_FACTORS = Key("", "long_factor")
 
 SECTIONS = ("rope_parameters", "rope_scaling")  # keys of the rope section in a config.json, the newer one first
-# keys that may also be outside of the rope section
+# keys that may be outside of the rope section instead
 OUTER_KEYS = ("rope_theta", "partial_rotary_factor", "max_position_embeddings")
 # names of subsections, which exist if layers with and without a window have different ropes
 FULL, SLIDING = "full_attention", "sliding_attention"

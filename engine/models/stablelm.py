@@ -19,7 +19,7 @@ DEFAULTS: dict[str, object] = {
     "partial_rotary_factor": 0.25,
 }
 QKV_BIAS = Key("", "use_qkv_bias")
-# GGUF files have the key too, but it is unreliable there, so their tensors decide
+# GGUF files also have this key, but it is unreliable there, so the norms in the file decide
 PARALLEL = Key("", "use_parallel_residual")
 HEAD_NORMS = Key("", "qk_layernorm")
 

@@ -17,12 +17,14 @@ from torch import Tensor
 from engine.grammar import Words
 from engine.sampling_params import SamplingParams
 
-# Numbers of most likely tokens to sort first. Selecting them from 49,152 takes 0.1 and 0.4 ms, a full sort 3.5 ms.
+# Numbers of most likely tokens to sort first. In a row of 49,152 tokens, selecting 64 takes 0.1 ms, selecting 1024
+# takes 0.4 ms, and a full sort takes 3.5 ms.
 PREFIXES = (64, 1024)
 # number of draws from the unsorted vocabulary before it is sorted; each takes 0.2 ms, and top-p drops few tokens
 ATTEMPTS = 4
 NO_TOKEN = -1
-# smallest float32 divisor that gives no NaN; already far above it, only the best tokens have any weight
+# smallest divisor in float32 that gives no NaN; with much larger ones, only the most likely tokens already have any
+# weight
 SMALLEST_TEMPERATURE = 1e-30
 
 
@@ -157,7 +159,7 @@ def draw_among(logits: Tensor, filters: Filters, uniforms: Tensor, prefix: int) 
     # The prefix contains an arbitrary selection of the tokens that are as likely as its last one, so none of those are
     # used.
     known = whole | (values > values[:, -1:])
-    # Distances from the best logit are at most 0, so a tiny temperature gives at worst -inf, which has weight 0.
+    # Distances from the largest logit are at most 0, so a tiny temperature gives at worst -inf, which has weight 0.
     weights = ((values.double() - values[:, :1]) / filters.temperature).exp()
     kept = known & (weights >= filters.min_p) & (torch.arange(prefix) < filters.top_k)
     weights = torch.where(kept, weights, 0.0)

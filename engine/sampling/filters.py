@@ -60,7 +60,7 @@ def _penalties(ids: NDArray[np.int64], dry: DryParams) -> dict[int, float]:
 
 
 def _unbroken(ids: NDArray[np.int64], breakers: Collection[int]) -> int:
-    """Return the number of last tokens that a repetition may include: those after the last breaker."""
+    """Return the number of tokens after the last breaker, at most MAX_MATCH: a repetition cannot be longer."""
     last = ids[-MAX_MATCH:].tolist()
     return next((n for n, token in enumerate(reversed(last)) if token in breakers), len(last))
 

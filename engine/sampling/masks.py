@@ -91,7 +91,7 @@ class MaskThread:
 
 
 def _attempt(masks: Masks, request_id: int, work: Callable[[], T]) -> T | None:
-    """Return the result of `work`. If it raises, the problem is recorded, and only this request ends."""
+    """Return the result of `work`. If it raises, record the problem, which ends only this request, and return None."""
     try:
         return work()
     except InglenookError as error:

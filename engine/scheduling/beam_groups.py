@@ -58,7 +58,7 @@ class BeamGroups:
         blocks = group.pool.num_usable
         shared = prompt // BLOCK_SIZE
         if group.is_state:
-            # Each beam holds a state. The beams take their steps one at a time, and each step needs one more state.
+            # Each beam holds a state. The beams are computed one at a time, and each step needs one more state.
             return self._config.context_length if blocks > width else 0
         if window and width * (blocks_for(window + self._config.max_step_tokens) + 1) <= blocks:
             return self._config.context_length
@@ -67,8 +67,9 @@ class BeamGroups:
     # -- lifecycle
 
     def start(self, results: Sequence[Request], beams: BeamParams) -> Request:
-        """Start a search that `max_tokens` accepts. Returns the request that prefills its prompt, for the waiting
-        queue.
+        """Start a search that `max_tokens` accepts.
+
+        Returns the request that prefills its prompt. The caller adds it to the waiting queue.
         """
         first, max_tokens = results[0], self.max_tokens(results[0], beams)
         policy = BeamSearch(beams, first.params, first.end_ids, max_tokens)

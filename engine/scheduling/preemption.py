@@ -20,8 +20,9 @@ class Preemption:
         self._memory = memory
 
     def pick_victim(self) -> Request:
-        """Return the running request to preempt next: the last in priority, but never the oldest of the highest class
-        present.
+        """Return the running request to preempt next: the last in priority.
+
+        The oldest request of the highest class present is never returned.
         """
         running = self._requests.running.values()
         first = min(running, key=lambda it: (it.origin.service, it.queue.arrival, it.id))

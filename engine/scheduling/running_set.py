@@ -132,8 +132,9 @@ class RunningSet:
     # -- requests that share the prompt of a leader
 
     def start_followers(self, leader: Request) -> tuple[Request, ...]:
-        """Give slots to a leader's followers, which will sample their first token from its logits. The others are
-        queued.
+        """Give slots to a leader's followers, which will sample their first token from the leader's logits.
+
+        Followers that get no slot are queued.
         """
         followers = self.waiting.pop_followers(leader, self.free_slots)
         for follower in followers:

@@ -6,8 +6,8 @@
     data     the blocks, in the order of their entries, from DATA_START on
 
 All numbers are little-endian. The data of a block is written before its entry, so that a file is consistent at any
-moment. After an interrupted write a block has no entry, or it has a last entry whose last byte is zero. Such an entry
-is ignored. All data is verified before it is used.
+moment. After an interrupted write, the block has either no entry, or an incomplete last entry whose last byte is zero.
+Such an entry is ignored. All data is verified before it is used.
 
 The path of a file is MODEL/SHARD/KEY-GROUP-RANDOM.run in the root folder. MODEL is the fingerprint, KEY the start of
 the segment's first key, and SHARD the first byte of KEY, all in hex.
@@ -35,7 +35,7 @@ SUFFIX, UNFINISHED = ".run", ".tmp"  # suffixes of file names
 MAGIC = b"INGLEKV\0"
 VERSION = 1
 KEY_BYTES = 32
-DATA_START = 8192  # the header and the table end before it; the start of a page
+DATA_START = 8192  # start of the data, after the header and the table; a multiple of the page size
 # approximate bytes per read, so that the data is still in the CPU cache when its checksums are verified
 READ_BATCH_BYTES = 1 << 20
 # maximum number of reads of a table that another process may be writing, and seconds between reads
@@ -48,7 +48,7 @@ _ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
 _TABLE_START = _HEADER.size + _CHECKSUM.size
 _ABSENT = bytes(_ENTRY_BYTES)
 
-# If the system supports the flags: do not follow links, wait for pipes, or translate bytes.
+# Do not follow links, do not wait for pipes, and do not translate bytes, if the system supports these flags.
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 

@@ -2,9 +2,9 @@
 
 The file system is the index. A segment is SEGMENT_BLOCKS consecutive blocks of a chain, identified by the key of its
 first block, which depends on all blocks before it. The file name contains this key and the KV group, and the folder is
-named after the key's first byte. To find a segment, the store lists one folder and reads the heads of a few files.
-Blocks that other processes write are found at once, and there is no index to load or to lose. A process appends only to
-files that it created.
+named after the key's first byte. To find a segment, the store lists one folder and reads the heads of the segment's
+files. Blocks that other processes write are found at once, and there is no index to load or to lose. A process appends
+only to files that it created.
 
 A damaged file is logged once and deleted, and its blocks count as misses. If writing fails, the blocks are not stored.
 """
@@ -141,8 +141,9 @@ class DiskStore:
         return listing
 
     def _head(self, path: Path, group: int, first_key: BlockKey) -> Head | None:
-        """Return the head of a file, or None if it is invalid. Files only grow, so a cached head is valid while the
-        size is equal.
+        """Return the head of a file, or None if it is invalid.
+
+        Files only grow, so a cached head is valid while the size of the file is unchanged.
         """
         try:
             known = self._heads.get(path)
@@ -190,8 +191,8 @@ class DiskStore:
         """Read blocks of one group, with one read for adjacent ones. Calls into(index in `blocks`, data) for each
         block.
 
-        Returns the number of bytes read. Raises DiskMiss at the first block that has changed; its file is not found
-        again.
+        Returns the number of bytes read. Raises DiskMiss at the first block that has changed; `find` then ignores its
+        file.
         """
         num_bytes = 0
         for start, stop in _of_one_file(blocks):
@@ -241,8 +242,8 @@ class DiskStore:
                     num_bytes += self._append(own, part)
             self._quota.charge(num_bytes)
         except OSError as problem:
-            # FileNotFoundError: the user or another process just deleted a file to free space. Its blocks are merely
-            # later misses.
+            # FileNotFoundError: the user or another process just deleted a file to free space. Its blocks merely count
+            # as misses later.
             if not isinstance(problem, FileNotFoundError) or not self.folder.parent.is_dir():
                 self._pause(problem)
         return num_bytes
@@ -291,9 +292,7 @@ class DiskStore:
     # -- use and deletion
 
     def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
-        """Mark segments of a chain as used now. The times are such that later segments are deleted before earlier
-        ones.
-        """
+        """Mark segments of a chain as used now, with times such that later segments are deleted before earlier ones."""
         now = time.time_ns()
         for depth, first_key in enumerate(first_keys):
             when = now - depth * 1_000_000

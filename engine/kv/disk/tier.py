@@ -111,8 +111,8 @@ class DiskTier:
     def write_back(self, *, at_once: bool) -> None:
         """Start writing queued blocks, unless a write is already under way.
 
-        If `at_once` is false, wait up to `write_delay` for more blocks, because each write slows down a step, however
-        small it is.
+        If `at_once` is false, wait up to `write_delay` for more blocks, because every write slows down a step, even a
+        small one.
         """
         if not at_once and self._clock() - self._dirty_since < self._config.write_delay:
             return
