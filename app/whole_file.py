@@ -23,7 +23,7 @@ def write_whole(final: Path, content: bytes, mode: int | None = None) -> None:
             file.write(content)
             put_in_place(file, partial, final)
     finally:
-        partial.unlink(missing_ok=True)  # it still exists if writing failed, for example on a full disk
+        partial.unlink(missing_ok=True)  # the partial file still exists if writing failed, for example on a full disk
 
 
 def put_in_place(file: BinaryIO, partial: Path, final: Path) -> None:

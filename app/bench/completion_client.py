@@ -27,7 +27,7 @@ class Endpoint:
     host: str
     port: int
     model: str
-    extra: Mapping[str, object] = field(default_factory=dict)  # fields of the request besides the common ones
+    extra: Mapping[str, object] = field(default_factory=dict)  # fields of the request in addition to the common ones
     key: str | None = None  # API key; None: the server needs none
 
 

@@ -1,4 +1,4 @@
-"""A report as a text table, and the lines below it."""
+"""Formats a report as a text table, with lines about its conditions below."""
 
 from app.bench.report import CompetitorResult, Report
 from app.bench.sample import Percentiles, Spread

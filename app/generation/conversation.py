@@ -46,7 +46,7 @@ class ToolCall:
 
     @classmethod
     def parse(cls, name: str, arguments: str, id: str | None = None) -> "ToolCall":  # noqa: A002
-        """Parse a call whose arguments are JSON text. An empty text means no arguments.
+        """Parse a call whose arguments are JSON text. An empty string means no arguments.
 
         Raises InvalidMessage if the text is not a JSON object.
         """
@@ -157,7 +157,7 @@ def _part_text(part: Mapping[str, object]) -> str:
 
 
 def parse_arguments(text: str) -> dict[str, Json]:
-    """Parse the arguments of a tool call. An empty text means no arguments.
+    """Parse the arguments of a tool call. An empty string means no arguments.
 
     Raises ValueError if the text is not a JSON object, or if it is nested too deeply.
     """

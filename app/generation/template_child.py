@@ -61,7 +61,7 @@ class TemplateLimits(NamedTuple):
     memory_bytes: int  # limit of this process's address space, in bytes
     frame_bytes: int  # maximum size of one frame in either direction, in bytes
     text_chars: int  # maximum length of one rendered text, in characters
-    seconds: float  # CPU time per request, in seconds; then this process ends itself, in case the parent is gone
+    seconds: float  # limit of CPU time per request, in seconds; this process then ends, even if the parent is gone
 
 
 class TooCostly(Exception):

@@ -1,4 +1,4 @@
-"""Export a chat as Markdown, with the shown branch only, or as JSON, with all branches and importable."""
+"""Export a chat: the shown branch as Markdown, or all branches as JSON, which can be imported again."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -71,7 +71,7 @@ class History:
         return self.inputs.draft(NEW - own)
 
     def save_new_draft(self, text: str) -> None:
-        """Save the draft of this window's new chat. An empty text deletes it."""
+        """Save the draft of this window's new chat. An empty string deletes it."""
         self.inputs.save_draft(text, NEW - self._window.number)
 
     def _adopt(self, window: int) -> None:

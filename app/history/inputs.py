@@ -23,7 +23,7 @@ class Inputs:
         return "" if row is None else str(row[0])
 
     def save_draft(self, text: str, chat: int = NEW) -> None:
-        """Save the draft of a chat. An empty text deletes it."""
+        """Save the draft of a chat. An empty string deletes it."""
         with self._database.writing() as connection:
             if text:
                 values = (chat, storable(text), time.time())

@@ -42,7 +42,10 @@ def _reattached(messages: Mapping[int, Row]) -> Mapping[int, Row]:
 
 
 def _chats(chats: Mapping[int, Row], messages: Mapping[int, Row]) -> Mapping[int, Row]:
-    """Return the chats, with new ones for messages without a chat. The shown message of each chat exists."""
+    """Return the chats, plus new ones for messages without a chat.
+
+    If the shown message of a chat is lost, the newest message of the chat is shown.
+    """
     newest: dict[object, Row] = {row[1]: row for _, row in sorted(messages.items())}
     new = {int(chat): _new_chat(int(chat), row) for chat, row in newest.items() if isinstance(chat, int)}
     known = {**new, **chats}

@@ -75,7 +75,7 @@ def mcp_config_file() -> Path:
 
 
 def read_mcp_config(path: Path, environment: Mapping[str, str]) -> list[ServerSpec]:
-    """Return the servers that the file at `path` describes, in its order; none if there is no such file.
+    """Return the servers in the order of the file at `path`; none if there is no such file.
 
     Raises InvalidMCPConfig.
     """

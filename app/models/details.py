@@ -23,8 +23,8 @@ class ModelDetails:
     name: str
     path: Path
     source: str
-    size: int  # size of the file, if it was read and there is only one
-    sha256: str | None  # digest of the file, if it was read and there is only one
+    size: int  # size of the model's file, if it was read and there is only one
+    sha256: str | None  # digest of the model's file, if it was read and there is only one
     stored_at: str | None
     architecture: str | None
     parameters: int
@@ -36,7 +36,7 @@ class ModelDetails:
     sampling: Sampling | None
     license: str | None
     tensors: list[TensorClass]
-    problem: str = ""  # why this version cannot run it; empty: no reason is known
+    problem: str = ""  # why this version of ingle cannot run the model; empty: no reason is known
 
     @property
     def format(self) -> Literal["gguf", "safetensors"]:

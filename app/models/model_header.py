@@ -45,7 +45,7 @@ class ModelHeader:
     fills_in_the_middle: bool
     sampling: Sampling | None  # recommended by the files
     tensors: tuple[HeaderTensor, ...]
-    problem: str = ""  # why this version cannot run the model; empty: it can
+    problem: str = ""  # why this version of ingle cannot run the model; empty: it can
 
 
 def read_header(stored: StoredModel) -> ModelHeader:

@@ -77,7 +77,7 @@ class AccessPolicy:
     """The rules by which the server accepts or refuses requests."""
 
     authenticator: Authenticator = field(default_factory=Authenticator)
-    # names in the Host header that are accepted besides the server's addresses; IPv6 in brackets
+    # names in the Host header that are accepted in addition to the server's addresses; IPv6 in brackets
     host_names: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()  # origins of web pages
     max_requests: int = 0  # limit of the concurrent requests of one caller; 0: no limit

@@ -220,7 +220,7 @@ def _phase(request: EngineRequest) -> Phase:
 
 
 def _may_see(request: Request, one: EngineRequest) -> bool:
-    """Whether the caller may see a request: the owner of the server sees all, other callers those with their key."""
+    """Whether the caller may see a request. Only the owner of the server sees requests with other keys."""
     salt: str = caller_of(request).cache_salt
     return one.origin.cache_salt.startswith(salt)
 

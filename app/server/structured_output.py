@@ -99,7 +99,10 @@ def gbnf_grammar(grammar: str | None) -> RequestedGrammar | None:
 
 
 def structured_outputs_grammars(given: StructuredOutputs | None, prefix: str) -> Iterator[RequestedGrammar]:
-    """Yield a grammar for each field that is set. In errors, `prefix` precedes its name. Raises InvalidRequest."""
+    """Yield a grammar for each field that is set. Raises InvalidRequest.
+
+    Error messages put `prefix` before the field name.
+    """
     if given is None:
         return
     if given.json is not None:

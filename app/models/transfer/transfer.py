@@ -93,7 +93,7 @@ async def web_client() -> "AsyncIterator[httpx.AsyncClient]":
             follow_redirects=True,
         ) as client:
             yield client
-    except (httpx.HTTPError, httpx.InvalidURL) as problem:  # broken connections were retried before
+    except (httpx.HTTPError, httpx.InvalidURL) as problem:  # broken connections have already been retried
         raise Offline(f"the response is invalid ({error_text(problem)})", AGAIN) from problem
 
 

@@ -33,7 +33,7 @@ LARGEST_NUMBER = 32760
 
 class Vector(Struct):
     index: int
-    embedding: list[list[float]]  # one vector, of the whole text
+    embedding: list[list[float]]  # a list with one vector, that of the whole text
 
 
 class LlamaCppEmbeddingEndpoints:

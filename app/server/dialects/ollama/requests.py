@@ -53,7 +53,7 @@ class EmbedRequest(ModelRequest, kw_only=True):
     dimensions: PositiveCount | None = None
 
     def inputs(self) -> Mapping[str, str]:
-        """Return the texts, keyed by their paths. A single empty text counts as no text."""
+        """Return the texts, keyed by their paths. A single empty string counts as no text."""
         if isinstance(self.input, list):
             return {f"input[{index}]": text for index, text in enumerate(self.input)}
         return {"input": self.input} if self.input else {}

@@ -1,6 +1,6 @@
 """Compaction of a conversation: its user messages, and one item with a summary of the whole conversation.
 
-The served model writes the summary. Clients send the item in place of the items that it summarizes.
+The served model writes the summary. Clients send the item instead of the items that it summarizes.
 """
 
 import time

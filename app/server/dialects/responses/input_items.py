@@ -95,7 +95,7 @@ def _summary_of(item: InputItem) -> str:
 
 
 def items_of(given: str | Sequence[InputItem] | None) -> list[InputItem]:
-    """Return the input of a request as items. An empty text gives no item."""
+    """Return the input of a request as items. An empty string gives no item."""
     if isinstance(given, str):
         return [InputItem("message", role="user", content=given)] if given else []
     return list(given or ())
