@@ -150,6 +150,33 @@ def test_model_is_found_by_any_name_offline(online: tuple[Settings, FakeHub], tm
     asyncio.run(main())
 
 
+def test_loaded_model_from_a_path_is_listed(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make(tmp_path, head_dim=32).path
+    monkeypatch.setattr(EngineConnection, "answering", str(path))
+
+    async def main() -> None:
+        async with models_of(settings) as models:
+            listed = ModelInfo(str(path), size=path.stat().st_size, installed=True, loaded=True)
+            assert await models.installed() == [listed]
+
+    asyncio.run(main())
+
+
+def test_catalog_leaves_out_embedding_models(settings: Settings) -> None:
+    embedding = {known.name for known in load_families() if known.kind == "embedding"}
+
+    async def main() -> None:
+        async with models_of(settings) as models:
+            names = {one.name for one in await models.catalog()}
+            assert KNOWN.name in names
+            assert embedding
+            assert not embedding & names
+
+    asyncio.run(main())
+
+
 def test_free_disk_is_that_of_the_fuller_folder(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incoming, "free_space", lambda folder: {"models_dir": 5, "hub_cache": 3}[folder.name])
 
