@@ -39,6 +39,16 @@ def test_slash_lists_all_commands_with_keys_and_aliases() -> None:
     run(ScriptedClient(), flow, size=(120, 40))
 
 
+def test_menu_shows_its_keys_after_an_earlier_hint_ends() -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.composer.area.hint("a hint", 0.2)
+        await write(chat, "/mod")
+        await chat.pilot.pause(0.4)
+        assert "tab complete" in str(chat.composer.area.border_subtitle)
+
+    run(ScriptedClient(), flow)
+
+
 def test_arrows_choose_and_enter_runs_a_command() -> None:
     async def flow(chat: Chatting) -> None:
         await write(chat, "/mod")

@@ -14,7 +14,7 @@ from textual.timer import Timer
 from tui import commands
 from tui.drafts import dropped_path
 from tui.plain_text import sanitize, sanitize_paste
-from tui.widgets.prompt_menu import PromptMenu
+from tui.widgets.prompt_menu import KEYS, PromptMenu
 from tui.widgets.text_fields import TextField
 
 # A paste with at least this many lines or characters becomes an attachment.
@@ -151,7 +151,7 @@ class PromptArea(TextField):
         self._hint_end = self.set_timer(seconds, self._end_hint)
 
     def _end_hint(self) -> None:
-        self.border_subtitle = ""
+        self.border_subtitle = KEYS if self._menu.is_open else ""
 
     def action_enter(self) -> None:
         """Send the text. After a backslash, replace the backslash with a line break, as shells do."""
