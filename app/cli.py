@@ -33,7 +33,10 @@ class CommandEntry:
     summary: str
 
     def load(self) -> click.Command:
-        """Import the command. Raises TypeError if the attribute is not a command."""
+        """Import the command, which may import torch. Raises TypeError if the attribute is not a command."""
+        from app.settings.settings import prepare_torch
+
+        prepare_torch()
         command = getattr(import_module(self.module), self.attribute)
         if not isinstance(command, click.Command):
             raise TypeError(f"{self.module}.{self.attribute} is not a command")

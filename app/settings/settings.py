@@ -5,6 +5,7 @@ environment.
 """
 
 import os
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -553,6 +554,19 @@ def stated_background() -> str:
 def chosen_editor() -> str:
     """Return the command of the user's editor: VISUAL, or else EDITOR; "" if neither is set."""
     return os.environ.get("VISUAL") or os.environ.get("EDITOR") or ""
+
+
+def prepare_torch() -> None:
+    """Set the environment that torch reads when it is imported, unless the user has set it.
+
+    Expandable segments let torch's GPU allocator use freed memory for a larger allocation, such as the KV cache after
+    the weights are loaded.
+    """
+    if sys.platform == "linux" and not any(name in os.environ for name in _ALLOCATOR_VARIABLES):
+        os.environ[_ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+
+
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def child_environment(**overrides: str) -> dict[str, str]:

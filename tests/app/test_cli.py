@@ -1,6 +1,7 @@
 """The command line: its output, exit statuses, and imports."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from app.cli import COMMANDS, ingle
 from app.errors import AppError, InvalidSetting, ModelNotFound, NoSpace, Offline
 from tests.support.processes import Started
 
+DEFAULT = "expandable_segments:True"
 HEAVY = {"torch", "numpy", "huggingface_hub", "tokenizers", "jinja2", "httpx", "rich", "platformdirs"}
 
 
@@ -63,6 +65,22 @@ def test_every_command_has_help_with_examples(name: str) -> None:
     output = _invoke(name, "--help").output
     assert "Examples:" in output
     assert f"ingle {name}" in output
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [(None, DEFAULT), ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64"), ("PYTORCH_CUDA_ALLOC_CONF", None)],
+)
+def test_torch_allocates_expandable_segments_by_default(
+    given: str | None, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "max_split_size_mb:64")
+        if name != given:
+            monkeypatch.delenv(name)
+    COMMANDS["ps"].load()
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == found
 
 
 @pytest.mark.parametrize("code", ["import app.cli", "import sys, app.cli; sys.argv[1:] = ['--help']; app.cli.main()"])

@@ -33,6 +33,8 @@ STEP_SECONDS = 0.2
 STEP_OPERATIONS = 1_500_000_000_000  # operations that one multiprocessor computes per second
 MAX_STEP_TOKENS = 4096
 MIN_STEP_TOKENS = 256
+SMALLER = 0.97  # factor by which pools shrink if they cannot be allocated
+SMALLER_POOLS = 3  # number of times that they shrink
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class CudaDevice:
             loaded = models.load(model, weights, operations, config.context_length)
             if not self._gpu.card.interpreted:
                 config = config.with_pools(self._fitting_pools(loaded, config))
-            step = self._step(loaded, config)
+            step = self._largest_step(loaded, config)
         return LoadedModel(step, step.kv, self._gpu.synchronize)
 
     def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> CudaRunner:
@@ -117,6 +119,16 @@ class CudaDevice:
         groups, host = loaded.kv_groups(), config.host_blocks
         kv = GpuBlocks(self._gpu, groups, config.pool_sizes, self.layer_shape, self.kv_type, host)
         return CudaStep(self._gpu, loaded, kv, limits, queries)
+
+    def _largest_step(self, loaded: Model, config: EngineConfig) -> CudaStep:
+        """Return a step with pools of the configured size, or smaller ones if the driver cannot allocate them."""
+        for _ in range(SMALLER_POOLS):
+            try:
+                return self._step(loaded, config)
+            except torch.OutOfMemoryError:
+                self._gpu.drop_caches()
+                config = config.with_pools([int(SMALLER * size) for size in config.pool_sizes])
+        return self._step(loaded, config)
 
     def _fitting_pools(self, loaded: Model, config: EngineConfig) -> list[int]:
         """Return the number of blocks per group that fits beside the largest step and all graphs.

@@ -1,6 +1,8 @@
 """Sizing of the KV cache on a GPU, after the largest step and all graphs have been measured."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -19,6 +21,25 @@ from tests.engine.backends.cuda.two_devices import INTERPRETED
 from tests.engine.models.tiny_llama import make
 
 CONFIG = EngineConfig("cuda", 64, 12, max_step_tokens=32, max_running=4, groups=(GroupConfig(),))
+
+
+def test_pools_that_cannot_be_allocated_are_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def allocate(_device: CudaDevice, _loaded: object, config: EngineConfig) -> int:
+        sizes.append(config.num_blocks)
+        if config.num_blocks > limit:
+            raise torch.OutOfMemoryError("fragmented")
+        return config.num_blocks
+
+    monkeypatch.setattr(CudaDevice, "_step", allocate)
+    device, config = CudaDevice(Gpu(INTERPRETED), CudaOptions()), replace(CONFIG, num_blocks=1000)
+    limit = 960
+    assert device._largest_step(cast(models.Model, None), config) == 940
+    assert sizes == [1000, 970, 940]
+    limit = 10
+    with pytest.raises(torch.OutOfMemoryError):
+        device._largest_step(cast(models.Model, None), config)
 
 
 def test_kv_cache_is_sized_after_the_graphs_were_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
