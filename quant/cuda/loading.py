@@ -26,7 +26,8 @@ from quant.tensor import (
     Scale,
 )
 
-SLAB = 1 << 24  # number of codes that are rearranged at once, one byte each
+SLAB = 1 << 22  # number of codes that are rearranged at once
+SLAB_BYTES = 12 * SLAB  # bytes of temporary memory for a slab: codes, the same padded, and two 32-bit integers for each
 HALF_FRAGMENT = 16  # columns; the group size must be a multiple of it
 INTEGERS = {64: torch.int64, 32: torch.int32, 16: torch.int16}  # integer types by their number of bits
 
@@ -157,7 +158,7 @@ def _words(plane: Plane, rows: slice, form: PackedForm, device: torch.device) ->
     codes = _unpacked(plane.data[rows].to(device), plane.bits)[:, : form.columns]
     padded = F.pad(codes, (0, form.width - form.columns, 0, -len(codes) % TILE_ROWS))
     tiles = padded.view(-1, TILE_ROWS, form.tiles, TILE_FRAGMENTS, form.codes_per_word, WORDS).transpose(1, 2).int()
-    shifts = form.planes[0] * torch.arange(form.codes_per_word, device=device).view(-1, 1)
+    shifts = form.planes[0] * torch.arange(form.codes_per_word, dtype=torch.int32, device=device).view(-1, 1)
     return (tiles << shifts).sum(-2, dtype=torch.int32)
 
 

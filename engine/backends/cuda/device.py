@@ -9,7 +9,7 @@ from engine import models
 from engine.backends.cuda.batch_tensors import BatchLimits
 from engine.backends.cuda.blocks import GpuBlocks
 from engine.backends.cuda.gpu import Gpu
-from engine.backends.cuda.memory import USE_LESS, GpuMemory
+from engine.backends.cuda.memory import LOADING_THREADS, USE_LESS, GpuMemory
 from engine.backends.cuda.operations import CudaOperations
 from engine.backends.cuda.runner import CudaRunner
 from engine.backends.cuda.step import CudaStep, largest_batch
@@ -51,7 +51,7 @@ class CudaDevice:
     """See `engine.device.Device`."""
 
     name = "cuda"
-    threads = 4  # number of host threads that load weights
+    threads = LOADING_THREADS  # number of host threads that load weights
     max_running = contexts = MAX_RUNNING
     step_depth = 2
 

@@ -10,6 +10,7 @@ from engine.config import MemoryLimit, ModelConfig
 from engine.device import Needs
 from engine.errors import OutOfMemory
 from engine.kv.budget import available_memory, host_share
+from quant.cuda.loading import SLAB_BYTES
 
 RESERVE_SHARE = 0.06  # share of the GPU's memory that is left for the display and other programs
 MAX_RESERVE = 1 << 30  # bytes
@@ -18,6 +19,7 @@ MAX_HOST = 32 << 30  # bytes
 GRAPH_BYTES = 192 << 20  # estimated bytes of the launch data of all graphs, and of libraries
 # bytes for later allocations: the library workspace of the engine's thread, and kernels of rare requests
 MARGIN_BYTES = 64 << 20
+LOADING_THREADS = 4
 LOADED_RATIO = 1.04  # GPU bytes per byte of the weights' files
 USE_LESS = "Choose a shorter context with --context, a smaller model, or close other programs that use the GPU."
 
@@ -52,7 +54,8 @@ class GpuMemory:
 
     def needs(self, model: ModelConfig, weight_bytes: int, step_tokens: int, rows: int) -> Needs:
         """Return the memory that the model needs besides its KV cache."""
-        return Needs(int(LOADED_RATIO * weight_bytes), step_bytes(model, step_tokens, rows) + GRAPH_BYTES)
+        steps = step_bytes(model, step_tokens, rows) + GRAPH_BYTES
+        return Needs(int(LOADED_RATIO * weight_bytes), max(steps, loading_bytes(model, weight_bytes)))
 
     def kv_bytes_after_loading(self, step_bytes: int) -> int:
         """Return the size of the KV cache in bytes, after the weights are loaded and all graphs are captured.
@@ -71,6 +74,15 @@ class GpuMemory:
         if limit:
             return min(limit - self._gpu.own_memory(), free)
         return free - min(MAX_RESERVE, int(RESERVE_SHARE * total))
+
+
+def loading_bytes(model: ModelConfig, weight_bytes: int) -> int:
+    """Return the approximate memory that loading needs besides the weights, in bytes. It is free before the first step.
+
+    Each thread rearranges codes, and concatenates the matrices of a layer, of which gate and up are the largest.
+    """
+    joined = weight_bytes * 2 * model.mlp_hidden * model.hidden // model.matrix_elements
+    return LOADING_THREADS * (SLAB_BYTES + joined)
 
 
 def step_bytes(model: ModelConfig, tokens: int, rows: int) -> int:

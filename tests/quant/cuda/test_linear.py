@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from quant.cuda import loading
 from quant.cuda.linear import CudaBackend, CudaLinear
 from quant.ggml_blocks import BLOCKS
 from quant.kernels.card import Card
@@ -68,12 +69,14 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
         self.sizes: list[int] = []
+        self.nbytes: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and not func.is_view:
             self.names.append(str(func))
             self.sizes.append(result.numel())
+            self.nbytes.append(result.nbytes)
         return result
 
 
@@ -85,6 +88,20 @@ def test_products_do_not_convert_the_weight(name: str, device: torch.device) -> 
         linear.forward(x)
     assert mode.names
     assert max(mode.sizes) < 64 * 160
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q6_K"])
+def test_loading_takes_the_planned_memory_at_most(
+    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = random_weight(name, 1024, 1024, np.random.default_rng())
+    want = layer([weight], device).dequantize()
+    monkeypatch.setattr(loading, "SLAB", 1 << 18)
+    with Operations() as mode:
+        linear = layer([weight], device)
+    assert torch.equal(linear.dequantize(), want)
+    assert max(mode.nbytes) <= 4 * (1 << 18)
+    assert loading.SLAB_BYTES * 4 <= 200 << 20  # four threads
 
 
 @pytest.mark.parametrize("name", ["F16", "F32"])

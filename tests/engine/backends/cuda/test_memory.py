@@ -6,9 +6,10 @@ from typing import cast
 import pytest
 
 from engine.backends.cuda.gpu import Gpu
-from engine.backends.cuda.memory import MARGIN_BYTES, MAX_RESERVE, GpuMemory, step_bytes
+from engine.backends.cuda.memory import MARGIN_BYTES, MAX_RESERVE, GpuMemory, loading_bytes, step_bytes
 from engine.config import ALL_FREE, MemoryLimit, ModelConfig, NormRule, RopeConfig
 from engine.errors import OutOfMemory
+from quant.cuda.loading import SLAB_BYTES
 from quant.kernels.card import Card
 
 GIB = 1 << 30
@@ -66,6 +67,13 @@ def test_model_that_does_not_fit_is_refused_with_the_numbers() -> None:
     with pytest.raises(OutOfMemory, match=r"needs 3\d\.\d GB .* 24\.7 GB are") as refusal:
         memory().kv_bytes_before_loading(MODEL, 32 * GIB, 2048, 128)
     assert "--context" in str(refusal.value.remedy)
+
+
+def test_needs_include_temporary_memory_of_loading() -> None:
+    loading = loading_bytes(MODEL, 16 * GIB)
+    assert loading > 4 * SLAB_BYTES + 4 * 2 * 2 * 4096 * 14336
+    assert memory().needs(MODEL, 16 * GIB, 1, 1).steps == loading
+    assert memory().needs(MODEL, 16 * GIB, 4096, 128).steps > loading
 
 
 def test_step_estimate_grows_with_tokens_and_rows() -> None:
