@@ -118,6 +118,7 @@ def check_command(words: list[str], *, whole: bool) -> None:
     """
     match words:
         case ["ingle", *rest]:
+            rest = [str(ROOT / "README.md") if word == "FILE" else word for word in rest]
             check_ingle([re.sub(r"^[A-Z_]+$", "1", word) for word in rest], whole=whole)
         case ["python", "-m", "pytest", *rest]:
             check_pytest(rest)

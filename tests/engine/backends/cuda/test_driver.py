@@ -1,4 +1,4 @@
-"""What the NVIDIA driver reports, on Linux and in WSL 2."""
+"""The report of the NVIDIA driver, on Linux and in WSL 2."""
 
 from pathlib import Path
 
