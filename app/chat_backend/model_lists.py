@@ -1,6 +1,6 @@
 """Lists of the installed models and of the catalog for the screens. Reads files, and does not use the network."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -62,11 +62,16 @@ def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | 
 
 def chat_catalog(store: ModelStore, loaded: str, fetching: str, memory: int | None) -> list[ModelInfo]:
     """Return the catalog without embedding models. The best recommended model that fits is marked."""
-    others = {known.name for known in store.families if known.kind == "embedding"}
-    listed = [one for one in catalog_models(store, loaded, fetching, memory) if one.name not in others]
+    listed = without_embedding_models(catalog_models(store, loaded, fetching, memory), store)
     fitting = {one.name for one in listed if one.fits or one.installed}
     best = next((known.name for known in store.families.recommended if known.name in fitting), "")
     return [replace(one, is_recommended=one.name == best) for one in listed]
+
+
+def without_embedding_models(models: Iterable[ModelInfo], store: ModelStore) -> list[ModelInfo]:
+    """Return the models without those that are known to return embeddings instead of text."""
+    others = [known for known in store.families if known.kind == "embedding"]
+    return [one for one in models if not any(one.name == known.name or _is_of(one.name, known) for known in others)]
 
 
 def path_model(path: str) -> ModelInfo:

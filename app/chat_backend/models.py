@@ -38,10 +38,11 @@ class ChatModels:
             ]
 
         def listed() -> Sequence[ModelInfo]:
-            from app.chat_backend.model_lists import installed_models, path_model
+            from app.chat_backend.model_lists import installed_models, path_model, without_embedding_models
 
             answering = self._connection.answering
-            found = installed_models(self._store(), answering, self._fetching())
+            store = self._store()
+            found = without_embedding_models(installed_models(store, answering, self._fetching()), store)
             is_listed = not Path(answering).is_absolute() or any(one.loaded for one in found)
             return found if is_listed else [path_model(answering), *found]
 

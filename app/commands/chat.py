@@ -37,7 +37,7 @@ Examples:
 @click.option(
     "--mcp-config",
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
+    type=click.Path(resolve_path=True, path_type=Path),
     help="File with tool servers (MCP), in addition to the default mcp.json.",
 )
 @click.option("--plain", is_flag=True, help="Chat line by line: for screen readers, dumb terminals, and pipes.")
@@ -65,6 +65,8 @@ def chat(
     """
     if api_key_file and not endpoint:
         raise click.UsageError("--api-key-file needs --endpoint: it holds the API key of that server.")
+    if mcp_config is not None and not mcp_config.is_file():
+        raise click.UsageError(f"--mcp-config: there is no file {mcp_config}.")
     if continues and resumes:
         raise click.UsageError("--continue opens the last chat, and --resume lists all. Use one of them.")
     given = {"model": model, "context": context, "threads": threads, "api_key_file": api_key_file}

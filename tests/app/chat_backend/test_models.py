@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from app.chat_backend import model_queries
 from app.chat_backend.client import TerminalClient
 from app.chat_backend.engine.connection import EngineConnection
+from app.chat_backend.model_lists import without_embedding_models
 from app.chat_backend.models import ChatModels
 from app.cli import ingle
 from app.errors import Offline
@@ -283,3 +284,11 @@ def test_partial_catalog_download_is_listed_and_deleted(settings: Settings) -> N
             assert await models.installed() == []
 
     asyncio.run(main())
+
+
+def test_installed_embedding_models_are_not_offered(settings: Settings) -> None:
+    families = load_families()
+    embedding = next(known for known in families if known.kind == "embedding")
+    names = ["llama3.2:1b", embedding.name, f"{embedding.repository.repo}:Q8_0"]
+    offered = without_embedding_models([ModelInfo(name, installed=True) for name in names], ModelStore(settings))
+    assert [one.name for one in offered] == ["llama3.2:1b"]
