@@ -21,7 +21,7 @@ from app.process import terminal_background
 terminal_background._SECONDS = 30
 sys.exit(main())
 """
-F4, CTRL_Q = b"\x1bOS", b"\x11"
+F4, CTRL_G, CTRL_Q = b"\x1bOS", b"\x07", b"\x11"
 QUERY = b"\x1b]11;?"  # OSC 11, which asks for the background color
 WHITE, BLACK = (b"\x1b]11;rgb:%b\x1b\\\x1b[?62c" % color for color in (b"ffff/ffff/ffff", b"0000/0000/0000"))
 
@@ -57,6 +57,17 @@ def test_copy_uses_the_clipboard_program_of_the_environment(endpoint: FakeEndpoi
     os.write(terminal.master, F4)
     terminal.read_until(lambda output: b"Copied to the clipboard." in output)
     assert (tmp_path / "xclip.got").read_text(encoding="utf-8") == endpoint.url
+    end(terminal)
+
+
+def test_editor_of_the_environment_writes_the_message(endpoint: FakeEndpoint, tmp_path: Path) -> None:
+    program = tmp_path / "editor"
+    program.write_text('#!/bin/sh\nprintf "from the editor" > "$1"\n', encoding="utf-8")
+    program.chmod(0o755)
+    terminal = started(endpoint, tmp_path, VISUAL="", EDITOR=str(program))
+    terminal.read_until(lambda output: b"sk anything" in output)
+    os.write(terminal.master, CTRL_G)
+    terminal.read_until(lambda output: b"from the editor" in output)
     end(terminal)
 
 

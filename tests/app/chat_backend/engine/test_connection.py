@@ -264,6 +264,21 @@ def test_engine_is_released_when_no_caller_uses_it(settings: Settings, started: 
     ]
 
 
+def test_load_names_the_chat_whose_reply_it_waits_for(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        connection = await begun(settings)
+        async with connection.use(reply_in="Dragons"):
+            connection.switch("another")
+            states = connection.loading()
+            while "Dragons" not in (await anext(states)).stage:
+                pass
+        assert (await ready(connection)).model == "another"
+        await connection.close()
+
+    asyncio.run(main())
+    assert len(started) == 2
+
+
 def test_requested_model_replaces_the_running_one(
     settings: Settings, hash_server: LiveServer, started: list[StandIn]
 ) -> None:
