@@ -35,7 +35,8 @@ def test_pools_that_cannot_be_allocated_are_made_smaller(monkeypatch: pytest.Mon
     monkeypatch.setattr(CudaDevice, "_step", allocate)
     device, config = CudaDevice(Gpu(INTERPRETED), CudaOptions()), replace(CONFIG, num_blocks=1000)
     limit = 960
-    assert device._largest_step(cast(models.Model, None), config) == 940
+    largest: object = device._largest_step(cast(models.Model, None), config)
+    assert largest == 940
     assert sizes == [1000, 970, 940]
     limit = 10
     with pytest.raises(torch.OutOfMemoryError):
