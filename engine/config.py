@@ -236,6 +236,8 @@ class EngineConfig:
     longest_context: int = 0  # longest context that fits into memory, at most model_context_length; 0: unknown
     max_step_tokens: int = 256  # token budget of one step: bounds how long an abort or a new request waits
     max_running: int = 16  # maximum number of requests that hold blocks at the same time
+    # maximum rows of logits in one step that reports log-probabilities of prompts; 0: unlimited
+    max_logit_rows: int = 0
     step_depth: int = 1  # maximum number of steps launched before the first of them is collected
     # the inputs other than tokens that keys and values depend on: model, numerics, KV type
     cache_salt: tuple[str, ...] = ()

@@ -72,6 +72,11 @@ class Device(Protocol):
         ...
 
     @property
+    def max_logit_rows(self) -> int:
+        """Maximum rows of logits in one step that reports log-probabilities of prompts; 0: unlimited."""
+        ...
+
+    @property
     def contexts(self) -> int:
         """Number of full contexts that the pools should hold, if there is enough memory."""
         ...

@@ -155,6 +155,7 @@ def _resolve(
         model_context_length=model.context_length,
         longest_context=max(context, budget.tokens(room, model.context_length)),
         max_running=device.max_running,
+        max_logit_rows=device.max_logit_rows,
         step_depth=options.step_depth or device.step_depth,
         max_step_tokens=device.step_tokens(model),
         groups=groups,

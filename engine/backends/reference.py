@@ -29,6 +29,7 @@ class ReferenceDevice:
 
     name = "reference"
     max_running = MAX_RUNNING
+    max_logit_rows = 0  # unlimited
     contexts = step_depth = 1
     host_cache = 0
     kv_type = torch.float32

@@ -31,9 +31,10 @@ from engine.scheduling.beam_groups import BeamGroups
 from engine.scheduling.preemption import Preemption
 from engine.scheduling.priority import priority_key, split_token_budget
 from engine.scheduling.running_set import RunningSet
-from engine.step import SampledToken, ScheduledRequest, StepLimits, StepPlan
+from engine.step import UNLIMITED, SampledToken, ScheduledRequest, StepLimits, StepPlan
 
 NO_LIMITS = StepLimits()
+MIN_REPORTED_ROWS = 16  # prompt positions that a step can report with any number of running requests
 FLUSH_SECONDS = 1.0  # time limit for writing dirty blocks when all requests are aborted
 
 
@@ -321,11 +322,24 @@ class Scheduler:
                 return False
         return True
 
+    def _num_reportable(self, request: Request, scheduled: Sequence[ScheduledRequest]) -> int:
+        """Return the number of a request's next tokens whose log-probabilities the step has logit rows to report."""
+        if not self._config.max_logit_rows or request.params.prompt_logprobs is None:
+            return UNLIMITED
+        # Each running request may need a row to sample from.
+        rows = max(MIN_REPORTED_ROWS, self._config.max_logit_rows - len(self._requests.running))
+        left = max(0, rows - sum(len(part.logprob_positions) for part in scheduled))
+        first = max(request.num_scheduled, request.num_prompt_logprobs)
+        if len(request.prompt_ids) - 1 <= first + left:
+            return UNLIMITED
+        return first + left - request.num_scheduled
+
     def _schedule(self, request: Request, budget: int, scheduled: list[ScheduledRequest]) -> int:
         """Add at most `budget` of a request's next tokens to the step. Returns the number of tokens added."""
         start, known = request.num_scheduled, request.num_tokens
         missing = self._num_missing(request)
-        count = self._memory.limit_step(request, start + min(budget, missing)) - start
+        most = min(budget, missing, self._num_reportable(request, scheduled))
+        count = self._memory.limit_step(request, start + most) - start
         if not count:
             return 0
         samples = count == missing

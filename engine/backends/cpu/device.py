@@ -47,6 +47,7 @@ class CpuDevice:
 
     name = "cpu"
     max_running = MAX_RUNNING
+    max_logit_rows = 0  # unlimited
     contexts = step_depth = 1
     host_cache = 0
 

@@ -53,6 +53,7 @@ class CudaDevice:
     name = "cuda"
     threads = LOADING_THREADS  # number of host threads that load weights
     max_running = contexts = MAX_RUNNING
+    max_logit_rows = MAX_RUNNING  # those of the step whose memory is measured
     step_depth = 2
 
     def __init__(self, gpu: Gpu, options: CudaOptions) -> None:

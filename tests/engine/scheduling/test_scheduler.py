@@ -162,6 +162,31 @@ def test_each_prompt_position_is_reported_once() -> None:
     assert positions == list(range(11))
 
 
+@pytest.mark.parametrize("most", [0, 128, 8])
+def test_reported_positions_of_a_step_are_limited(most: int) -> None:
+    """Requests without log-probabilities still get whole steps, and every position is reported once, in order."""
+    scheduler = Scheduler(replace(config(blocks=400, budget=600, context=1 << 20), max_logit_rows=most))
+    params = SamplingParams(max_tokens=3, prompt_logprobs=0)
+    reporting = [Request(number, tuple(range(5000 * number, 5000 * number + 700)), params) for number in (1, 2)]
+    plain = request(3, 900, max_tokens=2)
+    for it in (*reporting, plain):
+        scheduler.add(it)
+    positions: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    rows, lengths = [], []
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        assert plan.scheduled
+        rows.append(sum(len(part.logprob_positions) for part in plan.scheduled))
+        lengths += [part.num_tokens for part in plan.scheduled if part.request is plain]
+        for part in plan.scheduled:
+            positions[part.request.id] += part.logprob_positions
+        scheduler.update(plan, tokens(plan))
+    assert positions == {1: list(range(699)), 2: list(range(699)), 3: []}
+    assert max(rows) <= max(most, 16) if most else max(rows) > 128
+    assert max(lengths) > 128
+    scheduler.assert_empty()
+
+
 def test_prompt_with_logprobs_is_not_taken_from_the_cache() -> None:
     scheduler = Scheduler(config(budget=100))
     for params in (SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, prompt_logprobs=0)):

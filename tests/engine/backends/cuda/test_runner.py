@@ -87,6 +87,7 @@ def test_prepare_captures_all_sizes(tiny: Path, device: torch.device) -> None:
     runner.prepare()
     assert list(graphs._captured) == graphs.sizes
     assert len(graphs.sizes) > 4
+    assert running.config.max_logit_rows == 128
     assert running.state().failed_captures == 0
 
 
