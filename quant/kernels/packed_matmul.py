@@ -86,7 +86,8 @@ def _weights(
     return ((s * SIZE) * bits.to(tl.float32, bitcast=True) - (b + s * SIZE)).to(tl.bfloat16)
 
 
-@triton.jit
+# Without do_not_specialize, Triton would compile separate kernels for the value 1 and for multiples of 16.
+@triton.jit(do_not_specialize=["tokens", "rows", "split_stride"])
 def _product_kernel(
     low: tl.tensor,
     high: tl.tensor,

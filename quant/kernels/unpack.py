@@ -16,7 +16,7 @@ ROWS = 16  # rows per program
 FRAGMENTS = 4  # fragments per program; with 8, compilers for some cards run out of registers
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one compiled kernel for any number of rows
 def _unpack_kernel(
     low: tl.tensor,
     high: tl.tensor,

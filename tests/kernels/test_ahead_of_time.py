@@ -34,6 +34,12 @@ def test_kernels_compile_in_every_configuration() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_numbers_of_tokens_with_one_tile_share_a_compiled_product() -> None:
+    done = run("tests.kernels.variants")
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_faulty_kernels_are_reported() -> None:
     done = run("tests.kernels.faulty_kernels")
     assert done.returncode == 1, done.stderr
