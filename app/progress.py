@@ -21,7 +21,7 @@ _BAR_COLUMNS = 90  # columns of the narrowest terminal on which a bar is drawn
 _LINE_SECONDS = 30.0  # seconds between two lines about the same task
 _DELAY_SECONDS = 1.0  # seconds after which a running task is shown
 
-Unit = Literal["bytes", "tokens", "products"]
+Unit = Literal["bytes", "tokens", "products", "kernels"]
 Report = Callable[[int], None]  # takes the amount done so far
 
 

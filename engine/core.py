@@ -33,6 +33,7 @@ class _LaunchedStep(Generic[TicketT]):
     plan: StepPlan
     ticket: TicketT
     began: float
+    preparations: int  # the runner's number before the launch
 
 
 class Engine(Generic[TicketT]):
@@ -145,8 +146,8 @@ class Engine(Generic[TicketT]):
                 break
             self.expected_seconds = self._scheduler.costs.steps.expected(plan.num_tokens) or math.inf
             try:
-                began = time.monotonic()
-                self._under_way.append(_LaunchedStep(plan, self._runner.launch(plan), began))
+                began, preparations = time.monotonic(), self._runner.preparations
+                self._under_way.append(_LaunchedStep(plan, self._runner.launch(plan), began, preparations))
             except OutOfMemory as error:
                 return self._handle_out_of_memory(plan, error, launched=False)
             except DeviceLost:
@@ -167,7 +168,8 @@ class Engine(Generic[TicketT]):
         except Exception as error:  # noqa: BLE001
             return self._handle_failure(step.plan, error)
         began, self._collected = max(step.began, self._collected), time.monotonic()
-        self._scheduler.costs.steps.observe(step.plan.num_tokens, self._collected - began)
+        if self._runner.preparations == step.preparations:  # otherwise this step, or one launched after it, was slow
+            self._scheduler.costs.steps.observe(step.plan.num_tokens, self._collected - began)
         self._limits.restore()
         return self._scheduler.update(step.plan, sampled)
 

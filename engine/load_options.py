@@ -1,11 +1,13 @@
 """LoadOptions: the caller's choices when it loads a model. Plain values; `engine.loading` resolves the defaults."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import ALL_FREE, TARGET_LATENCY, MemoryLimit, Preemption
 from quant.kernels.card import Card
 
+KernelReport = Callable[[int, int], None]
 ANY_DEVICE, ANY_GPU = "auto", "cuda"
 
 
@@ -39,6 +41,7 @@ class LoadOptions:
     target_latency: float = TARGET_LATENCY
     fingerprint: str = ""  # sha256 of the model file, in hex; empty: unknown
     disk: DiskOptions | None = None  # None: the disk tier is off
+    report_kernels: KernelReport | None = None  # takes the numbers of compiled GPU kernels and of all GPU kernels
     code_cache: Path | None = None  # folder for compiled kernels and measured tiles; None: they are not saved
 
     @property

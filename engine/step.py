@@ -113,6 +113,11 @@ class Runner(Protocol[TicketT]):
         """Number of times that a step could not be captured as a CUDA graph, so that it ran slower."""
         ...
 
+    @property
+    def preparations(self) -> int:
+        """Number of kernels compiled or loaded, and of graphs captured, so far. A step that needs some is slow once."""
+        ...
+
     def launch(self, plan: StepPlan) -> TicketT:
         """Start a step. The device runs it after the steps under way."""
         ...

@@ -4,6 +4,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +70,10 @@ def cuda_device(gpu: "Gpu", options: LoadOptions, model: ModelConfig) -> Device:
         raise UnsupportedModel(f"The GPU kernels cannot run this model: {problem}", "Use --device cpu.")
     tiles = read_tiles(options.code_cache, gpu.card)
     kv_type = GPU_KV_TYPES[options.kv_type]
-    return CudaDevice(gpu, CudaOptions(kv_type, options.deterministic, options.gpu_memory, tiles))
+    chosen = CudaOptions(kv_type, options.deterministic, options.gpu_memory, tiles)
+    if options.report_kernels is not None:
+        chosen = replace(chosen, report_kernels=options.report_kernels)
+    return CudaDevice(gpu, chosen)
 
 
 def layouts_are_compiled(layouts: frozenset[Layout] | None, options: LoadOptions) -> bool:

@@ -42,6 +42,8 @@ def first_rows(parts: Sequence[ScheduledRequest]) -> Iterator[tuple[int, Schedul
 class ModelRunner:
     """Runs plans on one device, one step at a time."""
 
+    preparations = 0
+
     failed_captures = 0  # no graphs
 
     def __init__(self, model: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig] = (GroupConfig(),)) -> None:

@@ -70,6 +70,8 @@ class EmbeddingRunner:
     The sampled tokens that it returns are meaningless.
     """
 
+    preparations = 0
+
     failed_captures = 0  # no graphs
 
     def __init__(self, runner: ModelRunner) -> None:

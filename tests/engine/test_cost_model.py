@@ -4,6 +4,9 @@ import pytest
 
 from engine.config import EngineConfig, Preemption
 from engine.cost_model import LATENCY_FRACTION, MIN_CHUNK_RATIO, CostModel, StepTimes
+from engine.sampling_params import SamplingParams
+from engine.step import StepPlan
+from tests.support.hash_model import HashTicket, hash_engine
 
 
 def config(**options: object) -> EngineConfig:
@@ -88,3 +91,34 @@ def test_copy_rate_is_averaged() -> None:
         costs.observe_copy(100, seconds)
     costs.observe_copy(100, 0.0)
     assert costs.copy_rate == pytest.approx(100 * 1000 * (1 / 0.1 + 3 / 0.5) / 4)
+
+
+class ObservedTimes(StepTimes):
+    """Step times that record what is observed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observed: list[int] = []
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        self.observed.append(tokens)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_steps_that_compile_kernels_are_not_observed(depth: int) -> None:
+    engine, runner = hash_engine(depth=depth)
+    times, launch, launched = ObservedTimes(), runner.launch, 0
+    engine._scheduler.costs.steps = times
+
+    def compiling(plan: StepPlan) -> HashTicket:
+        nonlocal launched
+        launched += 1
+        runner.preparations += launched == 3
+        return launch(plan)
+
+    runner.launch = compiling  # type: ignore[method-assign]
+    engine.add(engine.request((1, 2, 3), SamplingParams(max_tokens=8, ignore_eos=True), frozenset()))
+    while engine.has_work:
+        engine.step()
+    # With two steps under way, the step before the one that compiled was collected later as well.
+    assert len(times.observed) == launched - depth

@@ -31,7 +31,7 @@ class RecordingRunner:
 
     runner: ModelRunner
     rows: list[Tensor] = field(default_factory=list)
-    failed_captures = 0  # no graphs
+    failed_captures = preparations = 0  # no graphs and no kernels to compile
 
     def launch(self, plan: StepPlan) -> Ticket:
         return self.runner.launch(plan)

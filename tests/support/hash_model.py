@@ -150,7 +150,7 @@ class HashRunner:
     launched: list[HashTicket] = field(default_factory=list)
     last_tokens: dict[int, int] = field(default_factory=dict)
     computed_tokens: int = 0
-    failed_captures = 0  # no graphs
+    failed_captures = preparations = 0  # no graphs and no kernels to compile
 
     def __post_init__(self) -> None:
         def pool(group: GroupConfig, blocks: int) -> list[list[bytes]]:

@@ -471,6 +471,8 @@ def describe_stage(message: ChildMessage, rate: DownloadRate) -> tuple[str, floa
         left = f", {(message.total - message.done) / speed:.0f} s left" if speed else ""
         amounts = f"{format_bytes(message.done)} of {format_bytes(message.total)}"
         stage = (f"{format_bytes(round(speed))}/s{left}: " if speed else "") + f"{message.stage}, {amounts}"
+    elif message.unit == "kernels":
+        stage = f"{message.stage} ({message.done} of {message.total})"
     return stage, message.done / message.total
 
 

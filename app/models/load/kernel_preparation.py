@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from app.models.stored_model import StoredModel
 from app.process.uninterruptible import run_uninterruptible
@@ -9,7 +10,7 @@ from app.progress import Progress
 from app.settings.settings import Settings
 from engine.backends.device_choice import compile_layouts, layouts_are_compiled, why_code_is_not_cached
 from engine.checkpoints.weights import LoadProgress
-from engine.load_options import LoadOptions
+from engine.load_options import KernelReport, LoadOptions
 from quant.cpu.layouts import Layout
 
 
@@ -50,19 +51,37 @@ def prepare_kernels(layouts: frozenset[Layout] | None, options: LoadOptions, pro
             run_uninterruptible(lambda: compile_layouts(layouts, options))
 
 
-@contextmanager
-def loading(stored: StoredModel, progress: Progress) -> Iterator[LoadProgress]:
-    """Show two tasks, one after the other: reading the files, and preparing the model.
+@dataclass(frozen=True, slots=True)
+class LoadReports:
+    """Functions that take the progress of loading: what is done, and the total."""
 
-    On a GPU the second task includes the compilation of kernels.
-    """
+    read: LoadProgress  # bytes of the files
+    compiled: KernelReport  # kernels for a GPU
+
+
+@contextmanager
+def loading(stored: StoredModel, progress: Progress) -> Iterator[LoadReports]:
+    """Show tasks, one after the other: reading the files, preparing the model, and compiling its kernels for a GPU."""
     with ExitStack() as task:
         report = task.enter_context(progress.task(f"Loading {stored.name}", stored.size))
+
+        def prepare() -> None:
+            task.close()
+            task.enter_context(progress.task(f"Preparing {stored.name} for this machine", None))
 
         def read(done: int, total: int) -> None:
             report(done)
             if done == total:
-                task.close()
-                task.enter_context(progress.task(f"Preparing {stored.name} for this machine", None))
+                prepare()
 
-        yield read
+        def compiled(done: int, total: int) -> None:
+            nonlocal report
+            if done == 0:
+                task.close()
+                label = "Compiling kernels for this GPU"
+                report = task.enter_context(progress.task(label, total, unit="kernels"))
+            report(done)
+            if done == total:
+                prepare()
+
+        yield LoadReports(read, compiled)

@@ -3,7 +3,7 @@
 The counterpart of `app.models.load.loaded_model` for models that generate no text. Importing it imports torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gguf.constants import Keys
 
@@ -51,8 +51,9 @@ def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progre
     with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
         prepare_kernels(embedders.embedder_layouts(checkpoint, options), options, progress)
         tokenizer = _tokenizer(checkpoint)
-        with loading(stored, progress) as report:
-            encoder = embedders.load_embedder(checkpoint, options, report)
+        with loading(stored, progress) as reports:
+            options = replace(options, report_kernels=reports.compiled)
+            encoder = embedders.load_embedder(checkpoint, options, reports.read)
     record_use(stored, settings.models_dir)
     # a chat model of the same files has one more token of context, so a setting of that length needs no warning
     if settings.context > encoder.context_length + 1:

@@ -55,8 +55,8 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> C
         sampling = catalogued_sampling(stored.name, load_catalog()) or read_sampling(stored.path, values)
         prepare_kernels(layouts_to_compile(checkpoint, options), options, progress)
         options = _keeping_on_disk(options, stored, settings, progress)
-        with compare_with_plan(plan, stored.name, progress), loading(stored, progress) as report:
-            engine = load_engine(checkpoint, options, report)
+        with compare_with_plan(plan, stored.name, progress), loading(stored, progress) as reports:
+            engine = load_engine(checkpoint, replace(options, report_kernels=reports.compiled), reports.read)
     record_use(stored, settings.models_dir)
     if tokenizer.vocab_size > engine.vocab_size:
         raise UnsupportedModel(

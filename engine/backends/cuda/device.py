@@ -1,5 +1,6 @@
 """The CUDA device: loads a model on one GPU and sizes its caches."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,10 +10,13 @@ from engine import models
 from engine.backends.cuda.batch_tensors import BatchLimits
 from engine.backends.cuda.blocks import GpuBlocks
 from engine.backends.cuda.gpu import Gpu
+from engine.backends.cuda.kernel_compilation import Report, compile_kernels, recording_kernels
+from engine.backends.cuda.kernel_launches import launch_every_kernel
 from engine.backends.cuda.memory import LOADING_THREADS, USE_LESS, GpuMemory
 from engine.backends.cuda.operations import CudaOperations
 from engine.backends.cuda.runner import CudaRunner
 from engine.backends.cuda.step import CudaStep, largest_batch
+from engine.backends.device_errors import first_line
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import ALL_FREE, BLOCK_SIZE, EngineConfig, GroupConfig, MemoryLimit, ModelConfig
@@ -23,6 +27,8 @@ from engine.kv.budget import KVBudget
 from engine.models import Model
 from quant.cuda.linear import CudaBackend
 from quant.kernels.tiles import MeasuredTiles
+
+log = logging.getLogger(__name__)
 
 NUMERICS_VERSION = "1"  # increase when a change to the kernels changes result bits: this invalidates KV caches on disk
 KV_TYPES = {"auto": torch.bfloat16, "bf16": torch.bfloat16, "f16": torch.float16, "fp8": torch.uint8}
@@ -45,6 +51,7 @@ class CudaOptions:
     deterministic: bool = False
     memory: MemoryLimit = ALL_FREE
     tiles: MeasuredTiles = field(default_factory=dict)  # tiles that replace the default ones
+    report_kernels: Report = lambda done, total: None  # shows the progress of compilation
 
 
 class CudaDevice:
@@ -61,6 +68,7 @@ class CudaDevice:
         # The architecture is included because it determines the kernels and their tiles.
         self.numerics = ("cuda", NUMERICS_VERSION, f"sm_{gpu.card.architecture}", order, repr(options.tiles))
         self._tiles = options.tiles
+        self._report_kernels = options.report_kernels
         self.kv_type = options.kv_type
         self._gpu = gpu
         self._deterministic = options.deterministic
@@ -94,6 +102,7 @@ class CudaDevice:
             operations = CudaOperations(backend, self._gpu.card, deterministic=self._deterministic)
             loaded = models.load(model, weights, operations, config.context_length)
             if not self._gpu.card.interpreted:
+                self._compile_kernels(loaded, config)
                 config = config.with_pools(self._fitting_pools(loaded, config))
             step = self._largest_step(loaded, config)
         return LoadedModel(step, step.kv, self._gpu.synchronize)
@@ -106,20 +115,24 @@ class CudaDevice:
             runner.prepare()
         return runner
 
+    def _compile_kernels(self, loaded: Model, config: EngineConfig) -> None:
+        """Compile all kernels of the model in several processes. Kernels that are left out compile when launched."""
+        step = self._step(loaded, config.with_pools([1] * len(config.groups)).without_host_pools())
+        try:
+            with recording_kernels() as variants:
+                launch_every_kernel(step, _limits(config), loaded.config.vocab_size)
+            compile_kernels(variants, self._report_kernels)
+        except Exception as error:  # noqa: BLE001 # Triton and processes raise errors of any type
+            log.warning("kernels are compiled when they are needed: %s", first_line(error))
+
     def _step(self, loaded: Model, config: EngineConfig) -> CudaStep:
-        limits = BatchLimits(
-            tokens=config.max_step_tokens,
-            requests=config.max_running,
-            table_blocks=-(-config.context_length // BLOCK_SIZE),
-            groups=len(config.groups),
-        )
         shape = loaded.config
         queries = tile_queries(
             shape.heads, shape.kv_heads, shape.head_dim, self._gpu.card, deterministic=self._deterministic
         )
         groups, host = loaded.kv_groups(), config.host_blocks
         kv = GpuBlocks(self._gpu, groups, config.pool_sizes, self.layer_shape, self.kv_type, host)
-        return CudaStep(self._gpu, loaded, kv, limits, queries)
+        return CudaStep(self._gpu, loaded, kv, _limits(config), queries)
 
     def _largest_step(self, loaded: Model, config: EngineConfig) -> CudaStep:
         """Return a step with pools of the configured size, or smaller ones if the driver cannot allocate them."""
@@ -152,6 +165,15 @@ class CudaDevice:
                 USE_LESS,
             )
         return [group.num_blocks for group in budget.groups(tokens)]
+
+
+def _limits(config: EngineConfig) -> BatchLimits:
+    return BatchLimits(
+        tokens=config.max_step_tokens,
+        requests=config.max_running,
+        table_blocks=-(-config.context_length // BLOCK_SIZE),
+        groups=len(config.groups),
+    )
 
 
 def why_unsupported(model: ModelConfig) -> str | None:

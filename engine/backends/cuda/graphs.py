@@ -59,6 +59,7 @@ class StepGraphs:
         self._tiles: dict[GraphSize, Tiles] = {}
         self._captured: dict[GraphSize, Callable[[], None]] = {}
         self._waits: dict[GraphSize, int] = {}  # steps until a failed capture is tried again
+        self.captures = 0
         self.failed_captures = 0
 
     @property
@@ -99,6 +100,7 @@ class StepGraphs:
         def work() -> None:
             self._logits[: size.requests].copy_(self._compute(tensors))
 
+        self.captures += 1
         try:
             self._captured[size] = self._capture(work)
         except RuntimeError as problem:  # RuntimeError includes out-of-memory errors

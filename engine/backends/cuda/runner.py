@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import PendingTokens
 from engine.backends.cuda.gpu import Gpu, GpuEvent
+from engine.backends.cuda.kernel_compilation import FirstLaunches
 from engine.backends.cuda.step import CudaStep
 from engine.backends.device_errors import raising_device_lost, raising_out_of_memory
 from engine.backends.runner import first_rows
@@ -56,6 +57,12 @@ class CudaRunner:
         self._groups = groups
         self._masks = MaskThread(vocab_size)
         self._last: CudaTicket | None = None  # the last launched step
+        self._first_launches = FirstLaunches()
+        self._first_launches.watch()
+
+    @property
+    def preparations(self) -> int:
+        return self._first_launches.count + self._step.captures
 
     def launch(self, plan: StepPlan) -> CudaTicket:
         with self._running():

@@ -14,7 +14,7 @@ from engine.backends.cuda.gpu import Gpu
 from engine.backends.cuda.graphs import GraphSize, StepGraphs
 from engine.batch import Batch
 from engine.config import BLOCK_SIZE
-from engine.kernels.attention_tiles import TileQueries, query_tiles
+from engine.kernels.attention_tiles import TileQueries, Tiles, query_tiles
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache
 from engine.models import Model
@@ -28,7 +28,7 @@ class CudaStep:
         self.gpu = gpu
         self.kv = kv
         self._compute = partial(compute, model, kv)
-        self._queries = queries
+        self.queries = queries
         self._groups = limits.groups
         self._buffers = StepBuffers(limits, gpu)
         largest = GraphSize(limits.requests, limits.table_blocks * BLOCK_SIZE)
@@ -47,8 +47,13 @@ class CudaStep:
             if size is not None:
                 tensors = self._buffers.fill(batch, self._graphs.tiles(size), pending, size.requests)
                 return self._graphs.run(size, tensors)[: len(batch.logit_rows)]
-            tiles = query_tiles(batch.query_starts, batch.context_lengths, self._queries)
+            tiles = query_tiles(batch.query_starts, batch.context_lengths, self.queries)
             return self._compute(self._buffers.fill(batch, tiles, pending))
+
+    def launch_without_graph(self, batch: Batch, tiles: Tiles) -> Tensor:
+        """Launch a step kernel by kernel, with these attention tiles. Returns its logits as `launch` does."""
+        with torch.inference_mode(), self.gpu.current():
+            return self._compute(self._buffers.fill(batch, tiles))
 
     def capture(self) -> None:
         """Capture the graphs of all sizes. Writes to the null block only."""
@@ -58,6 +63,11 @@ class CudaStep:
                 tensors = self._buffers.fill(batch, self._graphs.tiles(size), requests=size.requests)
                 self._graphs.capture(size, tensors)
             self.gpu.drop_caches()
+
+    @property
+    def captures(self) -> int:
+        """Number of graphs that were captured, or could not be, so far."""
+        return self._graphs.captures
 
     @property
     def failed_captures(self) -> int:

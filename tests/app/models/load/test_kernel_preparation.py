@@ -31,11 +31,22 @@ class Listed:
 
 def test_preparation_after_loading_is_a_separate_task(tmp_path: Path) -> None:
     progress = Listed()
-    with loading(StoredModel("it", tmp_path, 30, None, "", None, None), progress) as report:
-        report(10, 20)
-        report(20, 20)
+    with loading(StoredModel("it", tmp_path, 30, None, "", None, None), progress) as reports:
+        reports.read(10, 20)
+        reports.read(20, 20)
         assert progress.lines == ["Loading it 30", "10", "20", "done", "Preparing it for this machine None"]
     assert progress.lines[-1] == "done"
+
+
+def test_compilation_for_a_gpu_is_a_separate_task_during_the_preparation(tmp_path: Path) -> None:
+    progress = Listed()
+    with loading(StoredModel("it", tmp_path, 30, None, "", None, None), progress) as reports:
+        reports.read(20, 20)
+        for done in range(3):
+            reports.compiled(done, 2)
+    preparing = ["Preparing it for this machine None", "done"]
+    compiling = ["Compiling kernels for this GPU 2", "0", "1", "2", "done"]
+    assert progress.lines == ["Loading it 30", "20", "done", *preparing, *compiling, *preparing]
 
 
 @pytest.mark.parametrize("problem", ["", "/cache (Read-only file system)"])

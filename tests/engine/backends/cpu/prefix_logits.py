@@ -43,7 +43,7 @@ class PrefixLogits:
 class CheckedRunner:
     """A runner that checks the logits of every step with PrefixLogits."""
 
-    failed_captures = 0  # no graphs
+    failed_captures = preparations = 0  # no graphs and no kernels to compile
 
     def __init__(self, runner: ModelRunner, seen: PrefixLogits) -> None:
         self._runner = runner

@@ -153,13 +153,13 @@ def test_step_that_runs_out_of_memory_is_retried(tiny: Path, device: torch.devic
 def test_engine_ends_only_if_the_gpu_has_stopped_working(
     tiny: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch, works: bool
 ) -> None:
-    def fails(*arguments: Any) -> None:
+    def fails(*arguments: Any, **keywords: Any) -> None:
         raise torch.AcceleratorError("CUDA error: unspecified launch failure")
 
     running = engine(tiny, device)
     request = running.request(prompt(3), SamplingParams(temperature=0, max_tokens=3), frozenset())
     running.add(request)
-    monkeypatch.setattr("engine.backends.cuda.step.CudaStep._compute", fails)
+    monkeypatch.setattr(step.CudaStep, "launch", fails)
     if works:
         assert [event.finish for event in running.step()] == [FinishReason.ERROR]
     else:

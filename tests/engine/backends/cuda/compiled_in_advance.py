@@ -1,0 +1,93 @@
+"""Compile the kernels of a model in advance for a GPU that is not there, and check that nothing is left to compile.
+
+    python -m tests.engine.backends.cuda.compiled_in_advance
+
+A process without Triton's interpreter, which replaces the compiler. Prints the numbers of kernels.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from engine.backends.cuda.batch_tensors import BatchLimits
+from engine.backends.cuda.device import CudaDevice, CudaOptions
+from engine.backends.cuda.gpu import Gpu
+from engine.backends.cuda.kernel_compilation import FirstLaunches, compile_kernels, recording_kernels
+from engine.backends.cuda.kernel_launches import launch_every_kernel
+from engine.backends.cuda.step import CudaStep
+from tests.engine.backends.cuda.two_devices import INTERPRETED, load
+from tests.engine.models.tiny_llama import make
+
+LIMITS = BatchLimits(tokens=32, requests=4, table_blocks=4, groups=1)
+
+
+class AbsentGpu:
+    """Triton's driver of an H100, as far as compiling takes it."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def tiny_step(folder: Path) -> tuple[CudaStep, int]:
+    loaded = load(make(folder, heads=2, kv_heads=1, layers=1).path, CudaDevice(Gpu(INTERPRETED), CudaOptions()))
+    step = loaded.model.compute
+    assert isinstance(step, CudaStep)
+    return step, loaded.vocab_size
+
+
+def launches_from_cache(step: CudaStep, vocab_size: int) -> list[bool]:
+    """Launch all kernels up to the call of the driver. Return for each whether it was in the cache on disk."""
+    hits: list[bool] = []
+    compile_and_run = JITFunction._do_compile
+
+    def compile_only(self: Any, key: Any, signature: Any, device: Any, *others: Any) -> None:
+        compile_and_run(self, key, signature, device, *others)
+        del self.device_caches[device][0][key]
+
+    with knobs.compilation.scope(), mock.patch.object(JITFunction, "_do_compile", compile_only):
+        knobs.compilation.listener = lambda **compiled: hits.append(compiled["cache_hit"])
+        launch_every_kernel(step, LIMITS, vocab_size)
+    return hits
+
+
+def main() -> int:
+    driver.set_active(AbsentGpu())
+    reported: list[tuple[int, int]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        step, vocab_size = tiny_step(Path(folder))
+        first = FirstLaunches()
+        first.watch()
+        with recording_kernels() as variants:
+            launch_every_kernel(step, LIMITS, vocab_size)
+        assert first.count == 0
+        compile_kernels(variants, lambda done, total: reported.append((done, total)))
+        assert all(variant.is_cached() for variant in variants)
+        again = len(reported)
+        compile_kernels(variants, lambda done, total: reported.append((done, total)))
+        assert len(reported) == again
+        hits = launches_from_cache(step, vocab_size)
+    print(f"{len(variants)} recorded, {reported[0][1]} compiled, {len(hits)} launched, {first.count} first launches")
+    assert hits
+    assert all(hits), f"{hits.count(False)} kernels were not compiled in advance"
+    assert first.count == len(hits)
+    assert reported == [(done, len(variants)) for done in range(len(variants) + 1)]
+    return 0
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    sys.exit(main())

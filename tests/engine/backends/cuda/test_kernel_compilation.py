@@ -1,0 +1,87 @@
+"""Compilation of kernels in other processes, before they are launched."""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from triton import knobs
+
+from engine.backends.cuda.kernel_compilation import FirstLaunches, compile_kernels
+
+ROOT = Path(__file__).parents[4]
+
+
+@dataclass(frozen=True)
+class FakeVariant:
+    """A kernel whose code is a file with the id of the process that compiled it."""
+
+    path: Path
+    fails: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def compile(self) -> None:
+        if self.fails:
+            raise RuntimeError("out of registers")
+        self.path.write_text(str(os.getpid()))
+
+    def is_cached(self) -> bool:
+        return self.path.exists()
+
+
+@pytest.fixture
+def compiled() -> Callable[..., list[tuple[int, int]]]:
+    def run(*variants: Any) -> list[tuple[int, int]]:
+        reports: list[tuple[int, int]] = []
+        compile_kernels(variants, lambda done, total: reports.append((done, total)))
+        return reports
+
+    return run
+
+
+def test_missing_kernels_are_compiled_in_other_processes(
+    tmp_path: Path, compiled: Callable[..., list[tuple[int, int]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    variants = [FakeVariant(tmp_path / f"{number}", fails=number == 2) for number in range(6)]
+    variants[0].path.write_text("known")
+    with caplog.at_level(logging.WARNING):
+        assert compiled(*variants) == [(done, 5) for done in range(6)]
+    assert "the kernel 2 could not be compiled in advance: out of registers" in caplog.text
+    assert variants[0].path.read_text() == "known"
+    compilers = {variant.path.read_text() for variant in variants[1:] if not variant.fails}
+    assert str(os.getpid()) not in compilers
+    assert compiled(*variants) == []
+
+
+def test_single_missing_kernels_start_no_process(
+    tmp_path: Path, compiled: Callable[..., list[tuple[int, int]]]
+) -> None:
+    variants = [FakeVariant(tmp_path / f"{number}") for number in range(3)]
+    assert compiled(*variants) == []
+    assert not any(variant.is_cached() for variant in variants)
+
+
+def test_first_launches_are_counted() -> None:
+    with knobs.runtime.scope():
+        first = FirstLaunches()
+        first.watch()
+        knobs.runtime.jit_post_compile_hook(key="", repr="", fn=None, compile={}, is_manual_warmup=False)
+    assert first.count == 1
+
+
+@pytest.mark.slow
+def test_no_kernel_is_left_to_compile_after_compilation_in_advance(tmp_path: Path) -> None:
+    removed = ("TRITON_INTERPRET", "PYTHONPATH")
+    environment = {name: value for name, value in os.environ.items() if name not in removed}
+    command = [sys.executable, "-m", "tests.engine.backends.cuda.compiled_in_advance"]
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
