@@ -98,6 +98,22 @@ def test_typing_filters_the_models() -> None:
     run(ScriptedClient(), flow)
 
 
+def test_models_are_sorted_by_size_after_the_loaded_one() -> None:
+    client = ScriptedClient()
+    catalog = client.models.catalog
+
+    async def backwards() -> list[ModelInfo]:
+        return [*reversed(await catalog())]
+
+    client.models.catalog = backwards  # type: ignore[method-assign]
+
+    async def flow(chat: Chatting) -> None:
+        await models_screen(chat)
+        assert names(chat) == ["smollm2:135m", "qwen3:4b", "llama3.3:70b"]
+
+    run(client, flow)
+
+
 def test_long_name_leaves_space_for_the_state() -> None:
     client = ScriptedClient()
     name = "someone/A-Model-With-A-Name-As-Long-As-They-Are-By-Now-GGUF:Q4_K_M"
