@@ -82,6 +82,11 @@ class Device(Protocol):
         ...
 
     @property
+    def kv_share(self) -> float:
+        """Share of `kv_memory` that caches take unless the context needs more. 1: all of it."""
+        ...
+
+    @property
     def host_cache(self) -> int:
         """Default size of the host pool in bytes. Devices that compute in the host's memory need no host pool."""
         ...

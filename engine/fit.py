@@ -44,6 +44,7 @@ class Fit:
     caches: tuple[CacheFit, ...]  # one per KV type, the selected type first; empty for a model without a KV cache
     wanted: int  # requested context length in tokens; by default, the length that the model was trained for
     least: int  # shortest useful context length in tokens
+    kv_limit: int = 0  # bytes that the caches may take if that is less than the memory beside the model; 0: no limit
 
     @property
     def is_possible(self) -> bool:
@@ -78,19 +79,25 @@ def fit(checkpoint: Checkpoint, options: LoadOptions, memory: int = 0) -> Fit:
     least = wanted if options.context_length else min(wanted, MIN_CONTEXT)
     devices = dict(_devices(checkpoint, options, model, stored, memory))
     device = next(iter(devices.values()))
-    caches = tuple(_cache_fit(name, it, model, stored, wanted, least) for name, it in devices.items())
-    return Fit(device.name, device.free_memory(), device.needs(model, stored), caches, wanted, least)
+    limits = {name: _limit(it, model, stored, options.context_length) for name, it in devices.items()}
+    caches = tuple(_cache_fit(name, it, model, limits[name][0], wanted, least) for name, it in devices.items())
+    limit, room = next(iter(limits.values()))
+    kv_limit = limit if limit < room else 0
+    return Fit(device.name, device.free_memory(), device.needs(model, stored), caches, wanted, least, kv_limit)
 
 
-def _cache_fit(
-    name: str, device: Device, model: ModelConfig, stored: Mapping[str, StoredWeight], wanted: int, least: int
-) -> CacheFit:
-    budget = cache_budget(model, device)
+def _limit(device: Device, model: ModelConfig, stored: Mapping[str, StoredWeight], asked: int) -> tuple[int, int]:
+    """Return the bytes that caches may take, and those that are free beside the model; 0 if the model does not fit."""
     try:
         room = device.kv_memory(model, sum(weight.nbytes for weight in stored.values()))
     except OutOfMemory:
-        room = 0
-    context = budget.tokens(room, wanted)
+        return 0, 0
+    return cache_budget(model, device).limit(room, device.kv_share, asked), room
+
+
+def _cache_fit(name: str, device: Device, model: ModelConfig, limit: int, wanted: int, least: int) -> CacheFit:
+    budget = cache_budget(model, device)
+    context = budget.tokens(limit, wanted)
     held = max(context, least)
     return CacheFit(name, budget.token_bytes, context, budget.bytes(held), budget.table_bytes(held))
 

@@ -144,8 +144,9 @@ def _resolve(
     budget = cache_budget(model, device)
     room = device.kv_memory(model, weight_bytes)
     host_cache = device.host_cache if options.host_cache is None else options.host_cache
-    context = budget.context(options.context_length, room)
-    groups = budget.groups(budget.tokens(room, device.contexts * context))
+    limit = budget.limit(room, device.kv_share, options.context_length)
+    context = budget.context(options.context_length, limit)
+    groups = budget.groups(budget.tokens(limit, device.contexts * context))
     shape = repr((model.ropes, model.long_ropes(context), model.layout))
     return EngineConfig(
         backend=device.name,

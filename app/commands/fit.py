@@ -117,12 +117,20 @@ def _echo_fit(found: "ModelFit") -> None:
             ("DEVICE", f"{fit.device}, {format_bytes(fit.memory)} free"),
             ("WEIGHTS", format_bytes(fit.needs.weights)),
             ("STEPS", format_bytes(fit.needs.steps)),
+            *_cache_limit(fit),
         ]
     )
     if fit.caches:
         click.echo()
         rows = [(it.kv_type, f"{it.context:,}", _per_token(it), format_bytes(it.size)) for it in fit.caches]
         echo_table([("KV", "CONTEXT", "PER TOKEN", "TOTAL"), *rows])
+
+
+def _cache_limit(fit: "Fit") -> list[tuple[str, str]]:
+    """Return the row of the default limit of the KV cache, if there is one."""
+    if not fit.kv_limit:
+        return []
+    return [("KV CACHE", f"at most {format_bytes(fit.kv_limit)}; --context or INGLE_GPU_MEMORY raise it")]
 
 
 def _per_token(cache: "CacheFit") -> str:
@@ -158,6 +166,7 @@ def _described(fit: "Fit") -> dict[str, Any]:
         "weights": fit.needs.weights,
         "steps": fit.needs.steps,
         "wanted_context": fit.wanted,
+        "kv_limit": fit.kv_limit or None,
         "kv": [
             {
                 "type": cache.kv_type,

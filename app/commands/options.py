@@ -52,7 +52,7 @@ _GPU_OPTIONS = (
     click.option(
         "--gpu-memory",
         metavar="SIZE",
-        help="Limit of the GPU memory to use: 20GB, or 80% of all. Default: auto, all free memory minus a reserve.",
+        help="Limit of the GPU memory to use: 20GB, or 80% of all. Default: auto, which leaves some to other programs.",
     ),
     click.option(
         "--deterministic",

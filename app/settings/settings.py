@@ -232,8 +232,8 @@ class Settings:
         metadata=_read_by(
             memory_limit,
             ALL_FREE,
-            "Limit of the GPU memory to use: a size such as 20GB, or a share such as 80%. Default: auto, which uses "
-            "all free memory minus a reserve.",
+            "Limit of the GPU memory to use: a size such as 20GB, or a share such as 80%. Default: auto, the weights "
+            "and a KV cache of at most half of the memory beside them, or one that holds --context.",
         )
     )
     deterministic: bool = field(

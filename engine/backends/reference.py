@@ -30,6 +30,7 @@ class ReferenceDevice:
     name = "reference"
     max_running = MAX_RUNNING
     max_logit_rows = 0  # unlimited
+    kv_share = 1.0  # of a share of the host's memory
     contexts = step_depth = 1
     host_cache = 0
     kv_type = torch.float32

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 ASSUMED_MEMORY = 8 << 30  # bytes of free memory to assume if the system does not report it
 KV_SHARE = 0.5  # share of the host's free memory that the KV cache may take
 LESS_MEMORY = "Choose a smaller model or fewer bits per weight (ingle fit shows which fit), or close other programs."
+USEFUL_CONTEXT = 32_768  # tokens; a context up to this length may take all memory
 MIN_CONTEXT = 512  # shortest useful context in tokens
 MAX_RUNNING = 16  # requests that may hold blocks at the same time
 CACHED_WINDOWS = 2  # number of windows kept for later requests, per window of a running request
@@ -70,6 +71,14 @@ class KVBudget:
                 "Choose a shorter context with --context, or close other programs.",
             )
         return fits
+
+    def limit(self, room: int, share: float, asked: int) -> int:
+        """Return the number of bytes that the caches may take: `share` of `room`, or more for a context that needs it.
+
+        `asked`: context length that the user has chosen, in tokens; 0: none, so that a useful one is assumed.
+        """
+        least = self.bytes(min(asked or USEFUL_CONTEXT, self._model.context_length))
+        return min(room, max(int(share * room), least))
 
     def bytes(self, tokens: int) -> int:
         """Return the size in bytes of the pools and of the rotary tables, which have a row for each position."""

@@ -11,7 +11,7 @@ from engine.backends.cpu.memory import packed_bytes
 from engine.backends.device_choice import host_device
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.weights import Weights
-from engine.config import ModelConfig
+from engine.config import MemoryLimit, ModelConfig
 from engine.errors import OutOfMemory
 from engine.fit import fit
 from engine.load_options import LoadOptions
@@ -122,6 +122,8 @@ def test_fit_is_estimated_for_an_absent_gpu(tmp_path: Path) -> None:
         assert (found.device, found.is_possible) == ("cuda", True)
         assert [cache.kv_type for cache in found.caches] == ["bf16", "f16", "fp8"]
         assert found.caches[2].token_bytes[None] * 2 == found.caches[0].token_bytes[None]
+        assert 0.4 < found.kv_limit / (found.memory - found.needs.total) < 0.6
+        assert not fit(checkpoint, replace(options, gpu_memory=MemoryLimit(share=0.9)), memory=8 * 10**9).kv_limit
         assert found.memory < 8 * 10**9  # part of the memory is reserved for the display
         assert not fit(checkpoint, options, memory=10**8).has_room
 

@@ -17,7 +17,7 @@ from app.text.folder_tokenizer import from_folder
 from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
 from engine.backends.device_choice import layouts_to_compile
-from engine.config import Preemption
+from engine.config import EngineConfig, Preemption
 from engine.errors import UnsupportedModel
 from engine.load_options import DiskOptions, LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
@@ -67,11 +67,22 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> C
     if settings.context > config.model_context_length:
         progress.say(lowered_context(settings, config.model_context_length))
     if not settings.context and config.context_length < config.model_context_length:
-        progress.say(
-            f"The context is limited to {config.context_length:,} tokens, because the {config.model_context_length:,} "
-            "tokens of the model do not fit in memory."
-        )
+        progress.say(shortened_context(config))
     return ChatModel(stored.name, engine, tokenizer, sampling or DEFAULT_SAMPLING)
+
+
+def shortened_context(config: EngineConfig) -> str:
+    """Return why the context is shorter than the model's, and how to raise it if that is possible."""
+    if config.longest_context > config.context_length:
+        return (
+            f"The context is {config.context_length:,} tokens, because by default the KV cache leaves memory of the "
+            f"GPU to other programs. Raise it with --context, up to {config.longest_context:,}, or with "
+            "--gpu-memory 90%."
+        )
+    return (
+        f"The context is limited to {config.context_length:,} tokens, because the {config.model_context_length:,} "
+        "tokens of the model do not fit in memory."
+    )
 
 
 def _keeping_on_disk(options: LoadOptions, stored: StoredModel, settings: Settings, progress: Progress) -> LoadOptions:

@@ -48,6 +48,7 @@ class CpuDevice:
     name = "cpu"
     max_running = MAX_RUNNING
     max_logit_rows = 0  # unlimited
+    kv_share = 1.0  # of a share of the host's memory
     contexts = step_depth = 1
     host_cache = 0
 

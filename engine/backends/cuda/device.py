@@ -83,6 +83,10 @@ class CudaDevice:
         return min(max(1 << tokens.bit_length() - 1, MIN_STEP_TOKENS), MAX_STEP_TOKENS)
 
     @property
+    def kv_share(self) -> float:
+        return self._memory.kv_share
+
+    @property
     def host_cache(self) -> int:
         return self._memory.host_cache()
 
@@ -157,7 +161,8 @@ class CudaDevice:
         room = self._memory.kv_bytes_after_loading(largest)
         shape = self.layer_shape(model.kv_heads, model.head_dim)
         budget = KVBudget(model, shape, self.kv_type, config.max_step_tokens, config.max_running)
-        tokens = budget.tokens(room, self.contexts * config.context_length)
+        limit = budget.limit(room, self.kv_share, config.context_length)
+        tokens = budget.tokens(limit, self.contexts * config.context_length)
         if tokens < config.context_length:
             raise OutOfMemory(
                 f"A context of {config.context_length:,} tokens needs {budget.bytes(config.context_length) / 1e9:.1f} "

@@ -54,6 +54,16 @@ def test_invalid_figures_are_a_usage_error(words: tuple[object, ...]) -> None:
     assert fit(*words).exit_code == 2
 
 
+def test_limit_of_the_kv_cache_on_a_gpu_is_shown(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (tiny, "--device", "cuda", "--memory", "8GB")
+    (line,) = (line for line in fit(*words).stdout.splitlines() if line.startswith("KV CACHE"))
+    assert "at most 3." in line
+    assert "INGLE_GPU_MEMORY" in line
+    assert json.loads(fit(*words, "--json").stdout)["kv_limit"] > 3 * 10**9
+    monkeypatch.setenv("INGLE_GPU_MEMORY", "90%")
+    assert "KV CACHE" not in fit(*words).stdout
+
+
 def test_model_at_a_path_fits(tiny: Path) -> None:
     shown = fit(tiny, "--memory", "1GB")
     assert shown.exit_code == 0

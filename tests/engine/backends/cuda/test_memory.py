@@ -5,10 +5,14 @@ from typing import cast
 
 import pytest
 
-from engine.backends.cuda.gpu import Gpu
+from engine.backends.cuda.device import CudaDevice, CudaOptions
+from engine.backends.cuda.gpu import Gpu, planned_gpu
 from engine.backends.cuda.memory import MARGIN_BYTES, MAX_RESERVE, GpuMemory, loading_bytes, step_bytes
-from engine.config import ALL_FREE, MemoryLimit, ModelConfig, NormRule, RopeConfig
+from engine.config import ALL_FREE, BLOCK_SIZE, MemoryLimit, ModelConfig, NormRule, RopeConfig
 from engine.errors import OutOfMemory
+from engine.kv.budget import USEFUL_CONTEXT
+from engine.load_options import LoadOptions
+from engine.loading import _resolve, cache_budget
 from quant.cuda.loading import SLAB_BYTES
 from quant.kernels.card import Card
 
@@ -60,6 +64,33 @@ def test_caches_are_dropped_before_free_memory_is_read() -> None:
     gpu = FakeGpu(24 * GIB)
     assert GpuMemory(cast(Gpu, gpu), ALL_FREE).allowed() == 24 * GIB - MAX_RESERVE
     assert gpu.dropped == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "asked", "context", "tokens"),
+    [
+        (ALL_FREE, 0, 69_000, 69_000),  # half of the memory beside the model
+        (ALL_FREE, 100_000, 100_000, 100_000),
+        (MemoryLimit(share=0.9), 0, 127_000, 127_000),
+        (MemoryLimit(num_bytes=9 * GIB), 0, 25_000, 25_000),
+    ],
+)
+def test_kv_cache_leaves_memory_to_other_programs_by_default(
+    limit: MemoryLimit, asked: int, context: int, tokens: int
+) -> None:
+    device = CudaDevice(planned_gpu(24 * GIB), CudaOptions(memory=limit))
+    config = _resolve(MODEL, device, LoadOptions(context_length=asked), (), 5 * GIB)
+    assert config.context_length == pytest.approx(context, rel=0.03)
+    assert BLOCK_SIZE * config.num_blocks == pytest.approx(tokens, rel=0.03)
+    assert config.longest_context >= config.context_length
+
+
+def test_useful_context_may_take_all_memory() -> None:
+    device = CudaDevice(planned_gpu(12 * GIB), CudaOptions())
+    room = device.kv_memory(MODEL, 5 * GIB)
+    budget = cache_budget(MODEL, device)
+    assert budget.bytes(USEFUL_CONTEXT) < room < 2 * budget.bytes(USEFUL_CONTEXT)
+    assert _resolve(MODEL, device, LoadOptions(), (), 5 * GIB).context_length == USEFUL_CONTEXT
 
 
 def test_model_that_does_not_fit_is_refused_with_the_numbers() -> None:
