@@ -14,7 +14,7 @@ from tui.engine_types import ModelInfo
 from tui.file_search import Files, find_files
 from tui.fuzzy import rank
 from tui.screens.models import ModelsScreen
-from tui.types import ChatSettings, Preset
+from tui.types import Attachment, ChatSettings, Preset
 
 
 async def write(chat: Chatting, text: str) -> None:
@@ -159,6 +159,19 @@ def test_prompt_stays_visible_with_a_menu_and_with_many_lines(size: tuple[int, i
         assert screen.contains_region(area.region)
 
     run(ScriptedClient(), flow, size=size)
+
+
+def test_prompt_with_an_attachment_and_many_lines_has_its_whole_border() -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.composer.attach(Attachment("notes.txt", "text"))
+        await chat.type("\n".join(f"line {number}" for number in range(17)), enter=False)
+        await chat.until(lambda: any("line 16" in line for line in chat.lines()))
+        await chat.until(lambda: any("notes.txt" in line for line in chat.lines()))
+        area = chat.composer.area.region
+        assert chat.lines()[area.bottom - 1].startswith("╰")
+        assert area.bottom <= chat.composer.status.region.y
+
+    run(ScriptedClient(), flow, size=(80, 24))
 
 
 def test_ranking_prefers_prefixes_then_words_then_letters_in_order() -> None:
