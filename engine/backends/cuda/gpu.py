@@ -4,7 +4,7 @@ Only this module handles the difference: without a GPU nothing is asynchronous, 
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -100,20 +100,26 @@ class CaptureStream:
     def _capture(self, graph: Any, work: Callable[[], None]) -> None:
         """Capture `work`. The context manager torch.cuda.graph would also wait for the GPU and empty all caches."""
         # With thread_local, other threads may copy blocks during the capture.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        with self._detaching_on_failure():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             work()
         finally:
-            try:
+            with self._detaching_on_failure():
                 graph.capture_end()
-            except RuntimeError:
-                self._end_allocation()
-                raise
 
-    def _end_allocation(self) -> None:
-        """Detach the allocator from the pool. torch leaves it attached if it cannot end a capture, and then cannot
-        empty its caches.
+    @contextlib.contextmanager
+    def _detaching_on_failure(self) -> Iterator[None]:
+        """Detach the allocator from the pool if a capture cannot start or end. torch leaves it attached, and then
+        cannot empty its caches.
         """
+        try:
+            yield
+        except RuntimeError:
+            self._detach()
+            raise
+
+    def _detach(self) -> None:
         functions: Any = torch._C
         for end in (functions._cuda_endAllocateToPool, functions._cuda_releasePool):
             with contextlib.suppress(RuntimeError):

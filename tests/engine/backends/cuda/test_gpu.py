@@ -40,14 +40,17 @@ def test_graphs_after_a_reset_use_a_new_pool(cuda: FakeCuda) -> None:
     assert cuda.pools == [1, 2]
 
 
-def test_failed_capture_ends_and_detaches_the_allocator(cuda: FakeCuda) -> None:
+@pytest.mark.parametrize("where", ["capture_begin", "capture_end"])
+def test_capture_that_cannot_start_or_end_detaches_the_allocator(where: str, cuda: FakeCuda) -> None:
     capture = Gpu(CARD).capture_stream()
-    cuda.broken.append("capture_end")
-    with pytest.raises(RuntimeError, match="injected into capture_end"):
+    cuda.broken.append(where)
+    with pytest.raises(RuntimeError, match=f"injected into {where}"):
         capture.capture(lambda: None)
-    assert cuda.calls[-3:] == ["_cuda_endAllocateToPool", "_cuda_releasePool", "wait_stream"]
-    cuda.broken.clear()
-    cuda.calls.clear()
+    assert cuda.calls[-4:] == [where, "_cuda_endAllocateToPool", "_cuda_releasePool", "wait_stream"]
+
+
+def test_failed_work_ends_its_capture(cuda: FakeCuda) -> None:
+    capture = Gpu(CARD).capture_stream()
     runs = iter((None, RuntimeError("no memory")))
 
     def fail_in_the_capture() -> None:
