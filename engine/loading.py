@@ -96,6 +96,20 @@ def _load_engine(
     return _load_on(host_device(options, model, checkpoint.path, stored), model, checkpoint, options, progress, output)
 
 
+def compile_gpu_kernels(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> None:
+    """Compile the kernels of a model for the GPU that would run it, so that a later load finds them.
+
+    Does nothing if no GPU would. Raises the errors of `load_engine`.
+    """
+    if gpu := gpu_for(options):
+        model, stored = models.read_config(checkpoint.metadata), models.stored_weights(checkpoint)
+        with raising_out_of_memory():
+            device = cuda_device(gpu, options, model)
+            config = _resolve(model, device, options, (), sum(weight.nbytes for weight in stored.values()))
+            weights = Weights(checkpoint.path, stored, progress, min(device.threads, MAX_LOADING_THREADS))
+            device.compile_kernels(model, weights, config)
+
+
 def _cpu_may_succeed(problem: Exception) -> bool:
     """Whether a model that could not be loaded on a GPU may load on the CPU. A damaged file fails on both."""
     gpu_problems = (UnsupportedModel, UnsupportedQuantization, OutOfMemory, DeviceLost, NoCompiler)

@@ -1,5 +1,7 @@
 """`ingle pull`: download models and print their paths."""
 
+import time
+
 import click
 
 from app.commands.options import known_names
@@ -7,11 +9,13 @@ from app.commands.output import as_json, echo_table
 from app.errors import AppError
 from app.models.sources import pull as pull_model
 from app.models.store import ModelStore
+from app.models.stored_model import StoredModel
 from app.models.transfer.download_queue import Download, downloads, queue_note
 from app.models.transfer.download_turn import ask_to_stop, running_download
 from app.progress import Progress, format_bytes, progress_on_stderr
 from app.settings.settings import Settings, load_settings
 
+CLOCK_SECONDS = 0.02  # resolution of the file system's clock
 EXAMPLES = """\b
 Examples:
   ingle pull                  the default model
@@ -70,13 +74,26 @@ def _pull_all(names: tuple[str, ...], settings: Settings, progress: Progress, *,
 
 
 def _pull(settings: Settings, progress: Progress, *, as_object: bool) -> None:
+    began = time.time()
     try:
         stored = pull_model(settings.model, settings, progress)
     except KeyboardInterrupt:
         progress.say("Stopped. The part that has arrived is kept, and the same command resumes the download.")
         raise
+    if stored.path.stat().st_ctime >= began - CLOCK_SECONDS:
+        _prepare_gpu(stored, settings, progress)
     progress.say(f"{stored.name} is ready: {format_bytes(stored.size)}, from the {stored.source}.")
     click.echo(as_json(stored) if as_object else stored.path)
+
+
+def _prepare_gpu(stored: StoredModel, settings: Settings, progress: Progress) -> None:
+    """Compile the kernels of a new model if there is a GPU."""
+    from engine.backends.cuda.driver import driver_version
+
+    if settings.device != "cpu" and driver_version() is not None:
+        from app.models.load.loaded_model import compile_for_gpu  # imports torch, which takes a second
+
+        compile_for_gpu(stored, settings, progress)
 
 
 def _list(settings: Settings, *, as_array: bool) -> None:

@@ -24,6 +24,7 @@ from quant.cpu import tiers
 from quant.cpu.layouts import Layout, layouts_of
 
 if TYPE_CHECKING:
+    from engine.backends.cuda.device import CudaDevice
     from engine.backends.cuda.gpu import Gpu
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def gpu_for(options: LoadOptions) -> "Gpu | None":
     return None
 
 
-def cuda_device(gpu: "Gpu", options: LoadOptions, model: ModelConfig) -> Device:
+def cuda_device(gpu: "Gpu", options: LoadOptions, model: ModelConfig) -> "CudaDevice":
     from engine.backends.cuda.device import KV_TYPES as GPU_KV_TYPES
     from engine.backends.cuda.device import CudaDevice, CudaOptions, why_unsupported
     from engine.backends.cuda.tile_file import read_tiles

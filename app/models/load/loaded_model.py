@@ -3,6 +3,7 @@
 This is where the application passes a stored model to the engine. Importing this module imports torch.
 """
 
+import logging
 from dataclasses import dataclass, replace
 
 from app.models.catalog import Sampling, load_catalog
@@ -20,8 +21,10 @@ from engine.backends.device_choice import layouts_to_compile
 from engine.config import EngineConfig, Preemption
 from engine.errors import UnsupportedModel
 from engine.load_options import DiskOptions, LoadOptions
-from engine.loading import ModelEngine, load_engine, open_checkpoint
+from engine.loading import ModelEngine, compile_gpu_kernels, load_engine, open_checkpoint
 from engine.models import read_config
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,7 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> C
     Raises OutOfMemory if it does not fit, before its weights are read; ModelFileError, UnsupportedModel,
     UnsupportedTier, UnsupportedTokenizer, or OSError if it cannot be read.
     """
-    options = replace(
-        common_options(settings),
-        kv_type=settings.kv_type,
-        host_cache=settings.kv_host_bytes,
-        preemption=Preemption(settings.preemption),
-        target_latency=settings.latency_ms / 1000,
-    )
+    options = _options(settings)
     with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
         read_config(checkpoint.metadata)  # raises for a model that cannot chat, before its vocabulary is read
         plan = plan_loading(checkpoint, options, stored, settings, progress)
@@ -82,6 +79,31 @@ def shortened_context(config: EngineConfig) -> str:
     return (
         f"The context is limited to {config.context_length:,} tokens, because the {config.model_context_length:,} "
         "tokens of the model do not fit in memory."
+    )
+
+
+def compile_for_gpu(stored: StoredModel, settings: Settings, progress: Progress) -> None:
+    """Compile the kernels of a chat model for the GPU that would run it, so that its first start need not wait.
+
+    Does nothing if there is no such GPU. Problems are logged only: a start reports them.
+    """
+    try:
+        with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
+            read_config(checkpoint.metadata)
+            with loading(stored, progress) as reports:
+                options = replace(_options(settings), report_kernels=reports.compiled)
+                compile_gpu_kernels(checkpoint, options, reports.read)
+    except Exception as problem:  # noqa: BLE001 # the model has been downloaded, whatever the GPU does
+        log.info("the kernels of %s were not compiled: %s", stored.name, problem)
+
+
+def _options(settings: Settings) -> LoadOptions:
+    return replace(
+        common_options(settings),
+        kv_type=settings.kv_type,
+        host_cache=settings.kv_host_bytes,
+        preemption=Preemption(settings.preemption),
+        target_latency=settings.latency_ms / 1000,
     )
 
 

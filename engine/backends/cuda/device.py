@@ -102,14 +102,17 @@ class CudaDevice:
 
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
         with self._gpu.current():
-            backend = CudaBackend(self._gpu.device, self._gpu.card, self._deterministic, self._tiles)
-            operations = CudaOperations(backend, self._gpu.card, deterministic=self._deterministic)
-            loaded = models.load(model, weights, operations, config.context_length)
+            loaded = self._loaded(model, weights, config)
             if not self._gpu.card.interpreted:
                 self._compile_kernels(loaded, config)
                 config = config.with_pools(self._fitting_pools(loaded, config))
             step = self._largest_step(loaded, config)
         return LoadedModel(step, step.kv, self._gpu.synchronize)
+
+    def compile_kernels(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> None:
+        """Compile the model's kernels into the cache on disk. Loads the weights, but allocates no KV cache."""
+        with self._gpu.current():
+            self._compile_kernels(self._loaded(model, weights, config), config)
 
     def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> CudaRunner:
         if not isinstance(loaded.compute, CudaStep):
@@ -119,10 +122,15 @@ class CudaDevice:
             runner.prepare()
         return runner
 
+    def _loaded(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> Model:
+        backend = CudaBackend(self._gpu.device, self._gpu.card, self._deterministic, self._tiles)
+        operations = CudaOperations(backend, self._gpu.card, deterministic=self._deterministic)
+        return models.load(model, weights, operations, config.context_length)
+
     def _compile_kernels(self, loaded: Model, config: EngineConfig) -> None:
         """Compile all kernels of the model in several processes. Kernels that are left out compile when launched."""
-        step = self._step(loaded, config.with_pools([1] * len(config.groups)).without_host_pools())
         try:
+            step = self._step(loaded, config.with_pools([1] * len(config.groups)).without_host_pools())
             with recording_kernels() as variants:
                 launch_every_kernel(step, _limits(config), loaded.config.vocab_size)
             compile_kernels(variants, self._report_kernels)

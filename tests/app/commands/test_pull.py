@@ -1,5 +1,6 @@
 """`ingle pull` of several models, and a download that another process stops."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from click.testing import CliRunner, Result
 from app.commands import pull as command
 from app.commands.pull import pull
 from app.errors import AppError, DownloadStopped, exit_status
+from app.models.stored_model import StoredModel
 from app.models.transfer.download_turn import DownloadTurn
-from app.progress import SilentProgress
+from app.progress import Progress, SilentProgress
+from app.settings.settings import Settings
 
 
 @pytest.fixture
@@ -56,3 +59,33 @@ def test_interrupted_pull_reports_that_the_downloaded_part_is_kept(
     assert isinstance(answer.exception, click.Abort | KeyboardInterrupt | SystemExit)
     assert "The part that has arrived is kept" in answer.stderr
     assert "The part that has arrived is kept" not in invoke("-q", "org/repo").stderr
+
+
+@pytest.mark.parametrize(
+    ("driver", "device", "is_new", "prepared"),
+    [("580.65", "auto", True, 1), (None, "auto", True, 0), ("580.65", "cpu", True, 0), ("580.65", "auto", False, 0)],
+)
+def test_kernels_of_a_new_model_are_compiled_if_there_is_a_gpu(
+    invoke: Callable[..., Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    driver: str | None,
+    device: str,
+    is_new: bool,
+    prepared: int,
+) -> None:
+    path, compiled = tmp_path / "it.gguf", list[StoredModel]()
+    path.touch()
+
+    def download(name: str, settings: Settings, progress: Progress) -> StoredModel:
+        if is_new:
+            path.chmod(0o600)  # changes the time of the file, as a download does
+        return StoredModel(name, path, 0, None, "Hub", None, None)
+
+    monkeypatch.setenv("INGLE_DEVICE", device)
+    monkeypatch.setattr(command, "pull_model", download)
+    monkeypatch.setattr("engine.backends.cuda.driver.driver_version", lambda: driver)
+    monkeypatch.setattr("app.models.load.loaded_model.compile_for_gpu", lambda stored, *others: compiled.append(stored))
+    time.sleep(0.05)  # the clock of the file system is coarse
+    assert invoke("it").exit_code == 0
+    assert len(compiled) == prepared

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,12 @@ from typing import Any
 import pytest
 from triton import knobs
 
+from engine.backends.cuda import device
 from engine.backends.cuda.kernel_compilation import FirstLaunches, compile_kernels
+from engine.load_options import LoadOptions
+from engine.loading import compile_gpu_kernels, open_checkpoint
+from tests.engine.backends.cuda.two_devices import INTERPRETED
+from tests.engine.models.tiny_llama import make
 
 ROOT = Path(__file__).parents[4]
 
@@ -75,6 +81,38 @@ def test_first_launches_are_counted() -> None:
         first.watch()
         knobs.runtime.jit_post_compile_hook(key="", repr="", fn=None, compile={}, is_manual_warmup=False)
     assert first.count == 1
+
+
+def test_kernels_are_compiled_without_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
+    variants = [FakeVariant(tmp_path / "kernel")]
+    monkeypatch.setattr(device, "recording_kernels", lambda: nullcontext(variants))
+    monkeypatch.setattr(
+        device, "launch_every_kernel", lambda step, limits, vocab_size: launched.append((limits.requests, vocab_size))
+    )
+    monkeypatch.setattr(
+        device, "compile_kernels", lambda given, report: report(len(given), len(given)) if given is variants else None
+    )
+    options = LoadOptions(card=INTERPRETED, report_kernels=lambda done, total: reports.append((done, total)))
+    with open_checkpoint(make(tmp_path, layers=1).path) as checkpoint:
+        compile_gpu_kernels(checkpoint, options)
+        compile_gpu_kernels(checkpoint, LoadOptions(device="cpu"))
+    assert launched == [(device.MAX_RUNNING, 97)]
+    assert reports == [(1, 1)]
+
+
+def test_failing_compilation_does_not_end_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("A process in the process pool was terminated abruptly")
+
+    monkeypatch.setattr(device, "recording_kernels", lambda: nullcontext([]))
+    monkeypatch.setattr(device, "launch_every_kernel", fail)
+    with open_checkpoint(make(tmp_path, layers=1).path) as checkpoint:
+        compile_gpu_kernels(checkpoint, LoadOptions(card=INTERPRETED))
+    assert "kernels are compiled when they are needed: A process in the process pool" in caplog.text
 
 
 @pytest.mark.slow
