@@ -55,7 +55,7 @@ def input_squares(checkpoint: Checkpoint, ids: Sequence[int], report: Report) ->
             if is_linear_weight(name, (layer.outputs, layer.inputs))
         }
     if not all(squares.isfinite().all() for squares in found.values()):
-        raise EngineError(f"{checkpoint.path} computes values that are not numbers")
+        raise EngineError(f"The model in {checkpoint.path} computes NaN or infinite activations")
     return found
 
 

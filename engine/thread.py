@@ -134,7 +134,7 @@ class EngineThread:
                 events += self._engine.step()
                 self._note_progress()
                 self._deliver_events(events)
-            self._deliver_events(self._engine.abort_all())  # ends requests that were submitted while the thread stopped
+            self._deliver_events(self._engine.abort_all())  # ends requests submitted while the thread was stopping
         except BaseException as error:  # catches everything, because no error may leave a caller waiting
             log.exception("the engine failed")
             self._failure = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"

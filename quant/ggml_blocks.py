@@ -104,7 +104,7 @@ def _nibbles(blocks: Bytes, at: int, *, high: bool) -> Bytes:
 
 
 def _six_bits(blocks: Bytes, at: int, *, minimum: bool) -> Bytes:
-    """Q4_K and Q5_K: eight scales and eight minimums of six bits in twelve bytes."""
+    """Return the six-bit scales or minimums of Q4_K and Q5_K: eight of each in twelve bytes."""
     first, second, third = (blocks[:, :, at + i : at + i + 4] for i in (0, 4, 8))
     low, high = (second, third >> 4) if minimum else (first, third & 0x0F)
     top = (second if minimum else first) >> 6

@@ -116,7 +116,7 @@ class Chats(Protocol):
     async def add(
         self, chat: ChatId, parent: MessageId | None, text: str, attachments: Sequence[Attachment] = ()
     ) -> Message:
-        """Store a message of the user, which becomes the leaf. To edit a message, add a new one with the same parent.
+        """Store a user message, which becomes the leaf. To edit a message, add a new one with the same parent.
 
         The text also becomes the newest entry of `inputs`, and the chat's draft is removed.
         """

@@ -1,4 +1,4 @@
-"""Shows errors of the client as notifications, so that the program continues."""
+"""Shows client errors as notifications, so that the program continues."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -13,9 +13,10 @@ _WITHOUT_TITLE = ("", "dumb", "linux")  # values of TERM
 
 
 class TerminalWindow:
-    """Writes with `write`. `environment` names the terminal; without TERM nothing is written.
+    """Sets the terminal's title and sends notifications.
 
-    `rings`: whether the user wants to be called when a long reply ends.
+    `write` receives the escape sequences. `environment` identifies the terminal; without TERM, nothing is written.
+    `rings`: whether to notify the user when a long reply ends.
     """
 
     def __init__(self, write: Callable[[str], None], environment: Mapping[str, str], *, rings: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Converts errors of this program to the ClientError that the screens show."""
+"""Converts errors from this program to the ClientError that the screens show."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

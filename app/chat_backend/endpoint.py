@@ -138,7 +138,7 @@ class ChatEndpoint:
     async def call_inglenook(self, method: str, path: str, body: Body | None = None) -> Any:
         """Call a route that only Inglenook has, and return the answer. Raises NotOffered for other servers."""
         if not self.is_inglenook:
-            raise NotOffered("this endpoint does not support this function", "Only ingle servers do.")
+            raise NotOffered(f"the server at {self.url} does not support {path}", "Use an ingle server.")
         return await self._http.ask(method, f"{self.url.removesuffix('/v1')}/inglenook/{path}", body)
 
     @contextmanager

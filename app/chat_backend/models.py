@@ -157,8 +157,8 @@ class ChatModels:
         return "" if self._connection.is_paused else self._store().known_name(self._connection.awaited) or ""
 
     async def _pulled_by_engine(self) -> AsyncGenerator[Download, None]:
-        """Follow the engine's download until the model is loaded. Cancelling pauses the download, also for other
-        followers.
+        """Follow the engine's download until the model is loaded. Canceling pauses the download
+        for all followers.
         """
         self._connection.resume()
         rate = DownloadRate()

@@ -139,7 +139,7 @@ def _models_dir(settings: Settings, progress: Progress) -> CheckResult:
             return CheckResult("models folder", "ok", str(folder))
     except OSError as problem:
         remedy = f"Choose another folder with INGLE_MODELS_DIR (now: {settings.origins['models_dir']})."
-        return CheckResult("models folder", "fail", f"{folder} cannot be written to: {problem.strerror}", remedy)
+        return CheckResult("models folder", "fail", f"{folder} is not writable: {problem.strerror}", remedy)
 
 
 def _cache(settings: Settings, progress: Progress) -> CheckResult:
@@ -199,7 +199,7 @@ def _hub_cache(settings: Settings, progress: Progress) -> CheckResult:
     if os.access(_existing(folder), os.R_OK | os.W_OK | os.X_OK):
         return CheckResult("Hub cache", "ok", str(folder))
     remedy = f"Choose another folder with HF_HUB_CACHE (now: {settings.origins['hub_cache']})."
-    return CheckResult("Hub cache", "fail", f"{folder} cannot be written to", remedy)
+    return CheckResult("Hub cache", "fail", f"{folder} is not writable", remedy)
 
 
 def _servers(settings: Settings, progress: Progress) -> CheckResult:

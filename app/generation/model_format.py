@@ -71,10 +71,10 @@ class ChatPrompt:
     async def compile_grammar(
         self, compiler: GrammarCompiler, requested: RequestedGrammar | None
     ) -> tuple[Grammar | None, str]:
-        """Return the grammar of the reply, and the request field that errors about it name.
+        """Return the reply's grammar, and the request field to name in its errors.
 
-        It covers forced calls or the `requested` grammar, and the thinking budget. Raises InvalidGrammar with a path in
-        the request.
+        The grammar covers forced calls or the `requested` grammar, and the thinking budget. Raises InvalidGrammar with
+        a path in the request.
         """
         wanted = None if requested is None else requested.source
         source, of_calls = self.grammar(wanted)

@@ -40,7 +40,7 @@ class TextPosition:
     """A position in a rendered text: a part, and the number of its characters before the position."""
 
     part_key: bytes  # digest of all parts before this one
-    prefix_hash: "hashlib._Hash"  # hash of those parts and the characters before the position; copy it before an update
+    prefix_hash: "hashlib._Hash"  # hash of those parts and of this part's start; copy it before an update
     characters: int  # number of characters of this part before the position
 
     @classmethod

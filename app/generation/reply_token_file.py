@@ -49,8 +49,8 @@ class TokenSpan:
     """Token ids that a model generated without a break, as plain text, and their position in a rendered text."""
 
     part_key: bytes  # digest of all parts of the text before the one that contains the span
-    prefix_key: bytes  # digest of those parts and of that part's text before the span
-    prefix_characters: int  # number of characters in that text before the span
+    prefix_key: bytes  # digest of those parts and of the text between them and the span
+    prefix_characters: int  # number of characters of the part before the span
     ids: "array[int]"  # never empty
     stored: bool  # whether it may be written to disk
     used: int = 0  # time of the last use, in seconds since the epoch

@@ -21,9 +21,9 @@ _TOOL: Mapping[str, Json] = {
 class TemplateFeatures:
     """The features of a chat template."""
 
-    system: bool  # it renders system messages
-    tools: bool  # it renders tools
-    thinking: bool  # it can switch thinking on or off, or contains reasoning markup
+    system: bool  # whether it renders system messages
+    tools: bool  # whether it renders tools
+    thinking: bool  # whether it can switch thinking on or off, or contains reasoning markup
 
 
 def probe_template(template: str, bos_token: str, renderer: ChatTemplateRenderer) -> TemplateFeatures:

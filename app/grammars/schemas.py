@@ -113,7 +113,7 @@ class _Rewriter:
         )
 
     def refuse(self, message: str, path: str) -> None:
-        """Raise GrammarProblem, unless the schema is lenient. The caller then drops the keyword."""
+        """Raise GrammarProblem. If the schema is lenient, return instead, and the caller drops the keyword."""
         if not self._lenient:
             raise GrammarProblem(message, path)
 

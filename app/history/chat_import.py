@@ -1,4 +1,4 @@
-"""Import chats from files of this program and others.
+"""Import chats from files that this program or another one exported.
 
 Three formats are known: Inglenook's JSON, ChatGPT's conversations.json, and request bodies as scripts store them for
 Ollama and OpenAI's API: {"model": ..., "messages": [{"role": ..., "content": ...}]}. Files are not trusted: every value

@@ -59,7 +59,7 @@ class Messages:
     def add_user_message(
         self, chat: int, parent: int | None, text: str, attachments: Sequence[Attachment] = ()
     ) -> StoredMessage:
-        """Store a message of the user, add it to the inputs, and delete the chat's draft, in one transaction."""
+        """Store a user message, add it to the inputs, and delete the chat's draft, in one transaction."""
         message = StoredMessage(
             id=0,
             chat=chat,

@@ -61,7 +61,7 @@ class Opened:
     mark: "BaseFileLock | None" = None
     rescue: Rescue | None = None  # result of a repair
     unsaved: str = ""  # why nothing is saved, or ""
-    read_from: Stamp = ()  # state of the files that were read into memory, if nothing is saved
+    read_from: Stamp = ()  # state of the files that were read into memory, for a history that is not saved
 
 
 def in_memory() -> Opened:

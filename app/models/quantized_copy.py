@@ -36,7 +36,7 @@ TEXT_FILE = Path(__file__).with_name("calibration.txt")
 def measure(folder: Path, progress: Progress) -> dict[str, Tensor]:
     """Return the result of `calibration.input_squares`.
 
-    If the model cannot run, print the reason and return nothing.
+    If the model cannot run, print the reason and return an empty dict.
     """
     try:
         with open_checkpoint(folder) as checkpoint:

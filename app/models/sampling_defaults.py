@@ -51,7 +51,7 @@ def suitable_sampling(name: str, path: Path) -> Sampling:
 
 
 def sampling_from_files(server: "Instance") -> Mapping[str, float]:
-    """Return the sampling that the model files of a server recommend. For servers that report no defaults."""
+    """Return the sampling values that the files of a server's model recommend. For servers that report no defaults."""
     return suitable_sampling(server.model, Path(server.model_path)).values
 
 

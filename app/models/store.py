@@ -47,7 +47,7 @@ class ModelStore:
         self._other_tools = other_tools(settings)
 
     def resolve(self, name: str, progress: Progress | None = None) -> StoredModel:
-        """Return the model with that name: of the catalog, another tool, the Hub, the web, or at a path.
+        """Find a model by name: in the catalog, another tool, the Hub, or the web, or by path.
 
         Raises ModelNotFound, with a remedy, if it is not on this machine, IntegrityError if it is damaged, and
         ModelFileError if a part of it is missing.

@@ -61,11 +61,11 @@ class EngineLeases:
         self._keep_alive = float(settings.keep_alive_s)
         self._folder = _folder(settings, os.getpid())
         self._stay_until = self._clock() + _FIRST_SECONDS
-        self._others = 0  # running requests of other programs
+        self._others = 0  # running requests from other programs
         self._was_used = False  # whether a chat or another program has used the engine
 
     def track_requests(self, application: "ASGIApp") -> "ASGIApp":
-        """Wrap the application so that requests of other programs keep the engine running."""
+        """Wrap the application so that requests from other programs keep the engine running."""
 
         async def tracked(scope: "Scope", receive: "Receive", send: "Send") -> None:
             if not _is_use_by_others(scope):

@@ -191,11 +191,11 @@ class Settings:
     )
     ollama_dir: Path = field(
         metadata=_read_by(
-            _folder, _ollama_models, "Folder of Ollama's models, which are used without a copy.", "OLLAMA_MODELS"
+            _folder, _ollama_models, "Folder of Ollama's models, which are used in place.", "OLLAMA_MODELS"
         )
     )
     lmstudio_dir: Path = field(
-        metadata=_read_by(_folder, _lm_studio_models, "Folder of LM Studio's models, which are used without a copy.")
+        metadata=_read_by(_folder, _lm_studio_models, "Folder of LM Studio's models, which are used in place.")
     )
     offline: bool = field(
         metadata=_read_by(

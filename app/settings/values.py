@@ -143,7 +143,7 @@ def names(value: object) -> Mapping[str, str]:
 
 
 def memory_limit(value: object) -> MemoryLimit:
-    """Parse a limit of memory: auto, a size such as 20GB, or a share such as 80%."""
+    """Parse a memory limit: auto, a size such as 20GB, or a share such as 80%."""
     found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if value == "auto":
         return ALL_FREE

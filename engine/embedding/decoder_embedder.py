@@ -90,7 +90,7 @@ class EmbeddingRunner:
             vector = F.normalize(ticket.logits.values[row], dim=0).cpu()
             if not torch.isfinite(vector).all():
                 raise EngineError(
-                    "The model computed values that are not numbers", "Its weights may be damaged: pull it again."
+                    "The model computed NaN or infinite values", "Its weights may be damaged: pull it again."
                 )
             for request in (part.request, *part.followers):
                 self.vectors[request.id] = vector

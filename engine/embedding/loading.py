@@ -87,7 +87,7 @@ def load_embedder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPr
     pooling = read_pooling(checkpoint.path, checkpoint.metadata)
     if pooling.pooling is not Pooling.LAST:
         raise UnsupportedModel(
-            f"{checkpoint.path} asks for the pooling {pooling.pooling.value} over a decoder, which is not supported",
+            f"{checkpoint.path} asks for the pooling mode {pooling.pooling.value}, which decoders do not support",
             "Decoders support the pooling of the last token's state only.",
         )
     if not options.context_length and pooling.max_tokens:

@@ -111,7 +111,7 @@ def _pooling_mode(folder: Path, config: Mapping[str, object]) -> Pooling:
     if len(known) != 1 or known[0] is None:
         asked = named if isinstance(named, str) else ", ".join(sorted(flags)) or "nothing"
         raise UnsupportedModel(
-            f"{folder} asks for the pooling {printable(asked)}, which is not supported",
+            f"{folder} asks for the pooling mode {printable(asked)}, which is not supported",
             f"Supported: {', '.join(_OF_NAME)}.",
         )
     return known[0]

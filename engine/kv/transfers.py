@@ -122,7 +122,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Demoting:
-    """A copy to the host pools of cached blocks that the device pools are about to evict."""
+    """A copy of cached blocks to the host pools, started before the device pools evict them."""
 
     moves: Sequence[MoveBlock]
 

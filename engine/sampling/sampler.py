@@ -23,7 +23,7 @@ from engine.step import SampledToken
 
 SMALL_MASK = 512  # rows with at most this many allowed tokens are sampled without reading the rest of the vocabulary
 NOT_NUMBERS = (
-    "The model computed values that are not numbers: its weights may be damaged. "
+    "The model computed NaN or infinite values: its weights may be damaged. "
     "Pull the model again; if that does not help, try another file of the model."
 )
 

@@ -44,7 +44,7 @@ def to_device(weight: QTensor, device: torch.device, use: Use = Use.PRODUCTS) ->
 
 
 def _plain(values: Tensor, device: torch.device, use: Use) -> PlainMatrix:
-    """Return floats in the type that products need, and also in their own type if that is used.
+    """Convert floats to the type of products. Keep a copy in the file's type if single rows are also read.
 
     The conversion runs on the host, so that it takes no GPU memory.
     """

@@ -79,7 +79,7 @@ def unpack(matrix: PackedMatrix, *, out_dtype: torch.dtype = DENSE) -> Tensor:
 
 
 def unpack_rows(matrix: PackedMatrix, ids: Tensor, *, out_dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the rows `ids` (int64 [n], in range), unpacked, [n, columns]."""
+    """Unpack the rows `ids`, int64 [n], which must be in range. Return [n, columns]."""
     return _unpacked(matrix, ids, len(ids), out_dtype)
 
 

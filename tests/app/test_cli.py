@@ -191,7 +191,7 @@ def test_invalid_setting_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> No
     assert answer.stderr.startswith("error: INGLE_THREADS: threads must be")
 
 
-def test_ls_suggests_pull_without_models(tmp_path: Path) -> None:
+def test_ls_without_models_suggests_pull(tmp_path: Path) -> None:
     answer = _ingle("ls")
     assert (answer.returncode, answer.stdout) == (0, "")
     assert "ingle pull smollm2:135m" in answer.stderr

@@ -1,4 +1,4 @@
-"""Replay an agent's conversation of 20 turns over HTTP. The server is killed once and stopped once in between.
+"""Replay an agent's conversation of 20 turns over HTTP. During the replay, the server is killed once and stopped once.
 
     python -m tests.torture.agent_replay MODEL [--llama-server PATH]
 

@@ -284,7 +284,7 @@ class ScriptedContext:
 
 @dataclass
 class ScriptedEngine:
-    """An engine that reports two requests of other clients and one of this chat."""
+    """An engine that reports two requests from other clients and one from this chat."""
 
     steps: Sequence[Loading] = (Loading("smollm2:135m", "reading the weights", 0.5),)
     warning: str = ""

@@ -47,7 +47,7 @@ def test_footer_shows_how_to_end_editing() -> None:
     run(ScriptedClient(), flow, size=(80, 24))
 
 
-def test_branch_keys_are_shown_only_where_branches_are() -> None:
+def test_branch_keys_are_shown_only_for_messages_with_branches() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("go")
         await chat.pilot.press("shift+tab")

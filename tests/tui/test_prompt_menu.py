@@ -60,7 +60,7 @@ def test_arrows_choose_and_enter_runs_a_command() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_enter_before_the_menu_is_shown_runs_a_unique_prefix() -> None:
+def test_enter_before_the_menu_is_shown_runs_the_command_of_a_unique_prefix() -> None:
     async def flow(chat: Chatting) -> None:
         chat.at_once(*"/mode", "enter")
         await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))

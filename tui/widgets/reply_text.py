@@ -136,7 +136,7 @@ class ReplyText(Column):
         )
 
     async def _unfold(self, piece: DocumentText) -> None:
-        """Replace one document of a placeholder with a widget. Placeholders remain for the other documents."""
+        """Replace one of a placeholder's documents with a widget. Placeholders remain for the other documents."""
         holder = next((one for one in self.children if isinstance(one, Placeholder) and piece in one.pieces), None)
         if holder is None:
             return

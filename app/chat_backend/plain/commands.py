@@ -17,7 +17,7 @@ from tui.commands import COMMANDS, Command, Owner, find_command
 from tui.drafts import read_attachment
 from tui.types import Attachment, Chat, ChatId, ChatSettings, ChatSummary, ExportFormat, Message, MessageId, Role
 
-ONLY_IN_PLAIN = (Command("open", Owner.CHATS, "", "Open a chat of the list", "NUMBER"),)
+ONLY_IN_PLAIN = (Command("open", Owner.CHATS, "", "Open a chat from the list", "NUMBER"),)
 # arguments that replace the dialogs of the screens
 _TAKES = {"edit": "TEXT", "room": "summarize|drop", "models": "[catalog]", "tools": "[on|off|revoke|restart NAME]"}
 
@@ -124,7 +124,7 @@ class PlainCommands:
         return (await self._client.chats.add(chat.summary.id, last.parent, rest, last.attachments)).id
 
     async def _last_question(self) -> Message:
-        """Return the last message of the user in the open branch. Raises ClientError if there is none."""
+        """Return the last user message in the open branch. Raises ClientError if there is none."""
         chat = await self.current()
         messages = {message.id: message for message in chat.messages}
         leaf = chat.leaf

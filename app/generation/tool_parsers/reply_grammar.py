@@ -79,7 +79,7 @@ def free_grammar(
 ) -> str | None:
     """Return a grammar of any text in which every call is a valid call of `tools`.
 
-    Returns None if calls of the format start like other markup. Raises ValueError if the format has no calls.
+    Returns None if the format's calls start like other markup. Raises ValueError if the format has no calls.
     """
     grammar = LarkRules(control)
     calls = _calls(grammar, written, tools, parallel=parallel)
@@ -93,7 +93,7 @@ def free_grammar(
 def no_call_grammar(written: ReplyFormat, control: Mapping[str, int]) -> str | None:
     """Return a grammar of any text without calls.
 
-    Returns None if calls of the format start like other markup or like plain text. Raises ValueError if the format has
+    Returns None if the format's calls start like other markup or like plain text. Raises ValueError if the format has
     no calls.
     """
     grammar = LarkRules(control)

@@ -225,6 +225,6 @@ class UnhandledErrors:
 
 
 def traceback_without_message(error: BaseException) -> str:
-    """Return the traceback of an exception without its message, which may contain text of the user."""
+    """Return the traceback of an exception without its message, which may contain text from the user."""
     frames = traceback.format_list(traceback.extract_tb(error.__traceback__))
     return "".join((*frames, type(error).__name__))

@@ -30,11 +30,11 @@ class Op(IntEnum):
     """Instruction types. Threads claim ranges of an instruction's units of work."""
 
     EMBED = 0  # read one table row per token, times a scale
-    NORM = 1  # RMS normalization, written in the form of its reader
-    LAYER_NORM = 2  # layer normalization, written in the form of its reader
+    NORM = 1  # RMS normalization; the result has the Form that the next instruction reads
+    LAYER_NORM = 2  # layer normalization; the result is as for NORM
     WRITE = 3  # convert float rows to another form
     MATMUL = 4  # multiply all rows by one weight
-    GATED = 5  # gate and up projection, then the gated product, written in the form of its reader
+    GATED = 5  # gate and up projection, then the gated product; the result is as for NORM
     GATE = 6  # gated product of rows that hold gate and up side by side
     ROPE_STORE = 7  # normalize and rotate q and k, store k and v
     # attention: a tile of several tokens is one unit per KV head, a single token is one unit per KV head and piece

@@ -83,7 +83,8 @@ class GpuMemory:
 
 
 def loading_bytes(model: ModelConfig, weight_bytes: int) -> int:
-    """Return the approximate memory that loading needs besides the weights, in bytes. It is free before the first step.
+    """Return the approximate memory that loading needs besides the weights, in bytes. It is freed before the first
+    step.
 
     Each thread rearranges codes, and concatenates the matrices of a layer, of which gate and up are the largest.
     """

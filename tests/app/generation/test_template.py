@@ -669,7 +669,7 @@ for attempt in (
 """
 
 
-def test_escaped_template_can_open_no_files() -> None:
+def test_template_that_escapes_the_sandbox_cannot_open_files() -> None:
     done = subprocess.run([sys.executable, "-c", LOCKED], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["refused"] * 5
 

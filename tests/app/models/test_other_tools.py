@@ -1,4 +1,4 @@
-"""Models of Ollama and LM Studio are found by name, verified, used without a copy, and never written."""
+"""Models of Ollama and LM Studio are found by name, verified, used in place, and never written."""
 
 import hashlib
 import json

@@ -29,7 +29,7 @@ from app.models.tensor_classes import HeaderTensor, TensorClass, class_of, class
         ("rope_freqs.weight", "other"),
     ],
 )
-def test_class_follows_from_the_name(name: str, kind: str) -> None:
+def test_class_is_derived_from_the_name(name: str, kind: str) -> None:
     assert class_of(name) == kind
 
 

@@ -124,7 +124,7 @@ def test_invalid_record_is_ignored(settings: Settings, content: bytes) -> None:
         assert running_instances(settings) == []
 
 
-def test_server_waits_for_the_record_of_an_ending_server(settings: Settings, held: Holders) -> None:
+def test_server_waits_until_a_stopping_server_removes_its_record(settings: Settings, held: Holders) -> None:
     leaving = held.start(4645)
     leaving.send_signal(signal.SIGTERM)
     process = held.start(4645)

@@ -74,7 +74,7 @@ def test_request_is_reported_and_aborted(tokenizer: Tokenizer, renderer: ChatTem
     assert (report["disk"], report["gpu"]) == (None, None)  # None, because this model is not loaded from a file
 
 
-def test_token_count_equals_the_prompt_of_a_chat(hash_server: LiveServer, http: httpx.Client) -> None:
+def test_token_count_equals_prompt_tokens_of_a_chat(hash_server: LiveServer, http: httpx.Client) -> None:
     counted = post(http, "count", messages=HELLO)
     asked = http.post("/v1/chat/completions", json={"model": "hash", "messages": HELLO, "max_tokens": 1}).json()
     assert counted == {"tokens": asked["usage"]["prompt_tokens"], "context_length": 2048}

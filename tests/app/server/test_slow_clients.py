@@ -58,7 +58,7 @@ def bytes_unsent(server: LiveServer) -> int:
 
 
 def waits_for_reader(server: LiveServer) -> bool:
-    """Whether the server has paused writing to a client. It stays paused even if the system accepts more."""
+    """Whether the server has paused writing to a client. It stays paused even if the system accepts more data."""
     return any(on_connections(server, lambda one: one.flow.write_paused))
 
 

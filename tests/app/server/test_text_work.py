@@ -89,7 +89,7 @@ def posted(path: str, body: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("path", [*WRITING, *READING])
-def test_disconnect_ends_the_work_on_texts(
+def test_disconnect_cancels_the_work_on_texts(
     held: HeldPool, code_server: LiveServer, embedding_server: EmbeddingServer, path: str
 ) -> None:
     server: ServedApplication = embedding_server if path in READING else code_server

@@ -64,7 +64,7 @@ def test_invalid_key_is_refused_and_not_shown(tmp_path: Path, content: str) -> N
     assert SECRET not in str(refused.value) + refused.value.remedy
 
 
-def test_invalid_key_in_the_variable_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_key_in_the_environment_variable_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGLE_API_KEY", f"{SECRET}\x7f")
     with pytest.raises(InvalidSetting, match="INGLE_API_KEY") as refused:
         load_settings()

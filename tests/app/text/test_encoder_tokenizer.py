@@ -21,7 +21,7 @@ def small(request: pytest.FixtureRequest) -> EncoderTokenizer:
     return SOURCES[request.param]()
 
 
-def test_ids_equal_the_original_tokenizer(llama_cpp_models: Path) -> None:
+def test_ids_match_the_original_tokenizer(llama_cpp_models: Path) -> None:
     tokenizer = from_gguf(vocabulary_metadata(llama_cpp_models, "bert-bge"))
     for text, expected in truth(llama_cpp_models, "bert-bge"):
         assert tokenizer.encode(text) == (101, *expected, 102), text

@@ -83,7 +83,7 @@ def test_long_text_has_the_same_ids_in_pieces(
 
 
 @half_of_them
-def test_ids_equal_the_original_tokenizer(llama_cpp_models: Path, vocabulary: tuple[str, Tokenizer]) -> None:
+def test_ids_match_the_original_tokenizer(llama_cpp_models: Path, vocabulary: tuple[str, Tokenizer]) -> None:
     name, tokenizer = vocabulary
     for text, ids in truth(llama_cpp_models, name):
         assert tokenizer.encode(text) == ids, text

@@ -14,7 +14,7 @@ from tests.clients import cases
 
 
 def get_weather(city: str) -> str:
-    """The weather of a city."""
+    """Return the weather in a city."""
     return f"rain in {city}"
 
 

@@ -169,7 +169,7 @@ def test_pooling_comes_from_the_folder(tmp_path: Path, config: dict[str, object]
 def test_unsupported_pooling_is_refused(tmp_path: Path, config: dict[str, object], named: str) -> None:
     tiny = make(tmp_path)
     write_modules(tmp_path, config)
-    with pytest.raises(UnsupportedModel, match=f"asks for the pooling {named}"):
+    with pytest.raises(UnsupportedModel, match=f"asks for the pooling mode {named}"):
         load(tiny.folder, "reference")
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("epsilon", [1e-5, 0.5])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_layer_norm_row_equals_float64(width: int, epsilon: float, in_place: bool) -> None:
+def test_layer_norm_row_matches_float64(width: int, epsilon: float, in_place: bool) -> None:
     rng = np.random.default_rng(SEED)
     for mean, size in ((0.0, 1.0), (3.0, 1e-2), (-40.0, 300.0)):
         x = (mean + rng.standard_normal(width + GUARD) * size).astype(np.float32)

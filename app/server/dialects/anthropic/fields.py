@@ -26,7 +26,7 @@ _PROMPT = (
         "output_format", _A, {"type": "json_schema", "schema": _SCHEMA}, "The older name of `output_config.format`."
     ),
     ignored("cache_control", _A, {"type": "ephemeral"}, "Every prompt is cached."),
-    ignored("context_management", _A, {"edits": []}, "Prompts are not edited; too long ones are refused."),
+    ignored("context_management", _A, {"edits": []}, "Prompts are not edited; prompts that are too long are refused."),
     ignored("speed", _A, "fast", "This server has only one speed."),
     ignored(
         "betas",

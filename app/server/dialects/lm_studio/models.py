@@ -154,13 +154,13 @@ class ModelEndpoints:
     async def unload(self, request: Request) -> NoReturn:
         body = await read_body(request, UNLOAD)
         self._model.check(body.instance_id)
-        problem = f"instance_id: {body.instance_id} is the served model, and stays loaded"
+        problem = f"instance_id: {body.instance_id} is the served model, which cannot be unloaded"
         raise InvalidRequest(problem, "Stop the server: ingle stop.", parameter="instance_id", status=409)
 
     async def download(self, request: Request) -> NoReturn:
         await read_body(request, DOWNLOAD)
         remedy = "Use POST /api/pull, or ingle pull."
-        raise InvalidRequest("model: this path does not download models", remedy, parameter="model")
+        raise InvalidRequest("model: this endpoint does not download models", remedy, parameter="model")
 
     async def _details_and_capabilities(self) -> tuple[ModelDetails, Sequence[str]]:
         """Return the details and capabilities of the model, which are the same under all its names."""

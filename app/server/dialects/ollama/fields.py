@@ -17,7 +17,7 @@ from app.server.request_fields import Field, FieldTable, ignored, refused, suppo
 OLLAMA = "Ollama"
 LLAMA = "llama.cpp"
 _LOADED = "The model stays loaded with its settings."
-_WHOLE = "Prompts are not truncated; too long ones are refused."
+_WHOLE = "Prompts are not truncated; prompts that are too long are refused."
 _GONE = "Ollama has removed this option."
 
 NAMED: Sequence[Field] = (

@@ -56,7 +56,7 @@ class Identity(Struct, frozen=True):
 
     @classmethod
     def new(cls, prefix: str, model: str, request_id: str | None = None) -> "Identity":
-        """Create an identity. `request_id` is the end of the reply's id if the client chose one."""
+        """Create an identity. The id ends with `request_id` if the client sent one, else with a random UUID."""
         return cls(f"{prefix}-{request_id or uuid.uuid4().hex}", int(time.time()), model)
 
 

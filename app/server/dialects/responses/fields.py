@@ -44,7 +44,10 @@ _OWN: Sequence[Field] = (
     supported("prompt_cache_key", _O, "k", f"Returned unchanged. {_CACHED}"),
     supported("safety_identifier", _O, "me", "Returned unchanged."),
     ignored(
-        "context_management", _O, [{"type": "compaction"}], "Prompts are not compacted; too long ones are refused."
+        "context_management",
+        _O,
+        [{"type": "compaction"}],
+        "Prompts are not compacted; prompts that are too long are refused.",
     ),
     ignored("background_options", _O, {"completion_window": "soonest"}, "Every response starts as soon as possible."),
     ignored("access_programs", _O, {"cyber": "a"}, "This server has no access programs."),

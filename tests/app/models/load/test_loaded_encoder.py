@@ -122,7 +122,7 @@ def test_decoder_returns_the_state_of_its_last_token(tmp_path: Path, settings: S
 def test_unsupported_pooling_of_a_decoder_is_refused(tmp_path: Path, settings: Settings) -> None:
     save(tmp_path)
     write_modules(tmp_path, {"pooling_mode_mean_tokens": True})
-    with pytest.raises(UnsupportedModel, match="asks for the pooling mean over a decoder"):
+    with pytest.raises(UnsupportedModel, match="asks for the pooling mode mean, which decoders"):
         load(tmp_path, settings)
 
 
