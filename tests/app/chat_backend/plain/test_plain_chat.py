@@ -115,7 +115,7 @@ def test_help_prints_one_line_per_command(monkeypatch: pytest.MonkeyPatch, capsy
     scripted(ScriptedClient(), monkeypatch, "/help")
     lines = capsys.readouterr().out.splitlines()
     assert "/export PATH: Export (.md: this branch, .json: everything)." in lines
-    assert "/open NUMBER: Open a chat of the list." in lines
+    assert "/open NUMBER: Open a chat from the list." in lines
     assert len(lines) > 20
 
 

@@ -75,7 +75,7 @@ def test_loading_the_served_model_does_nothing(hash_server: LiveServer) -> None:
     reported = post(hash_server.url, path, model="hash", context_length=1024, echo_load_config=True).json()
     assert reported == {**loaded, "load_config": {"context_length": 2048}}
     longer = post(hash_server.url, path, model="hash", context_length=4096)
-    assert (longer.status_code, "loaded with 2048" in longer.text) == (400, True)
+    assert (longer.status_code, "context of 2048 tokens" in longer.text) == (400, True)
     other = post(hash_server.url, path, model="other")
     assert (other.status_code, "This server has 'hash'" in other.text) == (404, True)
 
