@@ -220,6 +220,9 @@ class Models(Protocol):
 
     async def catalog(self) -> Sequence[ModelInfo]: ...
 
+    def offline_reason(self) -> str:
+        """Return the reason why no model can be downloaded: "offline mode is on (INGLE_OFFLINE)"; "" if they can be."""
+
     async def recommended(self) -> Recommendation | None:
         """Return a model better than the default one. None if a model is installed, or if the user chose one."""
 

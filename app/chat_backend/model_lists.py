@@ -74,11 +74,12 @@ def without_embedding_models(models: Iterable[ModelInfo], store: ModelStore) -> 
     return [one for one in models if not any(one.name == known.name or _is_of(one.name, known) for known in others)]
 
 
-def path_model(path: str) -> ModelInfo:
-    """Return an entry for the loaded model, which the user named by its path."""
+def path_model(path: str, loaded: str) -> ModelInfo:
+    """Return an entry for a model that the user named by its path. `loaded` is the name of the loaded model."""
+    model = ModelInfo(path, installed=True, loaded=path == loaded)
     with suppress(OSError):
-        return ModelInfo(path, size=Path(path).stat().st_size, installed=True, loaded=True)
-    return ModelInfo(path, installed=True, loaded=True)
+        return replace(model, size=Path(path).stat().st_size)
+    return model
 
 
 def named_model(name: str, store: ModelStore, loaded: str, fetching: str, memory: int | None) -> ModelInfo:

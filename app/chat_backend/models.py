@@ -28,6 +28,7 @@ class ChatModels:
         self._settings = settings
         self._connection = connection
         self._pull_queue: Pulls | None = None
+        self._paths: dict[str, None] = {}  # models that the user named by a path, in order of their use
 
     async def installed(self) -> Sequence[ModelInfo]:
         """Return the models on this machine, or those of the remote endpoint."""
@@ -43,9 +44,10 @@ class ChatModels:
             answering = self._connection.answering
             store = self._store()
             found = without_embedding_models(installed_models(store, answering, self._fetching()), store)
-            is_listed = not Path(answering).is_absolute() or any(one.loaded for one in found)
-            return found if is_listed else [path_model(answering), *found]
+            others = [path for path in self._paths if Path(path).exists() and path not in {one.name for one in found}]
+            return [*(path_model(path, answering) for path in others), *found]
 
+        self._note_path()
         return await to_thread(listed)
 
     async def catalog(self) -> Sequence[ModelInfo]:
@@ -60,6 +62,15 @@ class ChatModels:
             return chat_catalog(self._store(), self._connection.answering, self._fetching(), memory)
 
         return await to_thread(listed)
+
+    def _note_path(self) -> None:
+        """Remember the loaded model if the user named it by its path, so that it stays in the list."""
+        if Path(self._connection.answering).is_absolute():
+            self._paths[self._connection.answering] = None
+
+    def offline_reason(self) -> str:
+        is_offline = self._settings.offline and not self._connection.is_remote
+        return f"offline mode is on ({self._settings.origins['offline']})" if is_offline else ""
 
     async def recommended(self) -> Recommendation | None:
         if self._connection.is_chosen or self._settings.offline or any(one.installed for one in await self.installed()):
@@ -223,6 +234,7 @@ class ChatModels:
     async def load(self, name: str) -> AsyncGenerator[Loading, None]:
         if not self._connection.is_remote:
             await to_thread(self._check_name, name)
+        self._note_path()
         wanted = self._connection.switch(name)
         try:
             async with aclosing(self._connection.loading()) as states:

@@ -361,6 +361,7 @@ class ScriptedModels:
     better: Recommendation | None = None  # the model to recommend
     finds: asyncio.Event = field(default_factory=asyncio.Event)  # set: searches finish; cleared: they wait
     offline: bool = False  # whether searches only find models of the catalog
+    reason: str = ""  # reason why no model can be downloaded
     free: int | None = 24_500_000_000  # free bytes of the disk
     looked_at: list[str] = field(default_factory=list)  # models whose fit was checked
     looks_end: asyncio.Event = field(default_factory=asyncio.Event)
@@ -377,6 +378,9 @@ class ScriptedModels:
 
     async def recommended(self) -> Recommendation | None:
         return self.better
+
+    def offline_reason(self) -> str:
+        return self.reason
 
     async def fit(self, name: str) -> Fit:
         await self.looks_end.wait()

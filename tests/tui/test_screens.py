@@ -174,7 +174,7 @@ def test_fit_of_the_highlighted_model_is_checked() -> None:
         assert [row[2] for row in rows(chat)] == ["145 MB", "~2.5 GB", "42.5 GB"]
         models.looks_end.clear()
         await chat.pilot.press("down", "down")
-        assert chat.label("#fit") == "llama3.3:70b: Checking fit …"
+        assert chat.label("#fit") == "llama3.3:70b: Probably too large; checking …"
         models.looks_end.set()
         await chat.until(lambda: chat.label("#fit") == "llama3.3:70b: does not fit: needs 44 GB, 16 GB free")
         assert KNOWN.name not in models.looked_at  # highlighting another model cancels the check
@@ -217,6 +217,46 @@ def test_offline_results_can_be_downloaded() -> None:
         await chat.until(lambda: client.models.paused == [KNOWN.name])
 
     run(client, flow)
+
+
+def test_models_that_cannot_be_downloaded_offline_are_marked() -> None:
+    client = ScriptedClient()
+    client.models.reason = "offline mode is on (INGLE_OFFLINE)"
+
+    async def flow(chat: Chatting) -> None:
+        await models_screen(chat)
+        assert [row[3] for row in rows(chat)] == ["in use", "offline", "offline"]
+        await chat.pilot.press("down")
+        assert chat.label("#fit") == "qwen3:4b: Probably fits; offline mode is on (INGLE_OFFLINE)"
+        await chat.pilot.press("enter")
+        await chat.until(chat.notices)
+        assert "⏎" not in chat.lines()[-1]
+        assert chat.notices()[0].startswith("qwen3:4b is not installed, and offline mode is on (INGLE_OFFLINE)")
+        assert isinstance(chat.app.screen, ModelsScreen)
+        assert client.models.pulled == []
+
+    run(client, flow)
+
+
+@pytest.mark.parametrize("size", [(60, 15), (80, 24), (120, 40)])
+def test_footer_of_models_begins_with_the_action_of_enter(size: tuple[int, int]) -> None:
+    async def flow(chat: Chatting) -> None:
+        await models_screen(chat)
+
+        def begins(keys: str) -> bool:
+            return " ".join(chat.lines()[-1].split()).startswith(keys)
+
+        await chat.until(lambda: begins("⏎ Use tab Search the Hub esc Back ^d Delete"))
+        await chat.pilot.press("down")
+        await chat.until(lambda: begins("⏎ Download tab Search the Hub esc Back f1 Help"))
+        await chat.pilot.press("enter")
+        await chat.until(lambda: begins("⏎ Pause"))
+        await chat.pilot.press("tab", "m")
+        await chat.until(lambda: begins("⏎ Search tab Back to the list"))
+        assert "palette" not in chat.lines()[-1]
+        assert chat.app.screen.query_one(Listing).max_scroll_x == 0 or size[0] < 80
+
+    run(ScriptedClient(), flow, size=size)
 
 
 def test_failed_load_leaves_the_chat_unchanged() -> None:

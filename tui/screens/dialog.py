@@ -12,7 +12,7 @@ from textual.dom import DOMNode
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, Input, Label
 
-from tui.client import Models
+from tui.client import ClientError, Models
 from tui.engine_types import ModelInfo
 from tui.large_downloads import describe_download, needs_confirmation
 from tui.plain_text import sanitize
@@ -62,8 +62,12 @@ async def may_fetch(node: DOMNode, models: Models, model: ModelInfo, verdict: st
     """Return whether a model may be downloaded. Asks the user if it is large or does not fit. Call it only from
     workers.
 
-    `verdict`: describes whether the model fits, if known. Raises ClientError.
+    `verdict`: describes whether the model fits, if known. Raises ClientError, also if no model can be downloaded.
     """
+    if reason := models.offline_reason():
+        raise ClientError(
+            f"{model.name} is not installed, and {reason}", "Turn offline mode off, or use an installed model."
+        )
     free = await models.free_disk()
     if not needs_confirmation(model, free):
         return True

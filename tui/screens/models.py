@@ -8,10 +8,10 @@ from typing import ClassVar
 from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import ActiveBinding, Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Label
 
-from tui import figures, fuzzy
+from tui import figures, footer_keys, fuzzy
 from tui.client import ClientError, Models
 from tui.downloads import Downloads
 from tui.engine_types import Download, ModelInfo, SearchResults
@@ -39,7 +39,7 @@ class ModelsScreen(Page[str]):
     AUTO_FOCUS = "#filter"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Back"),
-        Binding("enter", "choose", "Use / get / pause"),
+        Binding("enter", "choose", "Use"),
         Binding("tab", "toggle_hub", "Search the Hub", priority=True),
         Binding("ctrl+d", "delete", "Delete", priority=True),
         *(Binding(key, f"move('{key}')", show=False, priority=True) for key in ("up", "down", "pageup", "pagedown")),
@@ -62,7 +62,31 @@ class ModelsScreen(Page[str]):
         yield Label("", id="note", markup=False)
         yield Listing()
         yield Label("", id="fit", markup=False)
-        yield Footer()
+        yield Footer(show_command_palette=False)
+
+    @property
+    def active_bindings(self) -> dict[str, ActiveBinding]:
+        """The bindings as the footer shows them: first those of the highlighted model."""
+        moment = {"enter": self._enter_does(), "tab": "Back to the list" if self._is_hub else "Search the Hub"}
+        shown = {key: words for key, words in (moment | {"escape": "Back"}).items() if words}
+        return footer_keys.arrange(super().active_bindings, shown, self.app.size.width, self.app.get_key_display)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        model = self._chosen() if action == "delete" else None
+        return action != "delete" or (model is not None and _can_delete(model))
+
+    def _enter_does(self) -> str:
+        """Return the description of Enter for the highlighted model; "" if it does nothing."""
+        model = self._chosen()
+        if self._is_hub and self._filter_text() != self._searched_text:
+            return "Search"
+        if model is None or can_load(model):
+            return "Use"
+        if model.is_repository:
+            return "Open"
+        if model.name in self._downloads.progress:
+            return "Pause"
+        return "" if self._models.offline_reason() else "Resume" if model.arrived else "Download"
 
     def on_mount(self) -> None:
         table = self.query_one(Listing)
@@ -88,6 +112,7 @@ class ModelsScreen(Page[str]):
 
     @on(Input.Changed)
     def filter(self) -> None:
+        self.refresh_bindings()
         if not self._is_hub:
             self._show(self._all)
 
@@ -194,6 +219,8 @@ class ModelsScreen(Page[str]):
         if model.arrived:
             share = "" if model.is_estimate else figures.percent(model.arrived, model.size or 0)
             return f"paused at {share or figures.size(model.arrived)}"
+        if self._models.offline_reason():
+            return "offline"
         fit = "" if model.fits is None else "fits" if model.fits else "too large"
         return f"{fit}, recommended" if model.is_recommended else fit
 
@@ -201,6 +228,7 @@ class ModelsScreen(Page[str]):
         if self._ended != self._downloads.ended:
             self._ended = self._downloads.ended
             self.reload()
+        self.refresh_bindings()
         for table in self.query(Listing):
             for name, model in self._listed.items():
                 state = Text(single_line(self._state(model)), no_wrap=True)
@@ -211,11 +239,20 @@ class ModelsScreen(Page[str]):
     def _show_fit(self) -> None:
         model, words = self._chosen(), ""
         if model is not None:
-            if model.name not in self._fits:
-                self.find_fit(model)
-            words = f"{model.name}: {self._fits.get(model.name, 'Checking fit …')}"
+            words = f"{model_name(model.name)}: {self._fit(model)}"
+        self.refresh_bindings()
         for label in self.query("#fit").results(Label):
             label.update(single_line(words))
+
+    def _fit(self, model: ModelInfo) -> str:
+        """Return whether a model fits. Until that has been checked, return an estimate from its size."""
+        if model.name in self._fits:
+            return self._fits[model.name]
+        reason = "" if can_load(model) else self._models.offline_reason()
+        if reason:
+            return f"{FIT_BY_SIZE[model.fits]}; {reason}"
+        self.find_fit(model)
+        return "Checking fit …" if model.fits is None else f"{FIT_BY_SIZE[model.fits]}; checking …"
 
     @work(exclusive=True, group="fit", description="fit")
     async def find_fit(self, model: ModelInfo) -> None:
@@ -276,7 +313,7 @@ class ModelsScreen(Page[str]):
     @work(description="delete")
     async def action_delete(self) -> None:
         model = self._chosen()
-        if model is None or not (model.installed or model.arrived):
+        if model is None:
             return
         question = "Delete this model from this machine?"
         if model.loaded:
@@ -285,6 +322,10 @@ class ModelsScreen(Page[str]):
             with show_errors(self):
                 await self._models.delete(model.name)
                 self.reload()
+
+
+def _can_delete(model: ModelInfo) -> bool:
+    return model.installed or bool(model.arrived)
 
 
 def _is_recommended(model: ModelInfo | None) -> bool:

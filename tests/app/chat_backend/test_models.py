@@ -151,7 +151,7 @@ def test_model_is_found_by_any_name_offline(online: tuple[Settings, FakeHub], tm
     asyncio.run(main())
 
 
-def test_loaded_model_from_a_path_is_listed(
+def test_model_from_a_path_is_listed_until_the_program_ends(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make(tmp_path, head_dim=32).path
@@ -161,8 +161,23 @@ def test_loaded_model_from_a_path_is_listed(
         async with models_of(settings) as models:
             listed = ModelInfo(str(path), size=path.stat().st_size, installed=True, loaded=True)
             assert await models.installed() == [listed]
+            monkeypatch.setattr(EngineConnection, "answering", "qwen3:4b")
+            assert await models.installed() == [replace(listed, loaded=False)]
+            path.unlink()
+            assert await models.installed() == []
 
     asyncio.run(main())
+
+
+def test_reason_names_the_setting_that_prevents_downloads(settings: Settings) -> None:
+    async def reason(settings: Settings, endpoint: str = "") -> str:
+        async with models_of(settings, endpoint) as models:
+            return models.offline_reason()
+
+    offline = replace(settings, offline=True, origins={**settings.origins, "offline": "INGLE_OFFLINE"})
+    assert asyncio.run(reason(offline)) == "offline mode is on (INGLE_OFFLINE)"
+    assert asyncio.run(reason(offline, "http://127.0.0.1:9/v1")) == ""
+    assert asyncio.run(reason(replace(settings, offline=False))) == ""
 
 
 def test_catalog_leaves_out_embedding_models(settings: Settings) -> None:
