@@ -15,7 +15,7 @@ from tests.tui.pilots import Chatting
 from tests.tui.pilots import run as run_chat
 from tests.tui.scripted_client import USAGE, ScriptedClient
 from tui.markdown import LONGEST_LINE
-from tui.types import Finish, ReplyEnd, TextDelta
+from tui.types import Finish, ReplyEnd, ReplyEvent, TextDelta
 from tui.widgets.code_block import LONGEST_HIGHLIGHTED, CodeBlock, parts
 from tui.widgets.document import Document
 from tui.widgets.text_fields import SplitLine
@@ -140,7 +140,7 @@ def test_long_line_ends_with_a_mark_until_it_is_wrapped(width: int) -> None:
         await click_word(chat, "cut")
         await chat.until(lambda: any(shown.rstrip().endswith("…") for shown in chat.lines()))
 
-    script = [TextDelta(f"```python\nshort\n{line}\n```"), ReplyEnd(Finish.COMPLETE, USAGE)]
+    script: list[ReplyEvent] = [TextDelta(f"```python\nshort\n{line}\n```"), ReplyEnd(Finish.COMPLETE, USAGE)]
     run_chat(ScriptedClient(script), flow, size=(width, 40))
 
 
@@ -163,5 +163,5 @@ def test_wrapping_a_message_wraps_all_its_code() -> None:
         assert first.is_wrapped
         assert second.is_wrapped
 
-    script = [TextDelta("```\none\n```\n\nText.\n\n```\ntwo\n```"), ReplyEnd(Finish.COMPLETE, USAGE)]
+    script: list[ReplyEvent] = [TextDelta("```\none\n```\n\nText.\n\n```\ntwo\n```"), ReplyEnd(Finish.COMPLETE, USAGE)]
     run_chat(ScriptedClient(script), flow)
