@@ -2,9 +2,10 @@
 
 import pytest
 from textual.containers import Vertical
+from textual.widget import Widget
 from textual.widgets import Footer, OptionList
 
-from tests.tui.pilots import Chatting, run
+from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
 from tui.screens.dialog import Confirm
 from tui.types import Finish, ReplyEnd, TextDelta
@@ -89,5 +90,37 @@ def test_dialog_shows_its_own_keys() -> None:
         assert chat.app.focused.id == "yes"
         await chat.pilot.press("escape")
         await shows(chat, f"{IDLE} ^g Editor")
+
+    run(ScriptedClient(), flow)
+
+
+def colors(chat: Chatting, field: Widget) -> set[object]:
+    """Return the backgrounds of the cells of a widget."""
+    part = chat.app.screen._compositor.render_strips()[field.region.y + field.region.height // 2]
+    return {one.style and one.style.bgcolor for one in part.crop(field.region.x, field.region.right)}
+
+
+def test_color_of_buttons_follows_the_focus() -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.screen.open_address("https://example.org")
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm) and chat.app.screen.query("#yes"))
+        no, yes = chat.app.screen.query_one("#no"), chat.app.screen.query_one("#yes")
+        focused, other = await at_rest(chat.pilot, lambda: (colors(chat, no), colors(chat, yes)))
+        assert len(focused) == len(other) == 1
+        await chat.pilot.press("right")
+        assert await at_rest(chat.pilot, lambda: (colors(chat, no), colors(chat, yes))) == (other, focused)
+
+    run(ScriptedClient(), flow)
+
+
+def test_prompt_shows_no_cursor_below_a_dialog() -> None:
+    async def flow(chat: Chatting) -> None:
+        area = chat.composer.area
+        assert len(await at_rest(chat.pilot, lambda: colors(chat, area))) == 2
+        chat.screen.open_address("https://example.org")
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm) and chat.app.screen.query("#yes"))
+        assert len(await at_rest(chat.pilot, lambda: colors(chat, area))) == 1
+        await chat.pilot.press("escape")
+        await chat.until(lambda: len(colors(chat, area)) == 2)
 
     run(ScriptedClient(), flow)

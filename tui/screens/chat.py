@@ -117,11 +117,13 @@ class ChatScreen(SteadyScreen):
         return footer_keys.arrange(super().active_bindings, moment, width, self.app.get_key_display)
 
     def on_screen_suspend(self) -> None:
-        """Hide the footer below a dialog, whose keys are others."""
+        """Hide the footer and the cursor below a dialog, which has its own."""
         self.query_one(Footer).visible = False
+        self.conversation.composer.area.show_cursor = False
 
     def on_screen_resume(self) -> None:
         self.query_one(Footer).visible = True
+        self.conversation.composer.area.show_cursor = True
 
     def on_mount(self) -> None:
         self.follow(self._client.engine.loading())

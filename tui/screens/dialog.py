@@ -45,7 +45,12 @@ class Page(OverChat[Answer]):
 class Dialog(OverChat[Answer | None], ModalScreen[Answer | None]):
     """A modal screen that Escape closes without an answer."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "Cancel"),
+        # priority: keys that are typed right after Tab must reach the next field
+        Binding("tab", "app.focus_next", show=False, priority=True),
+        Binding("shift+tab", "app.focus_previous", show=False, priority=True),
+    ]
 
 
 async def confirm(node: DOMNode, question: str, about: str, yes: str) -> bool:
@@ -91,7 +96,7 @@ class Confirm(Dialog[bool]):
             yield Label(sanitize(self._about), markup=False, classes="about")
             with Horizontal(classes="buttons"):
                 yield Button(self._no, id="no")
-                yield Button(self._yes, id="yes", variant="warning")
+                yield Button(self._yes, id="yes")
 
     @on(Button.Pressed)
     def answer(self, event: Button.Pressed) -> None:

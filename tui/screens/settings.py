@@ -27,13 +27,14 @@ _THINKING = (("Model default", "model"), ("On", "yes"), ("Off", "no"))
 _THINKS = {"model": None, "yes": True, "no": False}
 
 
-_KEYS = "^s apply · ^d make default · F5 save preset · F8 delete it · esc cancel"
+_KEYS = "esc cancel · ^s apply · ^d make default · F5 save preset · F8 delete preset"
 
 
 class SettingsScreen(Dialog[ChatSettings]):
     """The dialog of a chat's settings. Returns the settings, or None if they do not change."""
 
     CSS_PATH = "settings.tcss"
+    AUTO_FOCUS = ""  # it would scroll to the center
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "save", "Apply"),
         Binding("ctrl+d", "make_default", "Make default", priority=True),
@@ -65,13 +66,13 @@ class SettingsScreen(Dialog[ChatSettings]):
             yield Label("When the context is full", markup=False)
             yield Select(_FULL, id="full", allow_blank=False, compact=True)
             with Horizontal(classes="buttons"):
-                yield Button("Cancel", id="cancel")
-                yield Button("Apply", id="use", variant="primary")
+                yield Button("Cancel", id="cancel", compact=True)
+                yield Button("Apply", id="use", compact=True)
 
     def on_mount(self) -> None:
         self._show(self._settings)
         self.load_presets()
-        self.query_one("#system").focus()
+        self.query_one("#system").focus(scroll_visible=False)
 
     @work(exclusive=True)
     async def load_presets(self, selected: str | None = None) -> None:

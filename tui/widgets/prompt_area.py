@@ -16,6 +16,7 @@ from tui.drafts import dropped_path
 from tui.plain_text import sanitize, sanitize_paste
 from tui.widgets.prompt_menu import KEYS, PromptMenu
 from tui.widgets.text_fields import TextField
+from tui.widgets.textual_internals import ActiveCursor
 
 # A paste with at least this many lines or characters becomes an attachment.
 LONG_PASTE = 40  # lines
@@ -25,7 +26,7 @@ _PLACEHOLDER = "Ask anything   (/ commands   @ files)"
 _PRIVATE_PLACEHOLDER = f"Private: nothing is saved. {_PLACEHOLDER}"
 
 
-class PromptArea(TextField):
+class PromptArea(TextField, ActiveCursor):
     """A text area that grows with its text and recalls earlier inputs."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

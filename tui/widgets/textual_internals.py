@@ -7,6 +7,7 @@ from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual.app import App
 from textual.keys import Keys
 from textual.screen import Screen
+from textual.widgets import TextArea
 
 _ALT_ENTER = "\x1b\r"  # sequence of terminals without the kitty protocol; Textual reports it as a plain Enter
 
@@ -20,6 +21,14 @@ def write_to_terminal(app: App[None], sequence: str) -> None:
     """Send an escape sequence to the terminal, in order with what the screens draw."""
     if app._driver is not None and not app.is_headless:
         app._driver.write(sequence)
+
+
+class ActiveCursor(TextArea):
+    """Draws its cursor only while `show_cursor` is set. Textual checks that only in fields that are read-only."""
+
+    @property
+    def _draw_cursor(self) -> bool:
+        return self.show_cursor and super()._draw_cursor
 
 
 class SteadyScreen(Screen[None]):
