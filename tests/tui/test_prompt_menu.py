@@ -39,6 +39,21 @@ def test_slash_lists_all_commands_with_keys_and_aliases() -> None:
     run(ScriptedClient(), flow, size=(120, 40))
 
 
+@pytest.mark.parametrize(
+    ("typed", "row", "size"),
+    [
+        ("/", "New chat (also /clear) ctrl+n, f5", (60, 15)),
+        ("/edit", "Edit your last message (keeps the old branch)", (80, 24)),
+    ],
+)
+def test_descriptions_of_commands_fit_into_small_terminals(typed: str, row: str, size: tuple[int, int]) -> None:
+    async def flow(chat: Chatting) -> None:
+        await write(chat, typed)
+        await chat.until(lambda: any(row in " ".join(line.split()) for line in chat.lines()))
+
+    run(ScriptedClient(), flow, size=size)
+
+
 def test_menu_shows_its_keys_after_an_earlier_hint_ends() -> None:
     async def flow(chat: Chatting) -> None:
         chat.composer.area.hint("a hint", 0.2)

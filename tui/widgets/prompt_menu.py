@@ -105,8 +105,7 @@ class PromptMenu(OptionList, can_focus=False):
         self._request, self._text, self._shown = request, text, found
         if is_changed:
             width = min(_MOST_LABEL, max((len(one.label) for one in found), default=0)) + 2
-            keys = max((len(one.keys) for one in found), default=-2) + 2
-            self.set_options(Option(_row(one, width, keys), disabled=one.is_note) for one in found)
+            self.set_options(Option(_row(one, width), disabled=one.is_note) for one in found)
             can_take = bool(found) and not found[0].is_note and request is not None and request.takes_first
             self.highlighted = 0 if can_take else None
         self.display = self.is_open
@@ -114,7 +113,7 @@ class PromptMenu(OptionList, can_focus=False):
             self.post_message(self.Toggled())
 
 
-def _row(one: Suggestion, width: int, keys: int) -> Content:
+def _row(one: Suggestion, width: int) -> Content:
     if not one.help and not one.keys:
         return Content(one.label)
-    return Content.assemble((one.label.ljust(width), "bold"), (one.keys.ljust(keys), "$text-accent"), one.help)
+    return Content.assemble((one.label.ljust(width), "bold"), f"{one.help}  ", (one.keys, "$text-accent"))
