@@ -44,7 +44,7 @@ class Fit:
     caches: tuple[CacheFit, ...]  # one per KV type, the selected type first; empty for a model without a KV cache
     wanted: int  # requested context length in tokens; by default, the length that the model was trained for
     least: int  # shortest useful context length in tokens
-    kv_limit: int = 0  # bytes that the caches may take if that is less than the memory beside the model; 0: no limit
+    kv_limit: int = 0  # limit of the caches in bytes; 0: all memory that the model leaves free
 
     @property
     def is_possible(self) -> bool:
@@ -87,7 +87,7 @@ def fit(checkpoint: Checkpoint, options: LoadOptions, memory: int = 0) -> Fit:
 
 
 def _limit(device: Device, model: ModelConfig, stored: Mapping[str, StoredWeight], asked: int) -> tuple[int, int]:
-    """Return the bytes that caches may take, and those that are free beside the model; 0 if the model does not fit."""
+    """Return the bytes that caches may take, and those that the model leaves free; 0 if the model does not fit."""
     try:
         room = device.kv_memory(model, sum(weight.nbytes for weight in stored.values()))
     except OutOfMemory:

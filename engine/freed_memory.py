@@ -1,4 +1,6 @@
-"""Frees memory that an error still references, and returns freed memory, which glibc keeps for each thread."""
+"""Frees memory that an error still references, and returns freed memory to the system.
+
+By default, glibc keeps freed memory in a pool for each thread."""
 
 import contextlib
 import ctypes

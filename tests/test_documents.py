@@ -305,7 +305,7 @@ def test_named_files_exist(path: Path) -> None:
                 assert any(f"/{file}".endswith(f"/{name}") for file in files), name
 
 
-def test_tables_of_the_contributing_page_are_in_their_files() -> None:
+def test_tables_named_in_contributing_exist_in_the_named_files() -> None:
     named = re.findall(r"`(\w+)`\s+in\s+`([a-z0-9_/]+\.py)`", read(ROOT / "CONTRIBUTING.md"))
     assert len(named) > 5
     assert [(table, name) for table, name in named if not re.search(rf"\b{table}\b", read(ROOT / name))] == []

@@ -79,8 +79,8 @@ def _suite_row(name: str, title: str, load: tuple[int, int, int], rate: Rate) ->
     return Row(name, title, Load(*load, frozenset({rate})), rate)
 
 
-# Typical loads of an editor, a chat, and a few agents. The fourth load has about 2,000 tokens on average, so that a
-# context of 2,048 holds it. Replies of 16 streams are long enough for all to decode together on a slow machine.
+# Typical loads of an editor, a chat, and several agents. The fourth load has a context of about 2,000
+# tokens, which fits in 2,048. Replies of 16 streams are long enough for all to decode together on a slow machine.
 SUITE = (
     _suite_row("prefill_512", "prefill, 512 tokens", (512, 1, 1), Rate.PREFILL),
     _suite_row("decode_128", "decode, context 128", (128, 96, 1), Rate.DECODE),

@@ -77,7 +77,7 @@ def fit(
     """
     if layers or kv_heads or head_dim or params:
         if name or not (layers and kv_heads and head_dim):
-            raise click.UsageError("The formula needs --layers, --kv-heads, and --head-dim, and no NAME.")
+            raise click.UsageError("The formula needs --layers, --kv-heads, and --head-dim, without NAME.")
         _echo_formula(KVShape(layers, kv_heads, head_dim), context or 0, params or 0, as_object=as_object)
         return
     if recommended and (name or memory):

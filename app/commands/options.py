@@ -30,7 +30,7 @@ ENGINE_OPTIONS = ("context", "threads", "device", "gpu_memory", "deterministic",
 model_option = click.option(
     "-m",
     "--model",
-    help="Model to use: a short name, a repository of the Hub, or the path of a GGUF file or a folder. "
+    help="Model to use: a short name, a Hugging Face repository, or the path of a GGUF file or a folder. "
     "Default: smollm2:135m.",
 )
 context_option = click.option(

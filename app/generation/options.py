@@ -96,7 +96,7 @@ def named_samplers(samplers: list[str] | str | None) -> list[str] | None:
 
 
 def only_named(samplers: list[str] | str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `given`, fields of SamplingParams, with all samplers turned off that the request does not name."""
+    """Return a copy of `given` (fields of SamplingParams) with every sampler off that is not in `samplers`."""
     named = named_samplers(samplers)
     if named is None:
         return {**given}

@@ -50,7 +50,9 @@ class Replies:
                 self._replies[request.id] = Reply(len(self._replies), request, prompt, self._context, parser)
 
     def events(self, tokens: Sequence[TokenEvent]) -> Batch:
-        """Return the chat events for these token events. If the options set a pause, consecutive deltas are merged."""
+        """Return the chat events for these token events. If the options set a pause between events,
+        consecutive deltas are merged.
+        """
         batch: Batch = []
         for token in tokens:
             reply = self._replies[token.request_id]

@@ -26,7 +26,7 @@ _REASONS = {
     MissReason.DIVERGED: "diverged at token {position}",
     MissReason.REMOVED: "a part was removed at token {position}",
     MissReason.EVICTED: "evicted from token {position} on",
-    MissReason.RECOMPUTED: "computed from token {position} on, which is faster than reading it",
+    MissReason.RECOMPUTED: "recomputed from token {position} on, which is faster than reading its blocks",
     MissReason.PROMPT_LOGPROBS: "computed completely for its logprobs",
 }
 

@@ -42,7 +42,7 @@ _SLACK_SECONDS: Final = 1.0  # additional seconds for a process to report that i
 
 
 class GrammarFailed(InvalidGrammar):
-    """A compiled grammar turned out to be too complex to continue a reply."""
+    """A compiled grammar is too complex to compute the next mask of a reply in time."""
 
 
 class GrammarProcess:

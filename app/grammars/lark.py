@@ -127,7 +127,7 @@ class Rules:
 
     needs: Mapping[str, Need]
     terminals: Mapping[str, str]  # definitions of the terminals, by name
-    regexes: Sequence[str]  # regular expressions of the grammar, which are their own names in `needs`
+    regexes: Sequence[str]  # regular expressions of the grammar; `needs` refers to them by their text
 
     def find_endless(self, is_empty: Callable[[str], bool]) -> "tuple[list[str], bool]":
         """Return the chain of rules that prevents the start rule from matching a finite text; empty if it matches one.

@@ -49,7 +49,9 @@ class Database:
             self._adopt(in_memory() if self._path is None else open_history(self._path, tell))
 
     def subscribe(self, on_notice: Callable[[HistoryNotice], None]) -> Sequence[HistoryNotice]:
-        """Call `on_notice`, on any thread, with each later notice. Returns those before the first subscription."""
+        """Call `on_notice`, on any thread, with each later notice. Returns the notices that no subscriber
+        has received yet.
+        """
         with self._lock:
             self._on_notice, before, self._notices = on_notice, self._notices, []
         return before

@@ -191,7 +191,7 @@ def _look_again(salvaged: Salvage, pages: Pages, older: Pages) -> None:
 
 
 def _carved(pages: Pages, page: bytes) -> Iterator[FoundRow]:
-    """Yield rows with a digest that start at any byte of a page."""
+    """Search every byte offset of a page for rows, and yield those that have a digest."""
     for offset in range(len(page)):
         try:
             found = _found(*row_at(pages, page, offset))

@@ -32,7 +32,7 @@ _README_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ModelHeader:
-    """Facts from the headers. None or empty: the files do not state it."""
+    """Facts from the headers. A field is None or empty if the files do not state it."""
 
     architecture: str | None
     context_length: int | None

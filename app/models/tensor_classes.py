@@ -40,7 +40,7 @@ class HeaderTensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorClass:
-    """The tensors of one class."""
+    """Totals of the tensors of one class, such as attention or norms."""
 
     name: str
     types: dict[str, int]  # type -> bytes, the largest first

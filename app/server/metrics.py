@@ -219,7 +219,7 @@ class _Collector(Collector):
 
     def _cache_metrics(self, cache: CacheTracker) -> Iterator[Metric]:
         misses = {reason.value: count for reason, count in cache.misses.items()}
-        name, meaning = "cache_misses", "Prompts whose prefix was not completely found in the cache, by reason."
+        name, meaning = "cache_misses", "Prompts whose prefix was only partly in the cache or not at all, by reason."
         yield self._labeled_metric(CounterMetricFamily, name, meaning, "reason", misses)
         meaning = (
             "Time to restore the cached blocks of a prompt from the host pool and from files, if it has any there."

@@ -23,7 +23,7 @@ def from_folder(folder: Path) -> Tokenizer:
     if vocabulary is None:
         raise UnsupportedTokenizer(
             f"{folder} has no {VOCABULARY}",
-            "Pull the model again, or choose a GGUF file of it, which includes the tokenizer.",
+            "Pull the model again, or choose its GGUF version, which includes the tokenizer.",
         )
     return from_json(vocabulary, tokenizer_config(folder), _ending_ids(folder), _rows(folder))
 

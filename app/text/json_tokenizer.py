@@ -179,7 +179,8 @@ def _backend(
 ) -> tuple[tokenizers.Tokenizer, str]:
     """Return the library's tokenizer for plain text, and the prefix of text at the start of the input.
 
-    The library does not add a prefix of only the first piece, because it would add it after each control token.
+    A prefix for the first piece only is removed from the library's tokenizer, which would add it after each control
+    token.
     """
     normalizer = document.get("normalizer", dict)
     pre_tokenizer, start_prefix = _without_first_prefix(document.get("pre_tokenizer", dict))

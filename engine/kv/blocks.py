@@ -43,7 +43,7 @@ def block_key(parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:
 
 @dataclass(slots=True)
 class Content:
-    """The content of a findable block."""
+    """The content by which a block can be found."""
 
     key: BlockKey
     token_ids: tuple[int, ...]

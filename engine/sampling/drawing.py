@@ -50,7 +50,7 @@ class Draw(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """The logits of a step, one row per logit row of the batch. Valid until the device's next step."""
+    """The logits of a step, one row for each position that needs logits. Valid until the device's next step."""
 
     buffer: Tensor  # float32 [rows or more, vocabulary]
     greedy: Sequence[int] | None = None  # most likely token of each row; -1 for a row of NaN; None: not computed

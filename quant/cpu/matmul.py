@@ -41,7 +41,7 @@ from quant.cpu.vector import F32, I64, Emit, F16x16, F32x16, I16x16, I32x16
 
 
 def _make_coded_tile(layout: GGMLFormat, tiles: int, tokens: int, planes: int) -> Callable[..., None]:
-    """Make the kernel for `tiles` tiles by up to `tokens` rows of integers."""
+    """Return the kernel that multiplies `tiles` weight tiles by up to `tokens` rows of quantized activations."""
     halves = layout.scales.halves
 
     def add_group(
@@ -81,7 +81,7 @@ def _make_coded_tile(layout: GGMLFormat, tiles: int, tokens: int, planes: int) -
 
 
 def _make_plain_tile(layout: GGMLFormat, tiles: int, tokens: int) -> Callable[..., None]:
-    """Make the kernel for `tiles` tiles of floats by up to `tokens` rows of floats."""
+    """Return the kernel that multiplies `tiles` tiles of float weights by up to `tokens` rows of floats."""
     column_bytes = TILE * layout.bits // 8
 
     def load_column(e: Emit, at: Any) -> Any:

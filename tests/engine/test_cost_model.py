@@ -63,7 +63,9 @@ def test_budget_is_the_maximum_without_streams_or_target(streams: int, target: f
 
 
 def test_chunks_stay_large_when_the_fixed_time_exceeds_the_target() -> None:
-    """Even small steps take longer than the target. Tiny chunks would not meet it, but slow down the prefill."""
+    """Even small steps take longer than the target. Tiny chunks would not meet it either, and would slow down the
+    prefill.
+    """
     fixed, per_token = 0.09, 0.008
     costs = CostModel(config(target_latency=0.05), learned(fixed, per_token))
     chunk = costs.token_budget(streams=1) - 1

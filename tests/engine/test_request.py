@@ -10,7 +10,7 @@ def test_token_ids_span_prompt_and_output() -> None:
             assert request.token_ids(start, stop) == whole[start:stop]
 
 
-def test_cached_adds_device_host_and_disk_tokens() -> None:
+def test_cached_is_the_sum_of_device_host_and_disk_tokens() -> None:
     assert TokenSources(device=1, host=2, disk=4, computed=8, restore_seconds=0.5, skipped=3).cached == 7
 
 

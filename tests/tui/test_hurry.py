@@ -141,7 +141,7 @@ def test_keys_after_quit_are_ignored() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_action_on_a_left_chat_does_not_affect_the_next() -> None:
+def test_late_action_on_a_closed_chat_does_not_affect_the_next() -> None:
     client = ScriptedClient()
 
     async def flow(chat: Chatting) -> None:

@@ -47,7 +47,7 @@ def names(chat: Chatting) -> list[str]:
     return [row[0] for row in rows(chat)]
 
 
-def test_models_are_listed_downloaded_paused_found_deleted_and_loaded() -> None:
+def test_models_screen_runs_every_model_action() -> None:
     async def flow(chat: Chatting) -> None:
         models = chat.client.models
         await models_screen(chat)

@@ -40,7 +40,7 @@ def test_pasted_line_ends_become_line_breaks(pasted: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
-def test_long_paste_with_any_line_ends_is_an_attachment(end: str) -> None:
+def test_long_paste_with_any_line_endings_becomes_an_attachment(end: str) -> None:
     async def flow(chat: Chatting) -> None:
         chat.app.post_message(events.Paste(f"line{end}" * 40))
         await chat.until(lambda: "pasted-1.txt" in chat.label("#attached"))

@@ -174,7 +174,7 @@ class CudaDevice:
         if tokens < config.context_length:
             raise OutOfMemory(
                 f"A context of {config.context_length:,} tokens needs {budget.bytes(config.context_length) / 1e9:.1f} "
-                f"GB of GPU memory, and {max(0, room) / 1e9:.1f} GB are free beside the model",
+                f"GB of GPU memory, and {max(0, room) / 1e9:.1f} GB are left by the model",
                 USE_LESS,
             )
         return [group.num_blocks for group in budget.groups(tokens)]

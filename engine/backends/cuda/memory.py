@@ -14,7 +14,7 @@ from quant.cuda.loading import SLAB_BYTES
 
 RESERVE_SHARE = 0.06  # share of the GPU's memory that is left for the display and other programs
 MAX_RESERVE = 1 << 30  # bytes
-KV_SHARE = 0.5  # share of the memory beside the model that the KV cache takes if the user states no limit
+KV_SHARE = 0.5  # share of the memory that the model leaves free; the KV cache takes it if the user states no limit
 HOST_SHARE = 0.25  # share of the host's free memory that KV blocks in host pools may use
 MAX_HOST = 32 << 30  # bytes
 GRAPH_BYTES = 192 << 20  # estimated bytes of the launch data of all graphs, and of libraries
@@ -34,7 +34,7 @@ class GpuMemory:
 
     @property
     def kv_share(self) -> float:
-        """Share of the memory beside the model that the KV cache takes, so that other programs can use the GPU."""
+        """Share of the memory left by the model that the KV cache takes, so that other programs can use the GPU."""
         return KV_SHARE if self._limit == ALL_FREE and not self._gpu.card.interpreted else 1.0
 
     def host_cache(self) -> int:

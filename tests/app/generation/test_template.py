@@ -181,7 +181,7 @@ def test_real_templates_render_like_in_transformers(
             if our_text(renderer, template, conversation, variables) != expected:
                 different.append((path.stem, name))
     assert different == []
-    # templates whose text is shorter are refused by both renderers
+    # A template may refuse a conversation in both renderers, but most templates must render it.
     assert all(rendered[name] > 10 for name in CONVERSATIONS)
 
 

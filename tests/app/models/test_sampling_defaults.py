@@ -85,7 +85,7 @@ def test_error_names_a_gguf_value_out_of_bounds(tmp_path: Path, key: str, value:
         read_sampling(tmp_path / "file.gguf", {f"general.sampling.{key}": value})
 
 
-def test_catalog_precedes_files_and_the_default(tmp_path: Path) -> None:
+def test_catalog_overrides_files_and_the_default(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
     assert catalogued_sampling("tiny", catalog()) == Sampling(temperature=0.2, top_p=0.9)
     assert catalogued_sampling("other", catalog()) is None

@@ -84,7 +84,7 @@ def test_error_event_is_the_last_event(stack: tuple[LiveServer, ControlledRunner
     assert "[DONE]" not in events
 
 
-def test_dead_engine_returns_503_also_for_health(stack: tuple[LiveServer, ControlledRunner]) -> None:
+def test_all_endpoints_return_503_if_the_engine_is_dead(stack: tuple[LiveServer, ControlledRunner]) -> None:
     server, _ = stack
     assert httpx.get(f"{server.url}/health").json() == {
         "status": "ok",

@@ -36,7 +36,7 @@ def test_gpu_report_includes_memory_of_other_programs() -> None:
     assert Machine(gpu=GpuMemory(24_000, lambda: 24_100, lambda: 0)).gpu() == AmountReport(0, 24_000)
 
 
-def test_room_is_free_memory_plus_memory_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_is_free_memory_plus_memory_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Machine(gpu=GpuMemory(24_000, lambda: 5_500, lambda: 9_000)).room() == 14_500
     monkeypatch.setattr(module, "resident_bytes", lambda: 3_000)
     monkeypatch.setattr(module, "memory_without_gpu", lambda: 8_000)

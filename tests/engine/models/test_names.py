@@ -24,7 +24,7 @@ ARCHITECTURES = {
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
-def test_names_equal_the_gguf_package(family: str) -> None:
+def test_names_match_those_of_the_gguf_package(family: str) -> None:
     names: Names = importlib.import_module(f"engine.models.{family}").NAMES
     table = get_tensor_name_map(ARCHITECTURES[family], 1)
     theirs = {ours: table.get_name(name.format(0)) for ours, name in names.stems.items()}

@@ -103,7 +103,7 @@ def test_search_completes_in_the_least_memory_that_is_accepted(groups: str, dept
             pytest.fail("it never fits")
 
 
-def test_often_preempted_search_runs_alone_to_its_end() -> None:
+def test_often_preempted_search_runs_alone_until_it_ends() -> None:
     engine, _ = hash_engine(num_blocks=200)
     run = Run(engine)
     results = run.search(prompt_of(20), BeamParams(4, 2), max_tokens=20, ignore_eos=True)

@@ -181,7 +181,7 @@ def test_cache_without_a_needed_kernel_is_compiled_again(run: Run) -> None:
 
 
 def test_kernels_of_several_tiers_share_a_folder(run: Run, cache: Path) -> None:
-    """The folder has kernels for each tier. Loops are the same for all tiers and are compiled once."""
+    """The folder has kernels for each tier. All tiers share the compiled loops."""
     run()
     loops = {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")}
     assert run("portable") == "empty compiled 500"

@@ -105,7 +105,7 @@ def test_loading_takes_the_planned_memory_at_most(
 
 
 @pytest.mark.parametrize("name", ["F16", "F32"])
-def test_embedding_has_exact_rows_in_its_own_type(name: str, device: torch.device) -> None:
+def test_embedding_lookup_returns_the_exact_dequantized_rows(name: str, device: torch.device) -> None:
     weight = random_weight(name, 64, 160, np.random.default_rng())
     values, ids = dequantize(weight), torch.tensor([63, 0, 7])
     backend = CudaBackend(device, CARD, deterministic=False)

@@ -105,7 +105,7 @@ class _Writer(ABC, Generic[ReplyT]):
                 yield self._tool_call(Call(self._call.id, function))
 
     def framing(self) -> Framing:
-        """Return the framing. After a silence an empty chunk is sent, so that clients do not give up."""
+        """Return the framing. Empty chunks are sent while no text arrives, so that clients do not give up."""
         return replace(LINES, ping=lambda status: LINES.frame(self._text("")))
 
     def end(self, reason: DoneReason, counts: TokenCounts | None = None) -> ReplyT:

@@ -15,7 +15,7 @@ _OPENAI = "OpenAI, vLLM, llama.cpp, Ollama, LM Studio"
 _ENGINES = "vLLM, llama.cpp, LM Studio"
 _NO_MEDIA = "This version reads text only. Leave it out."
 _NO_SAMPLER = "This version does not have this sampler. Leave it out, or send top_p or min_p."
-_ONE_PROMPT = "Every prompt is cached without it."
+_ONE_PROMPT = "Every prompt is cached, with or without this field."
 
 SAMPLING: Sequence[Field] = (
     supported("temperature", _OPENAI, 0.7, "0 to 100."),

@@ -89,7 +89,8 @@ def _summary_of(item: InputItem) -> str:
         content = ""
     if not content.startswith(_CONTENT_PREFIX):
         raise InvalidMessage(
-            "This compaction item was made by another server", "Compact the conversation here, or send its items."
+            "This compaction item was made by another server",
+            "Compact the conversation on this server, or send the items that it replaces.",
         )
     return content.removeprefix(_CONTENT_PREFIX)
 

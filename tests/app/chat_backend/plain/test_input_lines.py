@@ -84,7 +84,7 @@ def test_ctrl_c_clears_a_typed_line(endpoint: FakeEndpoint, tmp_path: Path) -> N
     assert chat.leave() == 0
 
 
-def test_ctrl_c_on_an_empty_line_says_how_to_leave(endpoint: FakeEndpoint, tmp_path: Path) -> None:
+def test_ctrl_c_on_an_empty_line_shows_how_to_leave(endpoint: FakeEndpoint, tmp_path: Path) -> None:
     chat = Typing(endpoint, tmp_path)
     chat.press(CTRL_C)
     chat.wait(b"Press Ctrl-C again to leave, or Ctrl-D.", b"> ")

@@ -69,7 +69,7 @@ def test_caches_are_dropped_before_free_memory_is_read() -> None:
 @pytest.mark.parametrize(
     ("limit", "asked", "context", "tokens"),
     [
-        (ALL_FREE, 0, 69_000, 69_000),  # half of the memory beside the model
+        (ALL_FREE, 0, 69_000, 69_000),  # half of the memory that the model leaves free
         (ALL_FREE, 100_000, 100_000, 100_000),
         (MemoryLimit(share=0.9), 0, 127_000, 127_000),
         (MemoryLimit(num_bytes=9 * GIB), 0, 25_000, 25_000),

@@ -37,7 +37,7 @@ FINGERPRINT = bytes(range(32))
 
 @pytest.fixture
 def new_store(tmp_path: Path) -> Callable[[Sequence[GroupConfig]], DiskStore]:
-    """Return another store over the same folder, as another process has it."""
+    """Return a function that opens a new store on the same folder, as another process would."""
 
     def store(groups: Sequence[GroupConfig] = FULL) -> DiskStore:
         return DiskStore(tmp_path / "model", FINGERPRINT, block_bytes(groups), Quota(tmp_path, 1 << 30))
