@@ -267,3 +267,28 @@ def test_deleting_a_chat_ends_its_reply_and_undo_restores_its_text() -> None:
         assert chat.conversation.current_reply is None
 
     run(ScriptedClient([TextDelta("begun"), WAIT, TextDelta("never"), END]), flow)
+
+
+def test_list_highlights_the_open_chat_only() -> None:
+    client = ScriptedClient()
+    first = client.keep("First", "a question", "an answer")
+    second = client.keep("Second", "other", "words")
+
+    async def flow(chat: Chatting) -> None:
+        chats = chat.screen.query_one(ChatList)
+        options = chats.query_one(OptionList)
+
+        def highlighted() -> str | None:
+            return None if options.highlighted is None else options.get_option_at_index(options.highlighted).id
+
+        await chat.until(lambda: highlighted() == first)
+        await chat.conversation.open(second)
+        await chat.until(lambda: highlighted() == second)
+        await chat.pilot.press("ctrl+n")
+        await chat.until(lambda: highlighted() is None)
+        options.focus()
+        await chat.pilot.press("down", "ctrl+n")
+        await chat.until(lambda: highlighted() is None)
+        assert chat.app.focused is chat.composer.area
+
+    run(client, flow, chat=first, size=WIDE)

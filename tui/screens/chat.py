@@ -317,9 +317,11 @@ class ChatScreen(SteadyScreen):
 
     async def action_new_chat(self) -> None:
         await self.conversation.open_new()
+        self.turn_to_prompt()
 
     async def action_new_private_chat(self) -> None:
         await self.conversation.open_new(private=True)
+        self.turn_to_prompt()
 
     def action_toggle_chats(self) -> None:
         """Hide the list of chats if it is visible, or show it."""

@@ -127,7 +127,8 @@ class ChatList(Vertical):
 
     def _show(self) -> None:
         for options in self.query(OptionList):  # there is no list before it is composed
-            highlighted, row = self._highlighted(), self._row(options)
+            # without the focus, only the open chat is highlighted: the user would take another one for the open chat
+            highlighted, row = self._highlighted() if self.has_focus_within else None, self._row(options)
             options.clear_options()
             options.add_options(self._options(max(12, options.size.width - 2)))
             keep = highlighted if highlighted in self._summaries else self._open
