@@ -55,7 +55,8 @@ class ReplyProgress:
     tokens: int = 0  # number of tokens generated in this turn
     calls: dict[CallId, ToolCalled] = field(default_factory=dict)  # calls that have no result yet
     _first_prompt: PromptProgress | None = None
-    _first_token: float = 0.0
+    _first_tokens: int = 0  # number of tokens in the first delta of this turn, whose time is unknown
+    _first_delta: float = 0.0
     _steps: list[ToolStep] = field(default_factory=list)
     _text: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
@@ -88,8 +89,8 @@ class ReplyProgress:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second since the first token of this turn; 0 for fewer than two tokens."""
-        return figures.rate(self.tokens - 1, self.clock() - self._first_token) if self.tokens > 1 else 0.0
+        """Tokens per second since the first delta of this turn; 0 before the second one."""
+        return figures.rate(self.tokens - self._first_tokens, self.clock() - self._first_delta)
 
     @property
     def seconds_left(self) -> float | None:
@@ -148,7 +149,7 @@ class ReplyProgress:
     def _count(self, tokens: int, stage: Stage) -> None:
         self._enter(stage)
         if not self.tokens:
-            self._first_token = self.clock()
+            self._first_tokens, self._first_delta = tokens, self.clock()
         self.tokens += tokens
 
     def _end_call(self, event: ToolReturned) -> None:

@@ -109,7 +109,7 @@ class ReasoningDelta(Sanitized):
     """More reasoning text."""
 
     text: str
-    tokens: int = 1  # estimated number of tokens: the number of parts that the server sent
+    tokens: int = 1  # number of tokens since the last delta; 1 if the server does not report it
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class TextDelta(Sanitized):
     """More text of the answer."""
 
     text: str
-    tokens: int = 1  # estimated number of tokens: the number of parts that the server sent
+    tokens: int = 1  # number of tokens since the last delta; 1 if the server does not report it
 
 
 @dataclass(frozen=True, slots=True)

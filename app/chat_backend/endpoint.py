@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 import httpx
 import msgspec
 
-from app.chat_backend.reply_parts import Accepted, Call, Ended, ReplyPart
+from app.chat_backend.reply_parts import Accepted, Call, Ended, ReasoningDelta, ReplyPart, TextDelta
 from app.client.http import HTTPClient, Remedies, ServerUnreachable, default_sampling_of, refusal
 from app.errors import AppError, InvalidSetting
 from app.generation.cache_report import MissReason, PromptTokensDetails
-from app.generation.events import PromptProgress, ReasoningDelta, TextDelta
+from app.generation.events import PromptProgress
 from app.history.records import State, StoredUsage
 from app.process.engine_lease import CHAT_CLIENT
 from app.settings.settings import APP_NAME
@@ -116,7 +116,7 @@ class ChatEndpoint:
         """
         self.url = checked_url(url)
         self.is_inglenook = is_inglenook
-        self._interval = {"interval_ms": _INTERVAL_MS} if is_inglenook else {}
+        self._options = {"interval_ms": _INTERVAL_MS, "continuous_usage_stats": True} if is_inglenook else {}
         self._http = HTTPClient(
             self.url,
             key,
@@ -159,7 +159,7 @@ class ChatEndpoint:
         """
         clock = ReplyClock()
         fold = _Fold(clock)
-        asked = {**body, "stream": True, "stream_options": {"include_usage": True, **self._interval}}
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True, **self._options}}
         async with aclosing(self._http.stream(f"{self.url}/chat/completions", asked)) as chunks:
             with self._naming_a_crash():
                 async for chunk in chunks:
@@ -219,6 +219,7 @@ class _Fold:
         self._state: State | None = None
         self._usage: Mapping[str, Any] | None = None
         self._timings: Mapping[str, Any] = {}
+        self._tokens = 0  # number of tokens of the reply when the last delta arrived
         self._calls: dict[int, list[str]] = {}  # [name, arguments] of each tool call, by its index
 
     def parts(self, chunk: Any) -> list[ReplyPart]:
@@ -238,9 +239,9 @@ class _Fold:
         for choice in chunk.get("choices", ()):
             delta = choice.get("delta") or {}
             if thought := delta.get("reasoning") or delta.get("reasoning_content"):
-                parts.append(ReasoningDelta(str(thought)))
+                parts.append(ReasoningDelta(str(thought), self._new_tokens(chunk)))
             if text := delta.get("content"):
-                parts.append(TextDelta(str(text)))
+                parts.append(TextDelta(str(text), self._new_tokens(chunk)))
             for call in delta.get("tool_calls") or ():
                 self._add_call(call)
             if reason := choice.get("finish_reason"):
@@ -248,6 +249,12 @@ class _Fold:
         if any(isinstance(part, TextDelta | ReasoningDelta) for part in parts):
             self._clock.mark_token()
         return parts
+
+    def _new_tokens(self, chunk: Mapping[str, Any]) -> int:
+        """Return the number of tokens since the last delta; 1 if the server reports no usage in this chunk."""
+        usage = chunk.get("usage")
+        before, self._tokens = self._tokens, int(usage.get("completion_tokens") or 0) if usage else self._tokens + 1
+        return max(0, self._tokens - before)
 
     def _add_call(self, delta: Mapping[str, Any]) -> None:
         """Add a fragment of a tool call. If a server omits the index, each fragment is a complete call."""

@@ -12,9 +12,9 @@ from app.chat_backend.client_errors import client_errors, to_thread
 from app.chat_backend.converters import message_id, usage_of
 from app.chat_backend.engine.connection import EngineConnection, ReadyEngine
 from app.chat_backend.prompt_messages import prompt_messages, sampling_fields, step_messages
-from app.chat_backend.reply_parts import Accepted, Call, Ended, ReplyPart
+from app.chat_backend.reply_parts import Accepted, Call, Ended, ReasoningDelta, ReplyPart, TextDelta
 from app.chat_backend.tools import CallEnded, ChatTools, OfferedTools
-from app.generation.events import PromptProgress, ReasoningDelta, TextDelta
+from app.generation.events import PromptProgress
 from app.history.history import History
 from app.history.records import Chat, State, StoredMessage, StoredUsage, ToolStep, path_to
 from quant.errors import InglenookError
@@ -288,7 +288,8 @@ class ChatReplies:
 
 
 def _delta(part: ReasoningDelta | TextDelta) -> types.ReplyEvent:
-    return types.ReasoningDelta(part.text) if isinstance(part, ReasoningDelta) else types.TextDelta(part.text)
+    kind = types.ReasoningDelta if isinstance(part, ReasoningDelta) else types.TextDelta
+    return kind(part.text, part.tokens)
 
 
 async def _prepend(first: ReplyPart, parts: AsyncGenerator[ReplyPart]) -> AsyncGenerator[ReplyPart]:

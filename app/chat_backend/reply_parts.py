@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from app.generation.events import PromptProgress, ReasoningDelta, TextDelta
+from app.generation.events import PromptProgress
 from app.history.records import State, StoredUsage
 
 
@@ -11,6 +11,20 @@ class Accepted(NamedTuple):
     """The server accepted the request. Not sent by servers that give replies no id."""
 
     reply: str  # the server's id of the reply
+
+
+class ReasoningDelta(NamedTuple):
+    """More reasoning text."""
+
+    text: str
+    tokens: int  # number of tokens since the last delta
+
+
+class TextDelta(NamedTuple):
+    """More text of the answer."""
+
+    text: str
+    tokens: int  # number of tokens since the last delta
 
 
 class Call(NamedTuple):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from app.generation.cache_report import EMPTY_REPORT, CacheReport
@@ -105,24 +106,40 @@ Batch = list[tuple[int, ChatEvent]]  # events that arrived together, each with t
 
 
 def merge_deltas(batch: Iterable[tuple[int, ChatEvent]]) -> Batch:
-    """Merge consecutive text deltas of the same reply, and likewise reasoning deltas."""
+    """Merge consecutive text deltas of the same reply, and likewise reasoning deltas.
+
+    Generated tokens between two deltas precede the merged delta.
+    """
     result: Batch = []
     for index, event in batch:
-        before = result[-1] if result else None
-        if before is not None and before[0] == index and (both := _merged(before[1], event)) is not None:
-            result[-1] = index, both
-        else:
-            result.append((index, event))
+        _add_merged(result, index, event)
     return result
 
 
+def _add_merged(batch: Batch, index: int, event: ChatEvent) -> None:
+    """Add an event to a merged batch."""
+    recent = [one for _, one in takewhile(lambda entry: entry[0] == index, batch[:-3:-1])]  # newest first
+    if recent and (both := _merged(recent[0], event)) is not None:
+        batch[-1] = index, both
+    elif (
+        len(recent) == 2 and isinstance(recent[0], GeneratedTokens) and (both := _merged(recent[1], event)) is not None
+    ):
+        del batch[-2:]
+        _add_merged(batch, index, recent[0])
+        batch.append((index, both))
+    else:
+        batch.append((index, event))
+
+
 def _merged(one: ChatEvent, other: ChatEvent) -> ChatEvent | None:
-    """Return two deltas of one kind as a single delta, or None for other events."""
+    """Return two events of one kind as a single event, or None if they cannot be merged."""
     match one, other:
         case TextDelta(), TextDelta():
             return TextDelta(one.text + other.text, one.logprobs + other.logprobs)
         case ReasoningDelta(), ReasoningDelta():
             return ReasoningDelta(one.text + other.text, one.logprobs + other.logprobs)
+        case GeneratedTokens(), GeneratedTokens():
+            return GeneratedTokens(one.ids + other.ids)
     return None
 
 

@@ -61,6 +61,16 @@ def test_every_stage_of_a_reply_is_described() -> None:
     assert describe(reply, 80) == "Stopping"
 
 
+def test_speed_counts_only_the_tokens_after_the_first_delta() -> None:
+    clock = Clock()
+    reply = ReplyProgress(ChatId("1"), MessageId("1"), clock)
+    reply.apply(TextDelta("a b c", 30))
+    assert describe(reply, 80) == "30 tokens · 0 s"
+    clock.now = 0.5
+    reply.apply(TextDelta("d e f", 20))
+    assert describe(reply, 80) == "40 tok/s · 50 tokens · 0 s"
+
+
 def test_status_line_is_below_the_question_until_the_reply_ends() -> None:
     async def flow(chat: Chatting) -> None:
         status = chat.screen.query_one(ReplyStatus)

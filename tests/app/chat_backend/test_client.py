@@ -48,7 +48,9 @@ def test_reply_is_streamed_and_stored(clients: Clients) -> None:
         assert end.usage is not None
         assert end.usage.reply_tokens == 8
         assert end.usage.sources.computed > 0
-        text = "".join(part.text for part in parts if isinstance(part, TextDelta))
+        deltas = [part for part in parts if isinstance(part, TextDelta)]
+        text = "".join(part.text for part in deltas)
+        assert sum(part.tokens for part in deltas) == 8
         _, reply = (await client.chats.open(chat)).messages
         assert (reply.id, reply.text, reply.finish, reply.usage) == (started.message, text, Finish.LENGTH, end.usage)
         assert reply.model == started.model == "hash"

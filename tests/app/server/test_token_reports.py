@@ -1,7 +1,7 @@
 """The timings of replies and the progress of prefill in replies."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -69,10 +69,13 @@ def test_whole_reply_reports_its_timings(server: LiveServer, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_interval_reduces_the_chunks_but_not_the_text(server: LiveServer, path: str) -> None:
+@pytest.mark.parametrize("reported", [{}, {"include_usage": True, "continuous_usage_stats": True}])
+def test_interval_reduces_the_chunks_but_not_the_text(
+    server: LiveServer, path: str, reported: Mapping[str, bool]
+) -> None:
     asked: dict[str, Any] = {"max_tokens": 300, "seed": 4}
     every = texts(chunks(server, path, **asked))
-    seldom = texts(chunks(server, path, **asked, stream_options={"interval_ms": 60_000}))
+    seldom = texts(chunks(server, path, **asked, stream_options={"interval_ms": 60_000, **reported}))
     assert "".join(seldom) == "".join(every)
     # A reply has the first chunk, then chunks with all tokens that were ready, at most MAX_BATCH tokens in each.
     assert len(seldom) <= 2 + 300 // MAX_BATCH < len(every)
