@@ -80,8 +80,8 @@ def _visible(match: re.Match[str]) -> str:
 
 
 def model_name(model: str) -> str:
-    """Return the name to display for a model: the last component if it is an absolute path."""
-    return PurePath(model).name if PurePath(model).is_absolute() else model
+    """Return the name to display for a model: the last component of an absolute path, without ".gguf"."""
+    return PurePath(model).name.removesuffix(".gguf") if PurePath(model).is_absolute() else model
 
 
 def is_web_address(address: str) -> bool:

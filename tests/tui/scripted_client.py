@@ -328,7 +328,7 @@ class ScriptedEngine:
         )
         memory = (Amount("process", 900_000_000, 0), Amount("GPU", 6_100_000_000, 24_000_000_000))
         left = tuple(request for request in self.requests if request.id not in self.aborted)
-        return EngineStatus("smollm2:135m", left, tiers, memory, 0, 0)
+        return EngineStatus("smollm2:135m", left, tiers, memory, 1234, 5678)
 
     async def abort(self, request: RequestId) -> None:
         self.aborted.append(request)

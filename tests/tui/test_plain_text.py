@@ -66,7 +66,7 @@ def test_shortened_text_keeps_both_ends() -> None:
     assert shortened("org/Model:Q4_0", 8) == "org/…4_0"
 
 
-def test_model_name_is_the_last_part_of_a_path() -> None:
-    assert model_name("/home/ann/models/Model.Q4_K_M.gguf") == "Model.Q4_K_M.gguf"
+def test_model_name_is_the_last_part_of_a_path_without_gguf() -> None:
+    assert model_name("/home/ann/models/Model.Q4_K_M.gguf") == "Model.Q4_K_M"
     for name in ("org/repository:Q4_K_M", "smollm2:135m", ""):
         assert model_name(name) == name

@@ -8,7 +8,7 @@ from textual.events import Key
 from textual.widgets import Input, Markdown, Tree
 
 from tests.tui.pilots import Chatting, run
-from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient
+from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient, ScriptedEngine
 from tui.app import ChatApp
 from tui.client import ClientError
 from tui.engine_types import ModelInfo, RequestId
@@ -291,6 +291,24 @@ def test_engine_screen_lists_and_aborts_requests() -> None:
         await chat.until(lambda: chat.client.engine.looks > looks)
 
     run(ScriptedClient(), flow)
+
+
+def test_engine_screen_without_requests_lists_none_and_offers_no_abort() -> None:
+    client = ScriptedClient()
+    client.engine.requests = ()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f3")
+        await chat.until(lambda: chat.label("#about").endswith("no request is running"))
+        await chat.until(lambda: chat.label("#written-rate") == "0 output tok/s · 5,678 tokens")
+        assert chat.label("#read-rate") == "0 prompt tok/s · 1,234 tokens"
+        await chat.pilot.pause()
+        assert not any("Priority" in line or "Abort" in line for line in chat.lines())
+        client.engine.requests = ScriptedEngine.requests
+        await chat.until(lambda: any("Priority" in line for line in chat.lines()))
+        await chat.until(lambda: "Abort" in chat.lines()[-1])
+
+    run(client, flow)
 
 
 def test_engine_screen_reports_missing_statistics() -> None:

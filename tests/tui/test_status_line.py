@@ -38,9 +38,9 @@ def shown(model: str, loading: Loading | None, *, width: int = 120) -> str:
     ("model", "loading", "first"),
     [
         ("smollm2:135m", None, "smollm2:135m"),
-        (FILE, None, "Model.gguf"),
-        (FILE, Loading(FILE, f"Loading {FILE} (98.4 MB)", 0.5), "50%, Loading Model.gguf (98.4 MB)"),
-        ("", Loading(FILE, "Waiting for memory"), "Model.gguf: Waiting for memory"),
+        (FILE, None, "Model"),
+        (FILE, Loading(FILE, f"Loading {FILE} (98.4 MB)", 0.5), "50%, Loading Model (98.4 MB)"),
+        ("", Loading(FILE, "Waiting for memory"), "Model: Waiting for memory"),
     ],
 )
 def test_status_line_shows_model_context_and_settings(model: str, loading: Loading | None, first: str) -> None:

@@ -102,10 +102,12 @@ class EngineScreen(Page[None]):
             yield Amounts("KV cache")
             yield Amounts("Memory")
         yield Listing()
-        yield Footer()
+        yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.query_one(Listing).add_columns(*_COLUMNS)
+        listing = self.query_one(Listing)
+        listing.add_columns(*_COLUMNS)
+        listing.show_header = False
         self.poll()
         self.set_interval(_INTERVAL, self.poll)
 
@@ -127,8 +129,7 @@ class EngineScreen(Page[None]):
             return
         self.add_class("-none")
         self.query_one("#about", Label).update(single_line(why))
-        self._requests = {}
-        self.query_one(Listing).show({})
+        self._list({})
 
     def _show(self, status: EngineStatus) -> None:
         if not self.query(Listing):  # the screen was closed
@@ -140,18 +141,31 @@ class EngineScreen(Page[None]):
             return
         self._read.count(status.prompt_tokens, monotonic())
         self._written.count(status.reply_tokens, monotonic())
-        for name, rates in (("read", self._read), ("written", self._written)):
+        counted = (("read", self._read, status.prompt_tokens), ("written", self._written, status.reply_tokens))
+        for name, rates, total in counted:
             self.query_one(f"#{name}", Sparkline).data = list(rates.values)
-            self.query_one(f"#{name}-rate", Label).update(f"{rates.values[-1]:,.0f} {_RATES[name]} tok/s")
+            words = f"{rates.values[-1]:,.0f} {_RATES[name]} tok/s · {total:,} tokens"
+            self.query_one(f"#{name}-rate", Label).update(words)
         tiers, memory = self.query(Amounts)
         tiers.amounts, memory.amounts = status.tiers, status.memory
-        self._requests = {request.id: request for request in status.requests}
-        self.query_one(Listing).show({request.id: _cells(request) for request in status.requests})
+        self._list({request.id: request for request in status.requests})
+
+    def _list(self, requests: dict[RequestId, EngineRequest]) -> None:
+        """List the requests. Without one, hide the header and the key that aborts a request."""
+        self._requests = requests
+        listing = self.query_one(Listing)
+        listing.show_header = bool(requests)
+        listing.show({key: _cells(request) for key, request in requests.items()})
+        self.refresh_bindings()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "abort" or bool(self._requests)
 
     def _about(self, status: EngineStatus) -> str:
         about = f"{model_name(status.model)} · {sanitize(self._engine.address())}"
         requests = len(status.requests)
-        return f"{about} · {requests} {'request' if requests == 1 else 'requests'}" if status.is_reported else about
+        count = f"{requests} {'request' if requests == 1 else 'requests'}" if requests else "no request is running"
+        return f"{about} · {count}" if status.is_reported else about
 
     @work(description="abort")
     async def action_abort(self) -> None:
