@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import PurePath
 
 import msgspec
 from msgspec import Struct
@@ -96,11 +97,17 @@ def as_markdown(chat: Chat, messages: Sequence[StoredMessage]) -> str:
 
 def _section(message: StoredMessage) -> str:
     when = datetime.fromtimestamp(message.created, UTC).isoformat(timespec="minutes")
-    author = f"{_WHO[message.role]}, {message.model}" if message.model else _WHO[message.role]
+    model = _short_name(message.model)
+    author = f"{_WHO[message.role]}, {model}" if model else _WHO[message.role]
     files = [f"{file.name}:\n\n{_fenced(file.text)}" for file in message.attachments]
     steps = [part for step in message.steps for part in (step.text, _called(step)) if part]
     reasoning = [_details("Reasoning", message.reasoning)] if message.reasoning else []
     return "\n\n".join([f"## {author} ({when})", *files, *steps, *reasoning, message.text])
+
+
+def _short_name(model: str) -> str:
+    """Return the last component of an absolute path without ".gguf", and other names unchanged."""
+    return PurePath(model).name.removesuffix(".gguf") if PurePath(model).is_absolute() else model
 
 
 def _called(step: ToolStep) -> str:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from tui.client import ClientError, NotLoaded
 from tui.engine_types import Loading
+from tui.plain_text import model_name
 
 _WINDOW = 5.0  # length in seconds of the window over which the rate is averaged
 
@@ -48,10 +49,11 @@ class LoadingLines:
 
     def line(self, state: Loading) -> str:
         """Return the line that describes this state; empty if it is not due or repeats the last one."""
+        name = model_name(state.model)
         if state.warning:
-            return f"{state.model}: {state.warning}"
+            return f"{name}: {state.warning}"
         done = "" if state.fraction is None else f", {state.fraction:.0%}"
-        words, now = f"{state.model}: {state.stage}{done}", self._clock()
+        words, now = f"{name}: {state.stage.replace(state.model, name)}{done}", self._clock()
         if words == self._last_line or (self._last_time is not None and now - self._last_time < LINE_SECONDS):
             return ""
         self._last_time, self._last_line = now, words

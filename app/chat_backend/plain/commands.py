@@ -20,6 +20,8 @@ from tui.types import Attachment, Chat, ChatId, ChatSettings, ChatSummary, Expor
 ONLY_IN_PLAIN = (Command("open", Owner.CHATS, "", "Open a chat from the list", "NUMBER"),)
 # arguments that replace the dialogs of the screens
 _TAKES = {"edit": "TEXT", "room": "summarize|drop", "models": "[catalog]", "tools": "[on|off|revoke|restart NAME]"}
+# descriptions of commands that print what the screens show
+_HELPS = {"chats": "List the chats with numbers", "resume": "List the chats with numbers"}
 
 Handler = Callable[[str], Awaitable[MessageId | None]]
 
@@ -83,7 +85,9 @@ class PlainCommands:
     def commands(self) -> Sequence[Command]:
         """Return the commands that the plain chat supports."""
         listed = [command for command in (*COMMANDS, *ONLY_IN_PLAIN) if command.name in self._handlers]
-        return [replace(one, takes=_TAKES.get(one.name, one.takes)) for one in listed]
+        return [
+            replace(one, takes=_TAKES.get(one.name, one.takes), help=_HELPS.get(one.name, one.help)) for one in listed
+        ]
 
     async def current(self) -> Chat:
         """Return the open chat. Creates one if none is open."""

@@ -63,6 +63,15 @@ def test_markdown_has_the_shown_branch(history: History) -> None:
     assert "elsewhere" not in text
 
 
+def test_markdown_names_a_model_file_without_its_folder(history: History) -> None:
+    chat = history.chats.create(ChatSettings())
+    asked = history.messages.add_user_message(chat.id, None, "Hi")
+    reply = history.messages.start_reply(chat.id, asked.id, "/home/ann/models/Tiny.Q4_0.gguf")
+    history.messages.write_reply(reply.id, "Hello.", "", state=State.WHOLE)
+    text = as_markdown(history.chats.get(chat.id), history.messages.in_chat(chat.id))
+    assert "## Assistant, Tiny.Q4_0 (" in text
+
+
 def node(role: str, text: str | None, parent: str | None, **more: Any) -> dict[str, Any]:
     message = {"author": {"role": role}, "content": {"content_type": "text", "parts": [text]}, **more} if text else None
     return {"id": "x", "message": message, "parent": parent, "children": []}

@@ -116,6 +116,7 @@ def test_help_prints_one_line_per_command(monkeypatch: pytest.MonkeyPatch, capsy
     lines = capsys.readouterr().out.splitlines()
     assert "/export PATH: Export (.md: this branch, .json: everything)." in lines
     assert "/open NUMBER: Open a chat from the list." in lines
+    assert "/chats: List the chats with numbers." in lines
     assert len(lines) > 20
 
 
@@ -238,6 +239,13 @@ def test_loading_progress_is_printed_every_few_seconds() -> None:
     lines = LoadingLines(lambda: next(times))
     states = [Loading("m", "starting")] + [Loading("m", "fetching", share) for share in (0.1, 0.2, 0.3, 0.3)]
     assert [lines.line(state) for state in states] == ["m: starting", "", "", "m: fetching, 30%", ""]
+
+
+def test_loading_line_names_a_model_file_without_its_folder() -> None:
+    file = "/home/ann/models/Tiny.Q4_0.gguf"
+    lines = LoadingLines(lambda: 0.0)
+    assert lines.line(Loading(file, f"loading {file}")) == "Tiny.Q4_0: loading Tiny.Q4_0"
+    assert lines.line(Loading(file, "loaded", loaded=True, warning="it holds little")) == "Tiny.Q4_0: it holds little"
 
 
 def test_loading_warning_is_printed_at_once() -> None:
