@@ -1,5 +1,6 @@
 """Errors of torch, CUDA, and Triton become the engine's errors. A lost GPU ends the engine."""
 
+import threading
 from typing import NoReturn
 
 import pytest
@@ -9,7 +10,7 @@ from engine.backends.device_errors import raising_device_lost, raising_out_of_me
 from engine.errors import DeviceLost, EngineError, OutOfMemory
 from tests.engine.test_thread import Client
 from tests.support.hash_model import HashTicket, hash_engine
-from tests.support.processes import until
+from tests.support.processes import HANGING_SECONDS, until
 
 ILLEGAL_ACCESS = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later."
 
@@ -49,8 +50,10 @@ def test_error_that_every_later_call_repeats_is_a_lost_device() -> None:
 @pytest.mark.parametrize("call", ["launch", "collect", "recover"])
 def test_lost_device_ends_the_engine_with_the_reason(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runner = hash_engine(depth=2)
+    submitted = threading.Event()  # a lost engine would refuse the later requests
 
     def lost(*arguments: object) -> NoReturn:
+        assert submitted.wait(HANGING_SECONDS)
         raise DeviceLost("The GPU has stopped working: it is on fire")
 
     def exhausted(ticket: HashTicket) -> NoReturn:
@@ -61,6 +64,7 @@ def test_lost_device_ends_the_engine_with_the_reason(call: str, monkeypatch: pyt
         monkeypatch.setattr(runner, "collect", exhausted)
     client = Client(engine)
     requests = [client.submit((1, 2, number), 900) for number in range(3)]
+    submitted.set()
     ends = client.endings(requests)
     until(lambda: client.thread.failure != "")
     assert {event.error for event in ends.values()} == {"The GPU has stopped working: it is on fire"}

@@ -43,7 +43,7 @@ class StandIn:
 
     def __init__(self, settings: Settings, model: str, server: LiveServer) -> None:
         self.model, self.pid = model, os.getpid()
-        self.stopped = False
+        self.stopped = self.has_ended = False
         self.said = [ChildMessage(stage="Loading", done=1, total=4, unit="tokens"), ChildMessage(note="nearly")]
         self.fails = model.endswith("broken")
         self.is_held = False  # True: it never starts to serve
@@ -67,6 +67,7 @@ class StandIn:
         self.die()
 
     def die(self) -> None:
+        self.has_ended = True
         self._records.close()
 
 

@@ -56,7 +56,7 @@ def test_vectors_have_the_requested_norm(server: EmbeddingServer) -> None:
         ({}, "content: it is required"),
         ({"content": []}, "content"),
         ({"content": "a", "embd_normalize": -1}, "embd_normalize: this version returns normalized vectors only"),
-        ({"content": [1, "a"]}, "content: one input is a text or token ids"),
+        ({"content": [1, "a"]}, "content: an input must be a string or token ids"),
         ({"content": ["a", [10**6]]}, "content[1]: token id 1000000"),
         ({"content": ["a"] * 2049}, "content: 2049 inputs exceed the limit of 2048"),
         ({"content": "a", "model": "other"}, "does not exist here"),
