@@ -34,6 +34,7 @@ from tui.types import (
     Permission,
     Preset,
     ReplyEvent,
+    Sampling,
     SearchHit,
     ToolServer,
     TrimPlan,
@@ -200,6 +201,12 @@ class Engine(Protocol):
 
     def address(self) -> str:
         """Return the base URL for other programs, such as "http://127.0.0.1:4645/v1". Empty while the engine starts."""
+
+    def default_sampling(self) -> Sampling | None:
+        """Return the loaded model's recommended sampling. None: no model is loaded, or the server reports no values.
+
+        A chat that leaves a parameter unset uses this value, or else the engine's default.
+        """
 
     def loading(self, *, retry: bool = False) -> AsyncGenerator[Loading, None]:
         """Yield the progress of loading the current model, until it is loaded.

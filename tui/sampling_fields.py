@@ -22,7 +22,15 @@ class Field:
     label: str
     least: float
     most: float
+    default: str  # the engine's default, as the user reads it
     is_integer: bool = False
+
+    def hint(self, recommended: Sampling | None) -> str:
+        """Return what an empty field means: the value in force and its source. None: no recommendation is known."""
+        if recommended is None:
+            return "model default"
+        value = texts(recommended)[self.name]
+        return f"{value} (model)" if value else f"{self.default} (default)"
 
     def parse(self, text: str) -> float | int | None:
         """Return the typed number, or None for empty text. Raises InvalidField."""
@@ -39,14 +47,15 @@ class Field:
         return value
 
 
-FIELDS = (
-    Field("temperature", "Temperature", 0, 5),
-    Field("top_p", "Top p", 0, 1),
-    Field("top_k", "Top k", 0, 1_000_000, is_integer=True),
-    Field("min_p", "Min p", 0, 1),
-    Field("max_tokens", "Max tokens", 1, 1_000_000, is_integer=True),
-    Field("seed", "Seed", 0, 2**63 - 1, is_integer=True),
+SAMPLING_FIELDS = (
+    Field("temperature", "Temperature", 0, 5, "1.0"),
+    Field("top_p", "Top p", 0, 1, "1.0"),
+    Field("top_k", "Top k", 0, 1_000_000, "0", is_integer=True),
+    Field("min_p", "Min p", 0, 1, "0"),
+    Field("seed", "Seed", 0, 2**63 - 1, "random", is_integer=True),
 )
+REPLY_FIELDS = (Field("max_tokens", "Max tokens", 1, 1_000_000, "no limit", is_integer=True),)
+FIELDS = (*SAMPLING_FIELDS, *REPLY_FIELDS)
 
 
 def texts(sampling: Sampling) -> dict[str, str]:

@@ -3,7 +3,7 @@
 A chat id is the chat's number in the history. The prefix PRIVATE marks chats of the history in memory.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from app.history import records
 from app.history.notices import HistoryNotice
@@ -117,6 +117,17 @@ def usage_of(usage: records.StoredUsage | None) -> types.Usage | None:
 
 def notice_of(notice: HistoryNotice) -> types.Notice:
     return types.Notice(notice.message, notice.remedy, notice.is_saved)
+
+
+def sampling_of(recommended: Mapping[str, float]) -> types.Sampling:
+    """Return a model's recommended sampling without the values that the settings do not have."""
+    top_k = recommended.get("top_k")
+    return types.Sampling(
+        temperature=recommended.get("temperature"),
+        top_p=recommended.get("top_p"),
+        top_k=None if top_k is None else int(top_k),
+        min_p=recommended.get("min_p"),
+    )
 
 
 def settings_of(settings: records.ChatSettings) -> types.ChatSettings:

@@ -44,6 +44,7 @@ from tui.types import (
     ReplyEvent,
     ReplyStarted,
     Role,
+    Sampling,
     SearchHit,
     Summary,
     TextDelta,
@@ -54,6 +55,7 @@ from tui.types import (
 
 USAGE = Usage(TokenSources(1188, 0, 16, 31), 212, 0.002, 0.41, 4.69)
 NOON = 1_767_268_800.0
+RECOMMENDED = Sampling(temperature=0.7, top_p=0.95)
 WAIT = None  # in a script: wait until `gate` is set
 
 Script = Sequence[ReplyEvent | ClientError | None]
@@ -300,9 +302,13 @@ class ScriptedEngine:
     )
     looks: int = 0
     is_reported: bool = True  # whether the status has details
+    sampling: Sampling = RECOMMENDED
 
     def address(self) -> str:
         return "http://127.0.0.1:4645/v1" if self.loads.is_set() else ""
+
+    def default_sampling(self) -> Sampling | None:
+        return self.sampling if self.loads.is_set() else None
 
     async def loading(self, *, retry: bool = False) -> AsyncGenerator[Loading, None]:
         self.tried += retry

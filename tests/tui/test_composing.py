@@ -89,7 +89,7 @@ def test_settings_dialog_checks_values_and_applies_presets() -> None:
         chat.app.screen.query_one("#system", TextArea).insert("Be brief.")
         chat.app.screen.query_one("#temperature", Input).value = "hot"
         await chat.pilot.press("ctrl+s")
-        await chat.until(lambda: chat.label("#problem") == "✗ Temperature must be a number.")
+        await chat.until(lambda: chat.label(".problem") == "✗ Temperature must be a number.")
         assert getattr(chat.app.focused, "id", "") == "temperature"
         assert chat.notices() == []
         chat.app.screen.query_one("#temperature", Input).value = "0.5"

@@ -27,3 +27,20 @@ def test_sampling_fields_round_trip(sampling: Sampling) -> None:
 def test_invalid_fields_are_explained(name: str, text: str, complaint: str) -> None:
     with pytest.raises(sampling_fields.InvalidField, match=complaint):
         sampling_fields.parse({name: text}, thinking=None)
+
+
+@pytest.mark.parametrize(
+    ("recommended", "hints"),
+    [
+        (Sampling(0.7, top_k=20), ["0.7 (model)", "1.0 (default)", "20 (model)", "0 (default)", "random (default)"]),
+        (Sampling(temperature=0.0), ["0.0 (model)", "1.0 (default)", "0 (default)", "0 (default)", "random (default)"]),
+        (None, ["model default"] * 5),
+    ],
+)
+def test_hint_is_the_value_in_force_and_its_source(recommended: Sampling | None, hints: list[str]) -> None:
+    fields = sampling_fields.SAMPLING_FIELDS
+    assert [field.hint(recommended) for field in fields] == hints
+
+
+def test_reply_has_no_length_limit_by_default() -> None:
+    assert [field.hint(Sampling()) for field in sampling_fields.REPLY_FIELDS] == ["no limit (default)"]

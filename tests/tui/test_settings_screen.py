@@ -1,6 +1,7 @@
 """Tests for the settings dialog: its layout and focus, the selected preset, and the default settings of new chats."""
 
 import pytest
+from textual.containers import VerticalGroup
 from textual.widgets import Input, Select, TextArea
 
 from tests.tui.pilots import Chatting, at_rest, run
@@ -87,6 +88,16 @@ def test_keys_after_tab_reach_the_next_field() -> None:
     run(ScriptedClient(), flow)
 
 
+def test_settings_have_titled_groups() -> None:
+    async def flow(chat: Chatting) -> None:
+        screen = await open_settings(chat)
+        titles = [str(group.border_title).strip() for group in screen.query(VerticalGroup)]
+        assert titles == ["Preset and system prompt", "Sampling", "Reply and reasoning", "Context"]
+        assert all(any(title in line for line in chat.lines()) for title in titles)
+
+    run(ScriptedClient(), flow)
+
+
 def test_focused_field_differs_from_its_dialog() -> None:
     async def flow(chat: Chatting) -> None:
         screen = await open_settings(chat)
@@ -97,3 +108,41 @@ def test_focused_field_differs_from_its_dialog() -> None:
         assert max(abs(one - other) for one, other in zip(inside.rgb, around.rgb, strict=True)) > 16
 
     run(ScriptedClient(), flow)
+
+
+def test_empty_fields_show_the_values_in_force() -> None:
+    client = ScriptedClient()
+    client.engine.sampling = Sampling(temperature=0.6, top_k=20)
+
+    async def flow(chat: Chatting) -> None:
+        fields = (await open_settings(chat)).query(Input)
+        assert {field.id: field.placeholder for field in fields} == {
+            "temperature": "0.6 (model)",
+            "top_p": "1.0 (default)",
+            "top_k": "20 (model)",
+            "min_p": "0 (default)",
+            "seed": "random (default)",
+            "max_tokens": "no limit (default)",
+        }
+        assert any("20 (model)" in line and "0 (default)" in line for line in chat.lines())
+
+    run(client, flow, size=(60, 24))
+
+
+def test_error_is_in_the_group_of_its_field() -> None:
+    async def flow(chat: Chatting) -> None:
+        screen = await open_settings(chat)
+        screen.query_one("#max_tokens", Input).value = "0"
+        await chat.pilot.press("ctrl+s")
+        problem = screen.query_one("#max_tokens").query_ancestor(VerticalGroup).query_one(".problem")
+        await chat.until(lambda: problem.display and screen.query_one("#max_tokens").has_focus)
+        assert [one for one in screen.query(".problem") if one.display] == [problem]
+
+    run(ScriptedClient(), flow)
+
+
+def test_values_in_force_are_unknown_until_the_model_is_loaded() -> None:
+    async def flow(chat: Chatting) -> None:
+        assert {field.placeholder for field in (await open_settings(chat)).query(Input)} == {"model default"}
+
+    run(ScriptedClient(), flow, loaded=False)

@@ -399,7 +399,7 @@ class ChatScreen(SteadyScreen):
         from tui.screens.settings import SettingsScreen
 
         chat = self.conversation.chat
-        settings = await self.app.push_screen_wait(SettingsScreen(self._client.chats, chat.settings))
+        settings = await self.app.push_screen_wait(SettingsScreen(self._client, chat.settings))
         if settings is not None:
             await self.conversation.configure(chat, settings)
 

@@ -1,16 +1,17 @@
 """The settings of one chat: system prompt, sampling, what to do when the context is full, and presets."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Grid, Horizontal, VerticalScroll
+from textual.containers import Grid, Horizontal, VerticalGroup, VerticalScroll
+from textual.widget import Widget
 from textual.widgets import Button, Input, Label, Select, TextArea
 
 from tui import sampling_fields
-from tui.client import Chats
+from tui.client import Client
 from tui.plain_text import sanitize, single_line
 from tui.screens.dialog import Dialog, ask, confirm
 from tui.show_errors import show_errors
@@ -27,7 +28,20 @@ _THINKING = (("Model default", "model"), ("On", "yes"), ("Off", "no"))
 _THINKS = {"model": None, "yes": True, "no": False}
 
 
-_KEYS = "esc cancel · ^s apply · ^d make default · F5 save preset · F8 delete preset"
+_KEYS = "esc cancel · ^s apply · ^d make default · F5 save preset · F8 delete it"
+
+
+class _Group(VerticalGroup):
+    """A group of fields with a title, and with an error if the value of a field is invalid."""
+
+    def __init__(self, title: str, *labels_and_fields: Widget) -> None:
+        super().__init__(Grid(*labels_and_fields), Label("", classes="problem", markup=False))
+        self.border_title = f" {title} "
+
+    def show_problem(self, text: str) -> None:
+        problem = self.query_one(".problem", Label)
+        problem.update(text)
+        problem.display = True
 
 
 class SettingsScreen(Dialog[ChatSettings]):
@@ -42,32 +56,37 @@ class SettingsScreen(Dialog[ChatSettings]):
         Binding("f8", "delete_preset", "Delete preset"),
     ]
 
-    def __init__(self, chats: Chats, settings: ChatSettings) -> None:
+    def __init__(self, client: Client, settings: ChatSettings) -> None:
         super().__init__()
-        self._chats = chats
+        self._chats = client.chats
+        self._recommended = client.engine.default_sampling()
         self._settings = settings
         self._presets: Sequence[Preset] = ()
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog", can_focus=False) as dialog:
             dialog.border_title, dialog.border_subtitle = "Settings · this chat", _KEYS
-            yield Label("Preset", markup=False)
-            yield Select[str]((), prompt="None", id="preset", compact=True)
-            yield Label("System prompt", markup=False)
-            yield TextField(id="system", compact=True, highlight_cursor_line=False)
-            yield Label("Sampling (empty: the model's default)", classes="group", markup=False)
-            with Grid():
-                for field in sampling_fields.FIELDS:
-                    yield Label(field.label, markup=False)
-                    yield LineField(id=field.name, placeholder="default", compact=True)
-            yield Label("", id="problem", markup=False)
-            yield Label("Thinking", markup=False)
-            yield Select(_THINKING, id="thinking", allow_blank=False, compact=True)
-            yield Label("When the context is full", markup=False)
-            yield Select(_FULL, id="full", allow_blank=False, compact=True)
+            yield _Group(
+                "Preset and system prompt",
+                Label("Preset", markup=False),
+                Select[str]((), prompt="None", id="preset", compact=True),
+                Label("System prompt", markup=False),
+                TextField(id="system", compact=True, highlight_cursor_line=False),
+            )
+            yield _Group("Sampling", *self._number_fields(sampling_fields.SAMPLING_FIELDS))
+            thinking = Select(_THINKING, id="thinking", allow_blank=False, compact=True)
+            number_fields = self._number_fields(sampling_fields.REPLY_FIELDS)
+            yield _Group("Reply and reasoning", *number_fields, Label("Thinking", markup=False), thinking)
+            full = Select(_FULL, id="full", allow_blank=False, compact=True)
+            yield _Group("Context", Label("When full", markup=False), full)
             with Horizontal(classes="buttons"):
                 yield Button("Cancel", id="cancel", compact=True)
                 yield Button("Apply", id="use", compact=True)
+
+    def _number_fields(self, fields: Sequence[sampling_fields.Field]) -> Iterator[Widget]:
+        for field in fields:
+            yield Label(field.label, markup=False)
+            yield LineField(id=field.name, placeholder=field.hint(self._recommended), compact=True)
 
     def on_mount(self) -> None:
         self._show(self._settings)
@@ -103,18 +122,18 @@ class SettingsScreen(Dialog[ChatSettings]):
         except sampling_fields.InvalidField as error:
             self._show_problem(error)
             return None
-        self.query_one("#problem").display = False
+        self.query(".problem").set(display=False)
         full = FullContext(str(self.query_one("#full", Select).value))
         return ChatSettings(
             self.query_one("#system", TextArea).text.strip(), sampling, full, self._settings.disabled_tools
         )
 
     def _show_problem(self, error: sampling_fields.InvalidField) -> None:
-        """Show an error below the fields, and focus the field with the error."""
-        problem = self.query_one("#problem", Label)
-        problem.update(f"✗ {error}")
-        problem.display = True
-        self.query_one(f"#{error.name}").focus()
+        """Show an error below the group of its field, and focus the field."""
+        self.query(".problem").set(display=False)
+        field = self.query_one(f"#{error.name}")
+        field.query_ancestor(_Group).show_problem(f"✗ {error}")
+        field.focus()
 
     @on(Select.Changed, "#preset")
     def use_preset(self, event: Select.Changed) -> None:

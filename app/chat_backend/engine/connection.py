@@ -138,6 +138,14 @@ class EngineConnection:
         """Context length of the loaded model in tokens, or None if unknown."""
         return None if self._engine is None else self._engine.context_length
 
+    @property
+    def default_sampling(self) -> Mapping[str, float] | None:
+        """The loaded model's recommended sampling. None if unknown: no model is loaded, or the server reports none."""
+        engine = self._engine
+        if engine is None or not (engine.default_sampling or engine.endpoint.is_inglenook):
+            return None
+        return engine.default_sampling
+
     async def offered_models(self) -> "Sequence[ServedName]":
         """Return the models of the remote endpoint. Raises ClientError."""
         from app.chat_backend.endpoint import ChatEndpoint

@@ -4,10 +4,12 @@ import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
+from app.chat_backend.converters import sampling_of
 from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.replies import ChatReplies
 from app.process.engine_lease import CHAT_CLIENT
 from tui.engine_types import Amount, EngineRequest, EngineStatus, Loading, Phase, RequestId
+from tui.types import Sampling
 
 
 class ChatEngine:
@@ -20,6 +22,10 @@ class ChatEngine:
 
     def address(self) -> str:
         return self._connection.address
+
+    def default_sampling(self) -> Sampling | None:
+        recommended = self._connection.default_sampling
+        return None if recommended is None else sampling_of(recommended)
 
     def loading(self, *, retry: bool = False) -> AsyncGenerator[Loading, None]:
         return self._connection.loading(retry=retry)

@@ -116,7 +116,7 @@ def test_running_server_is_used(settings: Settings, running: LiveServer, started
         connection = await begun(settings)
         engine = await ready(connection)
         assert (engine.model, engine.context_length) == ("hash", 2048)
-        assert engine.default_sampling == DEFAULT_SAMPLING.values
+        assert engine.default_sampling == connection.default_sampling == DEFAULT_SAMPLING.values
         await connection.close()
 
     asyncio.run(main())
@@ -139,19 +139,21 @@ def test_loading_reports_the_model_of_the_running_server(settings: Settings) -> 
 def test_remote_ingle_server_reports_default_sampling(
     settings: Settings, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
-    async def default_sampling(url: str) -> Mapping[str, float]:
+    async def default_sampling(url: str) -> tuple[Mapping[str, float], Mapping[str, float] | None]:
         connection = EngineConnection(settings, {}, url)
         connection.start()
+        assert connection.default_sampling is None  # not loaded
         engine = await ready(connection)
+        known = connection.default_sampling
         await connection.close()
-        return engine.default_sampling
+        return engine.default_sampling, known
 
     engine, _ = controlled_engine(tokenizer.vocab_size)
     recommended = {"temperature": 0.3, "top_k": 20}
     with LiveServer("m", engine, tokenizer, renderer, sampling=DefaultSampling(recommended)) as server:
-        assert asyncio.run(default_sampling(f"{server.url}/v1")) == recommended
+        assert asyncio.run(default_sampling(f"{server.url}/v1")) == (recommended, recommended)
     with FakeEndpoint([]) as other:
-        assert asyncio.run(default_sampling(other.url)) == {}
+        assert asyncio.run(default_sampling(other.url)) == ({}, None)
 
 
 @pytest.mark.usefixtures("running")

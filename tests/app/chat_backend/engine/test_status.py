@@ -4,12 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from app.chat_backend.engine.connection import EngineConnection, ReadyEngine
 from app.chat_backend.engine.status import ChatEngine
 from app.chat_backend.replies import ChatReplies
 from tui.engine_types import Amount, EngineStatus
+from tui.types import Sampling
 
 REPORT = {
     "model": "m",
@@ -57,3 +61,18 @@ def test_missing_tiers_are_left_out() -> None:
     found = status(disk=None, gpu=None, memory=0, block_bytes=0)
     assert found.tiers == (Amount("device", 3, 10),)
     assert found.memory == ()
+
+
+@pytest.mark.parametrize(
+    ("reported", "expected"),
+    [
+        ({"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}, Sampling(temperature=0.6, top_k=20)),
+        ({}, Sampling()),
+        (None, None),
+    ],
+)
+def test_default_sampling_has_the_values_of_the_settings(
+    reported: dict[str, float] | None, expected: Sampling | None
+) -> None:
+    connection = cast(EngineConnection, SimpleNamespace(default_sampling=reported))
+    assert ChatEngine(connection, cast(ChatReplies, None)).default_sampling() == expected
