@@ -12,6 +12,7 @@ from textual.command import CommandList
 from textual.css.query import NoMatches
 from textual.events import Event, InputEvent, Key, Paste
 from textual.filter import LineFilter
+from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen, Screen
 from textual.theme import Theme
 from textual.widgets import OptionList
@@ -31,8 +32,11 @@ from tui.screens.dialog import Answer, OverChat, Page, may_fetch, replies_in_the
 from tui.show_errors import show_error, show_errors
 from tui.terminal_window import TerminalWindow
 from tui.types import ChatId
-from tui.widgets.textual_internals import support_alt_enter, write_to_terminal
+from tui.widgets.textual_internals import limit_notifications, support_alt_enter, write_to_terminal
 
+_BRIEF = 2.5  # seconds to show a short confirmation
+_BRIEF_LENGTH = 40  # characters
+_MOST_NOTIFICATIONS = 2  # more would cover the chat
 _PAGES = ("pageup", "pagedown")
 
 
@@ -161,6 +165,21 @@ class ChatApp(App[None]):
     async def save_theme(self, name: str) -> None:
         with show_errors(self):
             await self._client.preferences.save_theme(name)
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = True,
+    ) -> None:
+        """Show a notification, and at most one other one. Without a title, it is a confirmation and closes sooner."""
+        if timeout is None and severity == "information" and not title and len(message) <= _BRIEF_LENGTH:
+            timeout = _BRIEF
+        super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
+        self.call_later(limit_notifications, self, _MOST_NOTIFICATIONS)
 
     def _on_downloaded(self, name: str) -> None:
         self.notify(f"Downloaded {name}.", markup=False)

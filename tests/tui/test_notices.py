@@ -21,6 +21,18 @@ class Store(ScriptedChats):
             yield await self.coming.get()
 
 
+def test_notifications_close_soon_and_do_not_pile_up() -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.app.notify("Failed.", title="Error", severity="error")
+        for text in ("Pinned.", "Unpinned.", "Deleted."):
+            chat.app.notify(text)
+        await chat.until(lambda: [one.message for one in chat.app._notifications] == ["Failed.", "Deleted."])
+        error, confirmation = chat.app._notifications
+        assert confirmation.timeout < error.timeout
+
+    run(ScriptedClient(), flow)
+
+
 def test_notices_are_shown_and_unsaved_state_stays_visible() -> None:
     client, store = ScriptedClient(), Store()
     client.chats = store

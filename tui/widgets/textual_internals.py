@@ -23,6 +23,14 @@ def write_to_terminal(app: App[None], sequence: str) -> None:
         app._driver.write(sequence)
 
 
+def limit_notifications(app: App[None], most: int) -> None:
+    """Close notifications until at most `most` are shown: plain ones first, then the oldest, but never the newest."""
+    *older, _ = [*app._notifications] or [None]
+    by_importance = sorted(filter(None, older), key=lambda one: one.severity != "information")
+    for one in by_importance[: max(0, len(older) + 1 - most)]:
+        app._unnotify(one)
+
+
 class ActiveCursor(TextArea):
     """Draws its cursor only while `show_cursor` is set. Textual checks that only in fields that are read-only."""
 
