@@ -24,6 +24,7 @@ _JOINED = r"(?<=[^\x00-\u02ff\u2000-\u206f])[\u200c\u200d]"
 _UNSAFE = re.compile(f"\r\n|[\u2028\u2029]|({_JOINED})|[{_HIDDEN}]")
 # a search with it first is three times as fast for text without such characters
 _SUSPECT = re.compile(f"[\u2028\u2029{_HIDDEN}]")
+_FENCE = re.compile(r"^…?[ \t]*(?:```|~~~)[^`\n]*$", re.MULTILINE)  # "…" marks omitted text in a search result
 
 
 def sanitize(text: str) -> str:
@@ -42,6 +43,11 @@ def sanitize_paste(text: str) -> str:
 def single_line(text: str) -> str:
     """Sanitize a title or name, and replace its line ends and tabs with spaces."""
     return " ".join(sanitize(text).split())
+
+
+def without_fences(text: str) -> str:
+    """Return Markdown without the lines that open and close code blocks."""
+    return _FENCE.sub("", text)
 
 
 def shortened(text: str, most: int) -> str:

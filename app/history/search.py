@@ -13,7 +13,7 @@ from app.history.database import Database
 from app.history.records import Chat, Hit, storable
 
 MOST_HITS = 50
-_AROUND = 40  # characters before and after a match; "…" marks omitted text
+_AROUND = 40  # characters before and after a match, in whole words; "…" marks omitted text
 
 _BY_WORDS = """
     SELECT messages.chat, messages.id, messages.text FROM words JOIN messages ON messages.id = words.rowid
@@ -79,6 +79,9 @@ def _hit(chat: Chat, message: int, text: str, words: Sequence[str]) -> Hit:
     """Return a hit with the text around the first word that occurs literally, or else the start of the text."""
     matches = (_beginning(word).search(text) or re.search(re.escape(word), text, re.IGNORECASE) for word in words)
     start, end = next((match.span() for match in matches if match), (0, 0))
-    before = "…" * (start > _AROUND) + text[max(0, start - _AROUND) : start]
-    after = text[end : end + _AROUND] + "…" * (len(text) > end + _AROUND)
+    before, after = text[max(0, start - _AROUND - 1) : start], text[end : end + _AROUND + 1]
+    if len(before) > _AROUND:
+        before = "…" + re.sub(r"\A\S*\s", "", before)  # without the cut word
+    if len(after) > _AROUND:
+        after = re.sub(r"\s\S*\Z", "", after) + "…"
     return Hit(chat, message, before, text[start:end], after)

@@ -103,6 +103,20 @@ def test_search_opens_the_message() -> None:
     run(client, flow)
 
 
+def test_search_names_a_chat_once_and_hides_code_fences() -> None:
+    client = ScriptedClient()
+    client.keep("Tables", "Code for a table?", "Here:\n```python\ntable = []\n```\nDone.")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.type("/search table")
+        await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "2 results")
+        first, second = (str(option.prompt) for option in chat.app.screen.query_one(OptionList).options)
+        assert first.startswith("Tables")
+        assert second == "  Here: table = [] Done."
+
+    run(client, flow)
+
+
 def test_search_lists_the_last_chats_before_anything_is_typed() -> None:
     client = ScriptedClient()
     client.keep("Older", "a question", "an answer", pinned=True)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tui.plain_text import model_name, sanitize, shortened, single_line
+from tui.plain_text import model_name, sanitize, shortened, single_line, start, without_fences
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -70,3 +70,7 @@ def test_model_name_is_the_last_part_of_a_path_without_gguf() -> None:
     assert model_name("/home/ann/models/Model.Q4_K_M.gguf") == "Model.Q4_K_M"
     for name in ("org/repository:Q4_K_M", "smollm2:135m", ""):
         assert model_name(name) == name
+
+
+def test_fences_of_code_blocks_are_removed() -> None:
+    assert start(without_fences("Use:\n```python\nx = 1\n```\nor `y`."), 60) == "Use: x = 1 or `y`."

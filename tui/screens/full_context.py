@@ -10,7 +10,7 @@ from textual.widgets.option_list import Option
 from tui import figures
 from tui.branches import Branches
 from tui.client import Context
-from tui.plain_text import start
+from tui.plain_text import start, without_fences
 from tui.screens.dialog import Dialog
 from tui.show_errors import show_errors
 from tui.types import ChatId, ContextBudget, FullContext, MessageId, Role, TrimPlan
@@ -87,7 +87,7 @@ class FullContextScreen(Dialog[TrimPlan]):
         for name in plan.messages:
             message = self._branches[name]
             who = "You" if message.role is Role.USER else "Reply"
-            lines.append(Content(f"{who}: {start(message.full_text, 60)}"))
+            lines.append(Content(f"{who}: {start(without_fences(message.full_text), 60)}"))
         return Content("\n").join(lines)
 
     @on(OptionList.OptionSelected)

@@ -16,7 +16,7 @@ from textual.widgets.option_list import Option
 
 from tui import figures
 from tui.client import Chats
-from tui.plain_text import single_line
+from tui.plain_text import single_line, without_fences
 from tui.screens.dialog import Dialog
 from tui.show_errors import show_errors
 from tui.types import ChatId, ChatSummary, MessageId, SearchHit
@@ -70,7 +70,7 @@ class SearchScreen(Dialog[Found]):
                 await asyncio.sleep(_PAUSE)
                 hits = await self._chats.search(text)
                 found = [Found(hit.chat.id, hit.message) for hit in hits]
-                self._show(found, [_line(hit) for hit in hits], _count(len(hits)))
+                self._show(found, _lines(hits), _count(len(hits)))
             else:
                 chats = [chat for chat in await self._chats.summaries() if chat.message_count]
                 chats.sort(key=lambda chat: -chat.updated)
@@ -113,12 +113,25 @@ def _summary(chat: ChatSummary) -> Content:
     )
 
 
-def _line(hit: SearchHit) -> Content:
+def _lines(hits: Sequence[SearchHit]) -> list[Content]:
+    """Return a row for each hit. Consecutive hits in one chat have its title only once."""
+    chats = [None, *(hit.chat.id for hit in hits)]
+    return [_excerpt(hit) if hit.chat.id == before else _titled(hit) for hit, before in zip(hits, chats, strict=False)]
+
+
+def _titled(hit: SearchHit) -> Content:
     return Content.assemble(
         ("private " * hit.chat.private, "italic"),
         (single_line(hit.chat.title), "bold"),
         (f"  {figures.age(hit.chat.updated, time.time())}", "dim"),
-        "\n  ",
+        "\n",
+        _excerpt(hit),
+    )
+
+
+def _excerpt(hit: SearchHit) -> Content:
+    return Content.assemble(
+        "  ",
         _on_the_line(hit.before).lstrip(),
         (single_line(hit.match), "bold $text-accent reverse"),
         _on_the_line(hit.after).rstrip(),
@@ -126,5 +139,5 @@ def _line(hit: SearchHit) -> Content:
 
 
 def _on_the_line(text: str) -> str:
-    """Replace line ends with spaces, and keep a space at either end, because the match may be part of a word."""
-    return f"{' ' * text[:1].isspace()}{single_line(text)}{' ' * text[-1:].isspace()}"
+    """Remove code fences and line ends, but keep a space at either end: a match may be part of a word."""
+    return f"{' ' * text[:1].isspace()}{single_line(without_fences(text))}{' ' * text[-1:].isspace()}"

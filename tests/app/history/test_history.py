@@ -152,6 +152,13 @@ def test_omitted_text_around_a_match_is_marked(history: History) -> None:
     assert (whole.before, whole.after) == ("word " * 8, " word" * 8)
 
 
+def test_text_around_a_match_has_whole_words(history: History) -> None:
+    chat = history.chats.create(ChatSettings())
+    history.messages.add_user_message(chat.id, None, "sentence " * 6 + "needle" + " sentence" * 6)
+    [hit] = history.search.find("needle")
+    assert (hit.before, hit.after) == ("…" + "sentence " * 4, " sentence" * 4 + "…")
+
+
 def test_growing_reply_is_searchable(history: History) -> None:
     chat = history.chats.create(ChatSettings())
     asked = history.messages.add_user_message(chat.id, None, "Go.")
