@@ -23,6 +23,7 @@ from tui.client import Client
 from tui.clipboard import Clipboard, Destination
 from tui.commands import COMMANDS, Owner
 from tui.downloads import Downloads
+from tui.footer_keys import key_name
 from tui.idle_gc import collect_when_idle
 from tui.large_downloads import can_load
 from tui.no_color import ReverseBackgrounds
@@ -106,6 +107,10 @@ class ChatApp(App[None]):
         """Whether a later run can open the chat that is open now."""
         chat = self._chat_screen.conversation.chat
         return chat.id is not None and not chat.private
+
+    def get_key_display(self, binding: Binding) -> str:
+        """Return how the footer shows the key of a binding."""
+        return binding.key_display or key_name(binding.key)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Return the filters of drawn lines. With NO_COLOR, selections are reversed before colors are removed."""

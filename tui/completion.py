@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tui import commands, figures, fuzzy
 from tui.client import Client, ClientError
+from tui.footer_keys import key_names
 from tui.plain_text import single_line
 
 _MOST = 200  # maximum number of rows in the menu
@@ -105,7 +106,7 @@ def command_suggestions() -> list[Suggestion]:
     for one in commands.COMMANDS:
         also = f" (also {', '.join(f'/{alias}' for alias in one.aliases)})" if one.aliases else ""
         label = f"/{one.name} {one.takes}".strip()
-        rows.append(Suggestion(one.name, label, one.help + also, one.keys, one.aliases, bool(one.takes)))
+        rows.append(Suggestion(one.name, label, one.help + also, key_names(one.keys), one.aliases, bool(one.takes)))
     return rows
 
 

@@ -1,11 +1,24 @@
-"""The keys in the footer of the chat: the keys of the moment first, without those that do not fit."""
+"""How keys are written, and the keys in the footer: those of the moment first, without those that do not fit."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from textual.binding import ActiveBinding, Binding
+from textual.keys import format_key
 
-_LAST = ("f1", "f5", "f7", "f2", "f3", "ctrl+g")  # keys that apply everywhere, the most useful first
+_LAST = ("f1", "f5", "f6", "f7", "f2", "f3", "ctrl+g")  # keys that apply everywhere, the most useful first
+
+
+def key_name(key: str) -> str:
+    """Return how the chat writes a key of a binding: "^a" for "ctrl+a", "F1", "esc"."""
+    *modifiers, last = key.split("+")
+    name = last.upper() if last[1:].isdigit() else format_key(last)
+    return "".join("^" if one == "ctrl" else f"{one}+" for one in modifiers) + name
+
+
+def key_names(keys: str) -> str:
+    """Return how the chat writes several keys. Commas separate alternatives, and spaces separate consecutive keys."""
+    return ", ".join(" ".join(map(key_name, one.split(" "))) for one in keys.split(", "))
 
 
 def arrange(

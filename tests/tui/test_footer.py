@@ -10,7 +10,7 @@ from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
 from tui.screens.dialog import Confirm
 from tui.types import Finish, ReplyEnd, TextDelta
 
-IDLE = "f1 Help f5 New f7 Search f2 Models f3 Engine"
+IDLE = "F1 Help F5 New F6 Chats F7 Search F2 Models F3 Engine"
 
 
 def footer(chat: Chatting) -> str:
@@ -27,7 +27,7 @@ def test_footer_shows_how_to_stop_and_queue_during_a_reply() -> None:
     async def flow(chat: Chatting) -> None:
         await shows(chat, IDLE)
         await chat.type("go")
-        await shows(chat, "esc Stop ⏎ Queue f1 Help f5 New f7 Search f2 Models")
+        await shows(chat, "esc Stop ⏎ Queue F1 Help F5 New F6 Chats F7 Search")
         await chat.pilot.press("shift+tab")
         await chat.until(lambda: "esc Stop" in footer(chat) and "Retry" in footer(chat))
         await chat.pilot.press("down")
@@ -41,7 +41,7 @@ def test_footer_shows_how_to_end_editing() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("go")
         await chat.pilot.press("ctrl+up")
-        await shows(chat, f"esc Cancel edit ⏎ Send as branch {IDLE.removesuffix(' f3 Engine')}")
+        await shows(chat, f"esc Cancel edit ⏎ Send as branch {IDLE.removesuffix(' F2 Models F3 Engine')}")
         await chat.pilot.press("escape")
         await shows(chat, f"{IDLE} ^g Editor")
 
@@ -124,3 +124,29 @@ def test_prompt_shows_no_cursor_below_a_dialog() -> None:
         await chat.until(lambda: len(colors(chat, area)) == 2)
 
     run(ScriptedClient(), flow)
+
+
+@pytest.mark.parametrize(("key", "page"), [("f2", "F2 Models"), ("f3", "F3 Engine")])
+def test_footer_does_not_offer_the_page_that_is_shown(key: str, page: str) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press(key)
+        await chat.until(lambda: "esc" in footer(chat) and "F1 Help" in footer(chat))
+        assert page not in footer(chat)
+
+    run(ScriptedClient(), flow, size=(120, 40))
+
+
+def test_footer_offers_to_undo_after_a_deletion() -> None:
+    client = ScriptedClient()
+    name = client.keep("Kept", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f6", "f6")
+        await chat.until(lambda: "Rename" in footer(chat))
+        assert "Undo" not in footer(chat)
+        await chat.pilot.press("delete")
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm) and chat.app.screen.query("#yes"))
+        await chat.pilot.press("right", "enter", "f6", "f6")
+        await chat.until(lambda: "^z Undo" in footer(chat))
+
+    run(client, flow, chat=name, size=(120, 40))

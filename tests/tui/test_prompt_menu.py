@@ -34,7 +34,7 @@ def test_slash_lists_all_commands_with_keys_and_aliases() -> None:
         assert chat.composer.menu.display
         await write(chat, "/mod")
         await chat.until(lambda: any("Switch model" in line and "/model" in line for line in chat.lines()))
-        assert any("f2" in line for line in chat.lines())
+        assert any("F2" in line for line in chat.lines())
 
     run(ScriptedClient(), flow, size=(120, 40))
 

@@ -1,6 +1,7 @@
 """Tests for the screens except the chat screen: models, engine, help, branches, links, and code."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tui.screens.models import ModelsScreen
 from tui.screens.settings import SettingsScreen
 from tui.types import ChatSettings, Finish, ReplyEnd, TextDelta
 from tui.widgets.code_block import CodeBlock
+from tui.widgets.list_items import Items
 from tui.widgets.listing import Listing
 from tui.widgets.status_line import StatusLine
 from tui.widgets.text_fields import SplitLine
@@ -248,7 +250,7 @@ def test_footer_of_models_begins_with_the_action_of_enter(size: tuple[int, int])
 
         await chat.until(lambda: begins("⏎ Use tab Search the Hub esc Back ^d Delete"))
         await chat.pilot.press("down")
-        await chat.until(lambda: begins("⏎ Download tab Search the Hub esc Back f1 Help"))
+        await chat.until(lambda: begins("⏎ Download tab Search the Hub esc Back F1 Help"))
         await chat.pilot.press("enter")
         await chat.until(lambda: begins("⏎ Pause"))
         await chat.pilot.press("tab", "m")
@@ -396,15 +398,29 @@ def test_keys_open_help_copy_the_address_and_open_the_palette() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_help_lists_each_key_once() -> None:
+def test_help_lists_each_key_once_and_as_the_footer_writes_it() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f1")
-        await chat.until(lambda: isinstance(chat.app.screen, HelpScreen) and chat.label("Label"))
-        keys = [line.partition("  ")[0] for line in chat.label("Label").splitlines()]
-        assert keys.count("escape") == 1
-        assert [key for key in keys if "f7" in key] == ["ctrl+f, f7"]
+        await chat.until(lambda: isinstance(chat.app.screen, HelpScreen) and chat.app.screen.query(Items))
+        keys, commands = (items.lines(400) for items in chat.app.screen.query(Items))
+        assert [str(line) for line in keys if str(line).startswith("esc ")] != []
+        assert sum("F7" in str(line) for line in (*keys, *commands)) == 1
+        assert [line for line in (*keys, *commands) if re.search(r"ctrl|escape|f\d", str(line))] == []
 
     run(ScriptedClient(), flow)
+
+
+def test_help_indents_wrapped_lines() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f1")
+        await chat.until(lambda: any("the prompt" in line for line in chat.lines()))
+        (wrapped,) = (line for line in chat.lines() if "Stop the reply" in line)
+        indent = wrapped.index("Stop the reply")
+        below = chat.lines()[chat.lines().index(wrapped) + 1]
+        assert below.strip()
+        assert below[:indent].isspace()
+
+    run(ScriptedClient(), flow, size=(60, 15))
 
 
 def test_no_color_variable_removes_all_colors(monkeypatch: pytest.MonkeyPatch) -> None:

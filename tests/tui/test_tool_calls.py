@@ -112,7 +112,7 @@ def test_f9_goes_to_the_question_from_a_prompt_with_text(monkeypatch: pytest.Mon
         await chat.type("half", enter=False)
         chat.client.replies.gate.set()
         await chat.until(lambda: chat.screen.query(PermissionAsk))
-        await chat.until(lambda: any("f8 to allow · f9 to choose" in shown for shown in chat.lines()))
+        await chat.until(lambda: any("F8 to allow · F9 to choose" in shown for shown in chat.lines()))
         await chat.pilot.press("f9", "down", "down", "enter")
         assert chat.client.tools.answers == [(CALL, Permission.ALWAYS)]
         assert chat.composer.area.has_focus

@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # the Markdown widgets are imported after the prompt is shown
 
 _NOTICE_SECONDS = 60.0  # seconds to show a notice about damage, which is several sentences long
 _WARNED_SECONDS = 12.0
-_IN_FOOTER = ("new", "search", "editor")
+_IN_FOOTER = ("new", "chats", "search", "editor")
 _QUIT_SECONDS = 2.0  # a second Ctrl+C within this time quits
 _STARTING_SECONDS = 0.5  # seconds between two polls of tool servers that are starting
 _NONE = "No model. F2 to choose one."

@@ -82,6 +82,7 @@ class EngineScreen(Page[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss(None)", "Back"),
         Binding("a,delete", "abort", "Abort request"),
+        Binding("f3", "app.engine", show=False),
     ]
 
     def __init__(self, engine: Engine) -> None:

@@ -8,9 +8,10 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Footer, Label
 
-from tui.commands import COMMANDS
 from tui.completion import command_suggestions
+from tui.footer_keys import key_names
 from tui.screens.dialog import Page
+from tui.widgets.list_items import Item, Items
 
 KEYS = (
     ("enter", "Send (queued while a reply is running)"),
@@ -21,13 +22,13 @@ KEYS = (
     ("ctrl+d", "Quit (empty prompt)"),
     ("ctrl+a/e/b/f/p/n/k/u/w", "Move and delete in the prompt, as in a shell"),
     ("up, down", "Previous / next message you sent"),
-    ("ctrl+l", "Clear the prompt (ctrl+z or up restores the text)"),
+    ("ctrl+l", "Clear the prompt (^z or ↑ restores the text)"),
     ("backspace", "Remove the last attachment (empty prompt)"),
     ("pageup, pagedown", "Scroll the chat"),
     ("/", "Menu of commands and their arguments"),
     ("@", "Menu of files to attach"),
     ("ctrl+r", "Search earlier inputs"),
-    ("tab", "Complete from the menu, or indent (empty prompt: go to the chat list)"),
+    ("tab", "Complete from the menu, or indent (empty prompt: go to the chat list or the messages)"),
     ("shift+tab", "Select messages with up and down (letters still go to the prompt)"),
     ("ctrl+up, ctrl+y, ctrl+c", "On a message: edit, regenerate, copy"),
     ("left, right", "On a message: previous / next branch"),
@@ -49,21 +50,17 @@ class HelpScreen(Page[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss(None)", "Close")]
 
     def compose(self) -> ComposeResult:
-        keys = [
-            *KEYS,
-            *((command.keys, command.help) for command in COMMANDS if command.key and command.key not in dict(KEYS)),
-        ]
-        commands = [(one.label, one.help) for one in command_suggestions()]
+        keys = [(key_names(names), words) for names, words in KEYS]
+        commands = [(one.label, f"{one.help} · {one.keys}" if one.keys else one.help) for one in command_suggestions()]
         with VerticalScroll(can_focus=True):
             yield Label("Keys", classes="heading")
-            yield Label(_table(keys))
+            yield _table(keys)
             yield Label("Commands", classes="heading")
-            yield Label(_table(commands))
+            yield _table(commands)
             yield Label("Files: type @, paste a path, drop a file, or /attach PATH.", markup=False)
-        yield Footer()
+        yield Footer(show_command_palette=False)
 
 
-def _table(rows: list[tuple[str, str]]) -> Content:
+def _table(rows: list[tuple[str, str]]) -> Items:
     width = max(len(left) for left, _ in rows) + 2
-    lines = [Content.assemble((left.ljust(width), "bold $text-primary"), right) for left, right in rows]
-    return Content("\n").join(lines)
+    return Items([Item(left.ljust(width), [Content(right)]) for left, right in rows])

@@ -42,6 +42,7 @@ class ModelsScreen(Page[str]):
         Binding("enter", "choose", "Use"),
         Binding("tab", "toggle_hub", "Search the Hub", priority=True),
         Binding("ctrl+d", "delete", "Delete", priority=True),
+        Binding("f2", "app.models", show=False),
         *(Binding(key, f"move('{key}')", show=False, priority=True) for key in ("up", "down", "pageup", "pagedown")),
     ]
 

@@ -228,6 +228,10 @@ class ChatList(Vertical):
                 self.app.notify(done, markup=False)
                 self.reload()
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Hide the key that undoes a deletion if nothing was deleted."""
+        return action != "undelete" or bool(self._deleted) or not self.has_focus_within
+
     def action_leave(self) -> None:
         self.post_message(self.Left())
 
@@ -253,6 +257,7 @@ class ChatList(Vertical):
         with show_errors(self):
             await self._chats.delete(chat)
             self._deleted.append(chat)
+            self.refresh_bindings()
             self.app.notify(f"Deleted. {_UNDO}", markup=False)
             self.post_message(self.Deleted(chat))
             self.reload()
@@ -266,6 +271,7 @@ class ChatList(Vertical):
             chat = self._deleted[-1]
             await self._chats.undelete(chat)
             self._deleted.pop()
+            self.refresh_bindings()
             self.post_message(self.OpenAsked(chat))
             self.reload()
 

@@ -39,9 +39,9 @@ class Outcome(WordButtons):
             lines.append(Content(f"  {remedy}"))
         if self._is_detailed:
             lines.append(Content.styled(head(details, _LONGEST), "$text-muted"))
-        words = [Content("  "), word("retry", "regenerate"), Content.styled(" ctrl+y", "$text-muted")]
+        words = [Content("  "), word("retry", "regenerate"), Content.styled(" ^y", "$text-muted")]
         if details:
-            words += [Content("   "), word("details", "details"), Content.styled(" ctrl+o", "$text-muted")]
+            words += [Content("   "), word("details", "details"), Content.styled(" ^o", "$text-muted")]
         return Content("\n").join([*lines, Content.assemble(*words)])
 
 

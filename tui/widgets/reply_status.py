@@ -7,7 +7,7 @@ from textual.widget import Widget
 
 from tui import figures
 from tui.reply_progress import ReplyProgress, Stage
-from tui.widgets.tool_call import ALLOW_KEY, CHOOSE_KEY
+from tui.widgets.tool_call import ALLOW, CHOOSE
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAMES_PER_SECOND = 8
@@ -47,7 +47,7 @@ class ReplyStatus(Widget):
         reply, width = self._reply, self.content_size.width
         words = self._activity.capitalize() if reply is None else describe(reply, width)
         stop = (
-            f"{ALLOW_KEY} to allow · {CHOOSE_KEY} to choose · esc to stop"
+            f"{ALLOW} to allow · {CHOOSE} to choose · esc to stop"
             if reply is not None and reply.asking
             else "esc to stop"
         )

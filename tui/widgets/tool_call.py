@@ -13,6 +13,7 @@ from textual.widgets import Label, OptionList
 from textual.widgets.option_list import Option
 
 from tui import figures
+from tui.footer_keys import key_name
 from tui.plain_text import head, single_line, start
 from tui.types import CallId, Permission, ToolCalled, ToolStep
 from tui.widgets.folded import Folded
@@ -25,7 +26,8 @@ _GUARD_SECONDS = 0.4
 
 # Terminals and desktops use F10 (menu), F11 (full screen), and F12 (drop-down terminals, web developer tools).
 ALLOW_KEY, CHOOSE_KEY = "f8", "f9"
-KEYS = f"↑↓ choose · ⏎ answer · {ALLOW_KEY} allow once · {CHOOSE_KEY} go here"
+ALLOW, CHOOSE = key_name(ALLOW_KEY), key_name(CHOOSE_KEY)
+KEYS = f"↑↓ choose · ⏎ answer · {ALLOW} allow once · {CHOOSE} go here"
 
 _ANSWERS = (
     (Permission.ONCE, "Allow once"),
