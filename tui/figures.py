@@ -5,7 +5,7 @@ from datetime import date
 
 from tui.engine_types import Loading
 from tui.plain_text import model_name, single_line
-from tui.types import ContextBudget, Finish, PromptProgress, Usage
+from tui.types import ContextBudget, Finish, Usage
 
 _SIZES = ("B", "kB", "MB", "GB", "TB")
 
@@ -159,28 +159,33 @@ def loading(now: Loading) -> str:
     return single_line(f"{share}{stage}" if name in stage else f"{share}{name}: {stage}")
 
 
-def prompt_progress(progress: PromptProgress) -> str:
-    cached = f" ({progress.cached:,} cached)" if progress.cached else ""
-    return f"Reading your message {percent(progress.done, progress.total)}{cached}"
-
-
 def budget(context: ContextBudget) -> str:
     """Describe a context budget: "context 27 % · 5.9k free" or "context 110 % · 196 over the limit".
 
     Without a known limit: "331 tokens (limit unknown)".
     """
     if context.limit is None or context.free is None:
-        return f"{short_count(context.used)} tokens (limit unknown)"
-    used = percent(context.used + context.reserve, context.limit)
+        return budget_share(context)
     rest = f"{short_count(context.lacking)} over the limit" if context.lacking else f"{short_count(context.free)} free"
-    return f"context {used} · {rest}"
+    return f"{budget_share(context)} · {rest}"
+
+
+def budget_share(context: ContextBudget) -> str:
+    """Return the share of the context that the prompt and the reserve take: "context 27 %"."""
+    if context.limit is None:
+        return f"{short_count(context.used)} tokens (limit unknown)"
+    return f"context {percent(context.used + context.reserve, context.limit)}"
 
 
 def budget_details(context: ContextBudget) -> str:
-    """Describe the parts of a context budget: "System prompt 120, messages 1,100, reply up to 1,024, free 5,948"."""
-    free = "" if context.free is None else f", free {max(0, context.free):,} of {context.limit:,} tokens"
-    parts = f"System prompt {context.system:,}, messages {context.history:,}, reply up to {context.reserve:,}"
-    return parts + free
+    """Describe the parts of a context budget.
+
+    Example: "System prompt 120 + messages 1,100 + reserve for the reply 1,024 = 27 % of 8,192 tokens".
+    """
+    prompt = f"System prompt {context.system:,} + messages {context.history:,}"
+    used = context.used + context.reserve
+    total = f"{used:,}" if context.limit is None else f"{percent(used, context.limit)} of {context.limit:,}"
+    return f"{prompt} + reserve for the reply {context.reserve:,} = {total} tokens"
 
 
 FINISHES = {

@@ -76,7 +76,7 @@ class ReplyProgress:
         """Description of the current stage; empty after the end."""
         if self.asking is not None:
             return "waiting for your permission"
-        return figures.prompt_progress(self.prompt) if self.stage is Stage.READING and self.prompt else self.stage.value
+        return self.stage.value
 
     @property
     def stage_seconds(self) -> float:

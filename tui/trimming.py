@@ -89,4 +89,7 @@ class ContextTrimmer:
 
 
 def _too_long(tokens: int) -> ClientError:
-    return ClientError(f"This message is {tokens:,} tokens too long for this model.", "Shorten it.")
+    return ClientError(
+        f"This message is {tokens:,} tokens too long for this model, even without the messages before it.",
+        "Shorten it, or remove an attachment.",
+    )

@@ -149,6 +149,14 @@ def test_export_and_failed_import_are_reported(tmp_path: Path) -> None:
     run(client, flow, chat=name)
 
 
+def test_export_of_an_empty_chat_is_reported() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("/export chat.md")
+        await chat.until(lambda: chat.notices() == ["This chat is empty."])
+
+    run(ScriptedClient(), flow)
+
+
 def test_private_chat_is_created_as_private() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("/private")

@@ -5,7 +5,7 @@ import pytest
 from engine.request import TokenSources
 from tests.tui.scripted_client import USAGE
 from tui import figures
-from tui.types import ContextBudget, PromptProgress, Usage
+from tui.types import ContextBudget, Usage
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,14 @@ def test_budget_shows_free_or_exceeding_tokens() -> None:
     assert figures.budget(ContextBudget(None, 120, 12_000, 1024)) == "12k tokens (limit unknown)"
 
 
+def test_details_of_a_budget_add_up_to_its_share() -> None:
+    parts = "System prompt 120 + messages 1,100 + reserve for the reply 1,024"
+    assert figures.budget_details(ContextBudget(8192, 120, 1100, 1024)) == f"{parts} = 27 % of 8,192 tokens"
+    assert figures.budget_details(ContextBudget(None, 120, 1100, 1024)) == f"{parts} = 2,244 tokens"
+
+
 @pytest.mark.parametrize(
     ("value", "words"), [(0.2, "0 s left"), (40.4, "40 s left"), (720, "12 min left"), (10_000, "3 h left")]
 )
 def test_time_left_is_rounded(value: float, words: str) -> None:
     assert figures.time_left(value) == words
-
-
-def test_prompt_progress_shows_percent_and_cached() -> None:
-    words = figures.prompt_progress(PromptProgress(2048, 9000, 512))
-    assert words == "Reading your message 23 % (512 cached)"

@@ -93,6 +93,7 @@ def test_escape_twice_in_an_empty_prompt_edits_the_last_message() -> None:
         await chat.pilot.press("escape")
         await chat.until(lambda: chat.composer.area.text == "first")
         assert chat.composer.has_class("editing")
+        assert "Press Esc again" not in subtitle(chat)
 
     run(ScriptedClient(), flow)
 

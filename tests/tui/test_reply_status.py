@@ -41,10 +41,10 @@ def test_every_stage_of_a_reply_is_described() -> None:
     clock.now = 2.0
     assert describe(reply, 80) == "Waiting for the model 2 s"
     reply.apply(PromptProgress(1000, 7000))
-    assert describe(reply, 60) == "Reading your message  1,000 / 7,000"
+    assert describe(reply, 60) == "Reading your message  14 %"
     clock.now = 4.0
     reply.apply(PromptProgress(4000, 7000))
-    assert describe(reply, 80) == "Reading your message  ━━━━━━━━━━────────  4,000 / 7,000  2 s left"
+    assert describe(reply, 80) == "Reading your message  ━━━━━━━━━━────────  4,000 / 7,000 tokens  2 s left"
     reply.apply(ReplyStarted(MessageId("2"), "m"))
     reply.apply(ReasoningDelta("hm"))
     clock.now = 8.0

@@ -26,7 +26,7 @@ def shown(model: str, loading: Loading | None, *, width: int = 120) -> str:
     async def show() -> str:
         async with Lined().run_test(size=(width, 24)) as pilot:
             line = pilot.app.query_one(StatusLine)
-            line.model, line.loading_model, line.address = model, loading, "http://localhost/v1"
+            line.model, line.loading_model = model, loading
             line.budget, line.is_private = HALF, True
             line.settings = ChatSettings(sampling=Sampling(temperature=0.2))
             return line.render().plain
@@ -45,11 +45,12 @@ def shown(model: str, loading: Loading | None, *, width: int = 120) -> str:
 )
 def test_status_line_shows_model_context_and_settings(model: str, loading: Loading | None, first: str) -> None:
     rest = "private   ▓▓▓▓▓░░░░░ context 50 % · 4.0k free   temp 0.2"
-    assert shown(model, loading, width=140) == f"{first}   {rest}   http://localhost/v1"
+    assert shown(model, loading, width=140) == f"{first}   {rest}"
 
 
 def test_last_parts_are_left_out_if_the_line_is_short() -> None:
     assert shown("smollm2:135m", None, width=60) == "smollm2:135m   private   ▓▓▓▓▓░░░░░ context 50 % · 4.0k free"
+    assert shown("smollm2:135m", None, width=59) == "smollm2:135m   private   context 50 %   temp 0.2"
     assert shown("smollm2:135m", None, width=24) == "smollm2:135m   private"
     assert shown("smollm2:135m", None, width=8) == "smollm2…"
 

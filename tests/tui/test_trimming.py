@@ -30,7 +30,8 @@ def test_too_long_message_is_not_sent() -> None:
         await chat.until(lambda: chat.conversation.model)
         await chat.type(long)
         await chat.until(lambda: chat.composer.area.text == long.strip())
-        assert chat.notices() == ["This message is 363 tokens too long for this model. Shorten it."]
+        problem = "This message is 363 tokens too long for this model, even without the messages before it."
+        assert chat.notices() == [f"{problem} Shorten it, or remove an attachment."]
         assert (client.chats.chats, client.replies.asked) == ({}, [])
 
     run(client, flow)

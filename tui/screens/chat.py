@@ -204,7 +204,6 @@ class ChatScreen(SteadyScreen):
         self.conversation.model = model
         status.model = model or _NONE
         status.loading_model = None
-        status.address = sanitize(self._client.engine.address())
         self.conversation.composer.measure()
 
     async def interrupt(self) -> None:

@@ -279,6 +279,7 @@ class ChatList(Vertical):
     async def action_export(self, path: str = "") -> None:
         chat = self._target_chat()
         if chat is None:
+            self.app.notify("This chat is empty.", markup=False)
             return
         wanted = path or await ask(self, "Export to:", "chat.md", "*.md or *.json")
         if wanted:

@@ -498,6 +498,7 @@ class Conversation(Vertical):
         self._end_editing()
         area.focus()
         if is_idle and self._escapes.press():
+            area.end_hint()
             self.action_edit_last()
         elif is_idle and self.chat.last_of(Role.USER) is not None:
             area.hint("Press Esc again to edit your last message", self._escapes.seconds)

@@ -149,9 +149,10 @@ class PromptArea(TextField, ActiveCursor):
         self.border_subtitle = text
         if self._hint_end is not None:
             self._hint_end.stop()
-        self._hint_end = self.set_timer(seconds, self._end_hint)
+        self._hint_end = self.set_timer(seconds, self.end_hint)
 
-    def _end_hint(self) -> None:
+    def end_hint(self) -> None:
+        """Remove the hint from the border."""
         self.border_subtitle = KEYS if self._menu.is_open else ""
 
     def action_enter(self) -> None:

@@ -12,7 +12,7 @@ from tui.widgets.tool_call import ALLOW, CHOOSE
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAMES_PER_SECOND = 8
 _BAR = 18  # width of the progress bar in cells
-_NARROW = 70  # in terminals with fewer cells in a line, the progress bar is omitted
+_NARROW = 70  # in terminals with fewer cells in a line, the progress is a percentage
 
 
 class ReplyStatus(Widget):
@@ -65,9 +65,11 @@ def _reading(reply: ReplyProgress, width: int) -> str:
     progress, left = reply.prompt, reply.seconds_left
     if progress is None:
         return "Reading your message"
-    bar = f"  {figures.bar(progress.done, progress.total, _BAR)}" if width >= _NARROW else ""
     rest = f"  {figures.time_left(left)}" if left is not None else ""
-    return f"Reading your message{bar}  {progress.done:,} / {progress.total:,}{rest}"
+    if width < _NARROW:
+        return f"Reading your message  {figures.percent(progress.done, progress.total)}{rest}"
+    bar = figures.bar(progress.done, progress.total, _BAR)
+    return f"Reading your message  {bar}  {progress.done:,} / {progress.total:,} tokens{rest}"
 
 
 def _writing(reply: ReplyProgress, _: int) -> str:

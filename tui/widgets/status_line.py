@@ -1,5 +1,7 @@
 """The status line below the prompt: model, context, temperature, and whether the chat is private."""
 
+from collections.abc import Sequence
+
 from textual.content import Content
 from textual.events import Click
 from textual.message import Message
@@ -18,7 +20,7 @@ _GAP = "   "
 
 
 class StatusLine(Widget):
-    """The status line. If it is too long, its last parts are omitted. A click requests details."""
+    """The status line. If it is too long, parts are shortened, or the last ones omitted. A click requests details."""
 
     class DetailsAsked(Message):
         """The user clicked the context."""
@@ -28,22 +30,23 @@ class StatusLine(Widget):
 
     model: reactive[str] = reactive("")
     loading_model: reactive[Loading | None] = reactive(None)
-    address: reactive[str] = reactive("")
     budget: reactive[ContextBudget | None] = reactive(None)
     settings: reactive[ChatSettings] = reactive(ChatSettings())
     is_private: reactive[bool] = reactive(False)
 
     def render(self) -> Content:
         line, width = Content(""), self.size.width
-        for part in self._parts():
-            if line and len(line) + len(_GAP) + len(part) > width:
+        for forms in self._parts():
+            space = width - len(line) - len(_GAP)
+            if (part := next((form for form in forms if not line or len(form) <= space), None)) is None:
                 break
             line = Content.assemble(line, _GAP if line else "", part)
         return line.truncate(width, ellipsis=True)
 
-    def _parts(self) -> list[Content]:
-        parts = [self._model(), self._private(), self._fullness(), self._temperature(), self._address()]
-        return [part for part in parts if part]
+    def _parts(self) -> list[Sequence[Content]]:
+        """Return the forms of each part, the longest first."""
+        parts = [(self._model(),), (self._private(),), self._fullness(), (self._temperature(),)]
+        return [forms for forms in parts if forms and forms[0]]
 
     def _model(self) -> Content:
         if self.loading_model is not None:
@@ -54,23 +57,19 @@ class StatusLine(Widget):
     def _private(self) -> Content:
         return Content.styled("private" if self.is_private else "", "$text-warning")
 
-    def _fullness(self) -> Content:
+    def _fullness(self) -> Sequence[Content]:
         budget = self.budget
         if budget is None:
-            return Content("")
-        style = _style(budget)
-        words = figures.budget(budget)
+            return ()
+        style, clickable = _style(budget), Style.from_meta({"part": "context"})
         bar = "" if budget.limit is None else f"{_bar(budget, budget.limit)} "
-        return Content.assemble((bar, style or "$primary"), (words, style)).stylize(
-            Style.from_meta({"part": "context"})
-        )
+        long = Content.assemble((bar, style or "$primary"), (figures.budget(budget), style))
+        short = Content.styled(figures.budget_share(budget), style)
+        return long.stylize(clickable), short.stylize(clickable)
 
     def _temperature(self) -> Content:
         temperature = self.settings.sampling.temperature
         return Content("" if temperature is None else f"temp {temperature:g}")
-
-    def _address(self) -> Content:
-        return Content(self.address)
 
     def on_click(self, event: Click) -> None:
         part = event.style.meta.get("part")
