@@ -16,6 +16,7 @@ READ_RATE = 1e9  # assumed bytes per second from files until a read has been mea
 READ_LATENCY = 0.003  # assumed seconds until the first byte arrives
 # the assumed read rate grows by this factor whenever a read is skipped, so that reading is tried again
 READ_RATE_GROWTH = 1.05
+RECENT_DECODES = 64  # approximate number of steps in the average time of a decode step
 RECENT = 8  # approximate number of copies in the average rate
 OUTLIER = 4.0  # multiple of the expected time above which another program is assumed to have slowed the step
 # share of the target latency that a step may take; step times vary, and most steps must stay below the target
@@ -29,15 +30,21 @@ MIN_CHUNK_RATIO = 4.0
 class StepTimes:
     """A linear model of step times: seconds = fixed + per_token * tokens.
 
-    `fixed` is measured with small steps, `per_token` with larger ones.
+    `fixed` is measured with small steps, `per_token` with larger ones. `decode` is the average of steps with one token;
+    0 before the first one.
     """
 
     fixed: float = 0.0
     per_token: float = 0.0
+    decode: float = 0.0
+    decodes: int = 0  # number of steps with one token
 
     def observe(self, tokens: int, seconds: float) -> None:
         if 0 < OUTLIER * self.expected(tokens) < seconds:
             seconds = OUTLIER * self.expected(tokens)
+        if tokens == 1:
+            self.decodes += 1
+            self.decode += (seconds - self.decode) / min(self.decodes, RECENT_DECODES)
         if tokens <= FEW_TOKENS:
             self.fixed = _moving_average(self.fixed, seconds)
         else:

@@ -37,6 +37,7 @@ class EngineState:
     host_blocks: int
     host_blocks_used: int
     counters: Counters
+    decode_seconds: float = 0.0  # average seconds of a step with one token; 0: not measured
     failed_captures: int = 0  # steps on a GPU that could not be captured as CUDA graphs; each ran slower
 
     def waiting_in(self, service: ServiceClass) -> int:

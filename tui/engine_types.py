@@ -90,6 +90,7 @@ class ModelInfo(Sanitized):
     elsewhere: bool = False  # whether it is on a remote endpoint: it can be loaded, but not downloaded or deleted
     arrived: int | None = None  # downloaded bytes of an unfinished download
     fetching: bool = False  # whether the engine is downloading it; `pull` follows that download
+    speed: float | None = None  # expected tokens per second of a reply; None: unknown
     is_recommended: bool = False  # whether it is the best model for this machine
     is_repository: bool = False  # whether it is a repository: only its `variants` can be pulled
 

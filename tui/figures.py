@@ -100,6 +100,13 @@ def bar(done: int, total: int, cells: int) -> str:
     return "━" * full + "─" * (cells - full)
 
 
+def expected_speed(tokens_per_second: float | None) -> str:
+    """Format an estimated speed of replies: "~25 tok/s", "~2.4 tok/s". Returns "" if it is unknown."""
+    if not tokens_per_second:
+        return ""
+    return f"~{tokens_per_second:.{0 if tokens_per_second >= 9.95 else 1}f} tok/s"
+
+
 def brief_cost(usage: Usage) -> str:
     """Return a short form of a reply's cost: "212 tokens · 45 tok/s · 0.41 s to first"."""
     first = f"{seconds(usage.first_token_seconds)} to first"

@@ -48,7 +48,7 @@ class ChatModels:
             return [*(path_model(path, answering) for path in others), *found]
 
         self._note_path()
-        return await to_thread(listed)
+        return await self._with_speeds(await to_thread(listed))
 
     async def catalog(self) -> Sequence[ModelInfo]:
         """Return the catalog; empty for a remote endpoint, because it cannot download models."""
@@ -61,7 +61,16 @@ class ChatModels:
 
             return chat_catalog(self._store(), self._connection.answering, self._fetching(), memory)
 
-        return await to_thread(listed)
+        return await self._with_speeds(await to_thread(listed))
+
+    async def _with_speeds(self, models: Sequence[ModelInfo]) -> Sequence[ModelInfo]:
+        """Add the expected speeds. They are unknown until an engine on this machine has measured its decode rate."""
+        from app.models.decode_rate import expected_speed, remembered_rate
+
+        rate = await self._connection.decode_rate()
+        if not rate and (earlier := await to_thread(remembered_rate, self._settings.state_dir)):
+            rate = earlier.bytes_per_second
+        return [replace(one, speed=None if one.fits is False else expected_speed(rate, one.size)) for one in models]
 
     def _note_path(self) -> None:
         """Remember the loaded model if the user named it by its path, so that it stays in the list."""
@@ -94,12 +103,14 @@ class ChatModels:
     async def _with_local_state(self, finds: Sequence[ModelInfo]) -> Sequence[ModelInfo]:
         """Mark search results that are installed, loaded, or partly downloaded."""
         here = {model.name: model for model in await self.installed()}
-        return [
-            replace(find, installed=one.installed, loaded=one.loaded, arrived=one.arrived)
-            if (one := here.get(find.name))
-            else find
-            for find in finds
-        ]
+        return await self._with_speeds(
+            [
+                replace(find, installed=one.installed, loaded=one.loaded, arrived=one.arrived)
+                if (one := here.get(find.name))
+                else find
+                for find in finds
+            ]
+        )
 
     async def find(self, name: str) -> ModelInfo:
         if self._connection.is_remote:

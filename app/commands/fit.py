@@ -86,9 +86,9 @@ def fit(
     find = _find_recommended if recommended else partial(_find, memory=memory or 0)
     found = find(settings, progress_on_stderr(quiet=as_object))
     if as_object:
-        click.echo(as_json(described(found)))
+        click.echo(as_json({**described(found), "tokens_per_second": _speed(found, settings)}))
     else:
-        _echo_fit(found)
+        _echo_fit(found, _speed(found, settings))
     if not found.is_possible:
         ctx.exit(EXIT_FAILURE)
 
@@ -105,7 +105,16 @@ def _find_recommended(settings: Settings, progress: Progress) -> "ModelFit":
     return recommended_fit(settings, progress)
 
 
-def _echo_fit(found: "ModelFit") -> None:
+def _speed(found: "ModelFit", settings: Settings) -> float | None:
+    """Return the expected decode speed in tokens per second; None if it is unknown on this device."""
+    from app.models.decode_rate import expected_speed, remembered_rate
+
+    rate = remembered_rate(settings.state_dir)
+    is_known = rate is not None and rate.device == found.fit.device and found.is_possible
+    return expected_speed(rate.bytes_per_second, found.fit.needs.weights) if rate and is_known else None
+
+
+def _echo_fit(found: "ModelFit", speed: float | None) -> None:
     from app.models.fit import verdict
 
     fit = found.fit
@@ -117,6 +126,7 @@ def _echo_fit(found: "ModelFit") -> None:
             ("DEVICE", f"{fit.device}, {format_bytes(fit.memory)} free"),
             ("WEIGHTS", format_bytes(fit.needs.weights)),
             ("STEPS", format_bytes(fit.needs.steps)),
+            *([("SPEED", f"about {speed:.3g} tokens per second")] if speed else []),
             *_cache_limit(fit),
         ]
     )

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 
 from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, InvalidSetting
 from app.generation.template import ChatTemplateRenderer
+from app.models.decode_rate import DecodeRate, remember_rate
 from app.models.details import details_of
 from app.models.pulls import Pulls
 from app.models.sources import pull
@@ -118,7 +119,7 @@ def _machine(model: "ChatModel | LoadedEncoder", settings: Settings) -> "Machine
     gpu = gpu_for(common_options(settings)) if model.engine.config.backend == "cuda" else None
     memory = None if gpu is None else GpuMemory(gpu.card.memory_bytes, gpu.free_memory, gpu.own_memory)
     limit = settings.kv_disk_limit
-    return Machine(None if limit == 0 else settings.kv_disk_dir, limit, memory)
+    return Machine(None if limit == 0 else settings.kv_disk_dir, limit, memory, weight_bytes=model.weight_bytes)
 
 
 def _listen(settings: Settings) -> ListeningSockets:
@@ -226,6 +227,8 @@ async def _chat(
             yield create_application(service, context), service
         finally:
             preparing.cancel()
+            measured = context.machine.decode_rate(streams.state().decode_seconds)
+            remember_rate(settings.state_dir, DecodeRate(model.engine.config.backend, measured))
 
 
 def _default_sampling(model: "ChatModel", settings: Settings) -> "DefaultSampling":

@@ -1,4 +1,4 @@
-"""Disk space and GPU memory that a server uses, for its report.
+"""Disk space, GPU memory, and decode rate of a server, for its report.
 
 Values are read when a client asks. The folder of the disk cache, which can hold thousands of files, is scanned at most
 every few seconds.
@@ -44,16 +44,18 @@ class Machine:
         disk_limit: int | None = None,
         gpu: GpuMemory | None = None,
         clock: Callable[[], float] = time.monotonic,
+        weight_bytes: int = 0,
     ) -> None:
         """Set the sources of the report.
 
         `disk` is the cache folder of all models, or None if nothing is written. `disk_limit` is in bytes; None derives
-        it from the free space.
+        it from the free space. `weight_bytes` is the size of the loaded weights; 0: unknown.
         """
         self._disk = disk
         self._limit = disk_limit
         self._gpu = gpu
         self._clock = clock
+        self._weight_bytes = weight_bytes
         self._last_scan: tuple[float, AmountReport] | None = None  # the time of the last scan and its result
 
     def disk(self) -> AmountReport | None:
@@ -69,6 +71,10 @@ class Machine:
         if self._gpu is None:
             return None
         return AmountReport(max(0, self._gpu.total - self._gpu.free()), self._gpu.total)
+
+    def decode_rate(self, step_seconds: float) -> float:
+        """Return the weight bytes per second of steps with one token; 0 if none was measured (`step_seconds` is 0)."""
+        return self._weight_bytes / step_seconds if step_seconds else 0.0
 
     def room(self) -> int:
         """Return the memory in bytes that another model could use once this process has ended.

@@ -68,6 +68,7 @@ class EngineReport(Struct):
     room: int  # bytes that another model could use instead of this one; 0: unknown
     computed_tokens: int  # tokens of prompts and replies, since the start
     generated_tokens: int
+    decode_rate: float  # weight bytes per second of steps with one token; 0: not measured
 
 
 class AbortRequest(Struct):
@@ -158,6 +159,7 @@ class OwnEndpoints:
             room=self._machine.room(),
             computed_tokens=state.counters.computed_tokens,
             generated_tokens=state.counters.generated_tokens,
+            decode_rate=self._machine.decode_rate(state.decode_seconds),
         )
         return json_reply(report)
 

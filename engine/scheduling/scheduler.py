@@ -94,6 +94,7 @@ class Scheduler:
             host_blocks=hosts[0].num_usable if hosts else 0,
             host_blocks_used=hosts[0].num_usable - hosts[0].num_free + hosts[0].num_cached if hosts else 0,
             counters=replace(self._counters),
+            decode_seconds=self.costs.steps.decode,
         )
 
     def validate_request(self, request: Request) -> None:

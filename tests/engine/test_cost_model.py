@@ -33,6 +33,16 @@ def test_expected_time_is_zero_before_the_first_step() -> None:
     assert StepTimes().expected(1) == StepTimes().expected(100) == 0
 
 
+def test_decode_time_is_the_average_of_steps_with_one_token() -> None:
+    times = StepTimes()
+    times.observe(1, 0.02)
+    times.observe(8, 0.03)
+    times.observe(1, 0.04)
+    times.observe(200, 1.0)
+    assert times.decode == pytest.approx(0.03)
+    assert StepTimes().decode == 0
+
+
 def test_cost_per_token_follows_a_growing_prompt() -> None:
     times = learned(0.002, 0.0005)
     for step in range(60):

@@ -340,8 +340,8 @@ class ScriptedEngine:
         self.aborted.append(request)
 
 
-HERE = ModelInfo("smollm2:135m", "Q8_0", 144_811_456, "apache-2.0", installed=True, loaded=True)
-KNOWN = ModelInfo("qwen3:4b", "Q4_K_M", 2_497_281_120, "apache-2.0", True, is_estimate=True)
+HERE = ModelInfo("smollm2:135m", "Q8_0", 144_811_456, "apache-2.0", installed=True, loaded=True, speed=80.0)
+KNOWN = ModelInfo("qwen3:4b", "Q4_K_M", 2_497_281_120, "apache-2.0", True, is_estimate=True, speed=4.64)
 LARGE = ModelInfo("llama3.3:70b", "Q4_K_M", 42_520_395_584, "llama3.3", False)
 REPOSITORY = ModelInfo("someone/Model-GGUF", license="mit", is_repository=True)
 FITS = {

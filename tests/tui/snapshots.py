@@ -88,7 +88,7 @@ async def catalog(chat: Chatting) -> None:
     await opened(ModelsScreen, "f2")(chat)
     await chat.until(lambda: chat.app.screen.query_one(Listing).row_count)
     await chat.pilot.press("down")
-    await chat.until(lambda: chat.label("#fit").startswith("qwen3:4b: fits"))
+    await chat.until(lambda: chat.label("#fit").startswith("qwen3:4b: ~4.6 tok/s · fits"))
 
 
 async def taken_out(chat: Chatting) -> None:

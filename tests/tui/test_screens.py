@@ -55,7 +55,7 @@ def test_models_screen_runs_every_model_action() -> None:
         await models_screen(chat)
         assert names(chat) == ["smollm2:135m", "qwen3:4b", "llama3.3:70b"]
         assert [row[3] for row in rows(chat)] == ["in use", "fits", "too large"]
-        await chat.until(lambda: chat.label("#fit") == "smollm2:135m: In use · 8,192-token context")
+        await chat.until(lambda: chat.label("#fit") == "smollm2:135m: ~80 tok/s · In use · 8,192-token context")
         await chat.pilot.press("down", "enter")
         await chat.until(lambda: rows(chat)[1][3] == "42 %, 12.3 MB/s, 47 s left")
         await chat.pilot.press("enter")
@@ -83,6 +83,22 @@ def test_models_screen_runs_every_model_action() -> None:
         assert chat.app.screen.query_one(StatusLine).model == "smollm2:135m"
 
     run(ScriptedClient(), flow)
+
+
+@pytest.mark.parametrize(("width", "has_column"), [(80, False), (120, True)])
+def test_expected_speed_is_in_the_bottom_line_and_in_wide_tables(width: int, has_column: bool) -> None:
+    async def flow(chat: Chatting) -> None:
+        await models_screen(chat)
+        await chat.until(lambda: chat.label("#fit").startswith("smollm2:135m: ~80 tok/s · In use"))
+        table = chat.app.screen.query_one(Listing)
+        assert ("speed" in table.columns) == has_column
+        if has_column:
+            assert str(table.get_cell(KNOWN.name, "speed")) == "~4.6 tok/s"
+            assert str(table.get_cell("llama3.3:70b", "speed")) == ""
+            await chat.pilot.resize_terminal(80, 24)
+            await chat.until(lambda: "speed" not in table.columns)
+
+    run(ScriptedClient(), flow, size=(width, 40))
 
 
 def test_typing_filters_the_models() -> None:
@@ -229,7 +245,7 @@ def test_models_that_cannot_be_downloaded_offline_are_marked() -> None:
         await models_screen(chat)
         assert [row[3] for row in rows(chat)] == ["in use", "offline", "offline"]
         await chat.pilot.press("down")
-        assert chat.label("#fit") == "qwen3:4b: Probably fits; offline mode is on (INGLE_OFFLINE)"
+        assert chat.label("#fit") == "qwen3:4b: ~4.6 tok/s · Probably fits; offline mode is on (INGLE_OFFLINE)"
         await chat.pilot.press("enter")
         await chat.until(chat.notices)
         assert "⏎" not in chat.lines()[-1]

@@ -25,6 +25,8 @@ from tui.widgets.text_fields import LineField
 _REFRESH = 0.5  # seconds between updates of the downloads
 _REST = 0.3  # seconds for which a model must be highlighted before its fit is checked
 _BESIDE = 52  # width in cells of all columns except the name, also during a download
+_WIDE = 100  # minimum width in cells of a terminal in which the speeds have a column
+_SPEED = 13  # width in cells of that column
 _LEAST = 20  # minimum width in cells of the name
 _FILTER = "Type to filter   (Tab: search the Hub)"
 _HUB = "Search the Hub, then Enter   (Tab: back to the list)"
@@ -199,12 +201,27 @@ class ModelsScreen(Page[str]):
 
     def _draw(self) -> None:
         for listing in self.query(Listing):  # there is no table after the screen is closed
+            self._set_speed_column(listing)
             listing.show({name: self._cells(model) for name, model in self._listed.items()})
+
+    def _has_speeds(self) -> bool:
+        """Whether the table has a column of speeds: they are known, and the terminal is wide enough."""
+        return self.app.size.width >= _WIDE and any(model.speed for model in self._listed.values())
+
+    def _set_speed_column(self, listing: Listing) -> None:
+        if self._has_speeds() == ("speed" in listing.columns):
+            return
+        if self._has_speeds():
+            listing.add_column("Speed", key="speed")
+        else:
+            listing.remove_column("speed")
 
     def _cells(self, model: ModelInfo) -> tuple[Text, ...]:
         size = f"{'~' if model.is_estimate else ''}{figures.size(model.size)}"
-        name = shortened(single_line(model_name(model.name)), max(_LEAST, self.app.size.width - _BESIDE))
-        texts = (name, model.quantization, size, self._state(model), model.license)
+        speeds = [figures.expected_speed(model.speed)] if self._has_speeds() else []
+        beside = _BESIDE + _SPEED * len(speeds)
+        name = shortened(single_line(model_name(model.name)), max(_LEAST, self.app.size.width - beside))
+        texts = (name, model.quantization, size, self._state(model), model.license, *speeds)
         return tuple(Text(single_line(text), no_wrap=True) for text in texts)
 
     def _state(self, model: ModelInfo) -> str:
@@ -240,7 +257,8 @@ class ModelsScreen(Page[str]):
     def _show_fit(self) -> None:
         model, words = self._chosen(), ""
         if model is not None:
-            words = f"{model_name(model.name)}: {self._fit(model)}"
+            fit = " · ".join(filter(None, (figures.expected_speed(model.speed), self._fit(model))))
+            words = f"{model_name(model.name)}: {fit}"
         self.refresh_bindings()
         for label in self.query("#fit").results(Label):
             label.update(single_line(words))
@@ -266,7 +284,10 @@ class ModelsScreen(Page[str]):
         else:
             self._fits[model.name] = fit.verdict
             if model.name in self._listed:
-                self._listed[model.name] = replace(self._listed[model.name], fits=fit.is_possible)
+                listed = self._listed[model.name]
+                speed = listed.speed if fit.is_possible else None
+                self._listed[model.name] = replace(listed, fits=fit.is_possible, speed=speed)
+                self._draw()
         self._show_fit()
 
     def _chosen(self) -> ModelInfo | None:

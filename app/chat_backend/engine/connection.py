@@ -170,6 +170,14 @@ class EngineConnection:
             return int(report["room"])
         return 0
 
+    async def decode_rate(self) -> float:
+        """Return the weight bytes per second that the loaded engine has measured; 0 if it is unknown."""
+        engine = self._engine
+        if engine is not None and engine.endpoint.is_inglenook:
+            with suppress(InglenookError):  # the engine may be exiting
+                return float((await engine.endpoint.call_inglenook("GET", "engine")).get("decode_rate", 0.0))
+        return 0.0
+
     def _is_shared(self, process: EngineProcess) -> bool:
         return count_other_leases(self._settings, process.pid) > 0
 

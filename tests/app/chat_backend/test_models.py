@@ -18,6 +18,7 @@ from app.cli import ingle
 from app.errors import Offline
 from app.history.history import History
 from app.models.catalog import HubSource
+from app.models.decode_rate import DecodeRate, remember_rate
 from app.models.families import load_families
 from app.models.store import ModelStore
 from app.models.transfer import incoming
@@ -94,6 +95,16 @@ def online(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         hub.repositories = {REPO: {"m-Q4_K_M.gguf": content, "m-Q8_0.gguf": content + bytes(32)}}
         monkeypatch.setenv("INGLE_HUB_ENDPOINT", hub.address)
         yield replace(settings, offline=False, hub_endpoint=hub.address), hub
+
+
+def test_speeds_follow_from_the_remembered_decode_rate(settings: Settings) -> None:
+    async def speeds() -> dict[str, float | None]:
+        async with models_of(settings) as models:
+            return {one.name: one.speed for one in await models.catalog() if one.fits is not False}
+
+    assert set(asyncio.run(speeds()).values()) == {None}
+    remember_rate(settings.state_dir, DecodeRate("cpu", 2.0 * KNOWN.usual_size))
+    assert asyncio.run(speeds())[KNOWN.name] == 2.0
 
 
 def test_model_is_listed_before_and_after_its_download(online: tuple[Settings, FakeHub]) -> None:

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from app.cli import ingle
+from app.models.decode_rate import DecodeRate, remember_rate
 from tests.engine.models.tiny_llama import make
 
 
@@ -72,6 +73,20 @@ def test_model_at_a_path_fits(tiny: Path) -> None:
     assert lines[0].endswith(", 1.0 GB free")
     assert [line.split()[0] for line in lines[2:6]] == ["FILES", "DEVICE", "WEIGHTS", "STEPS"]
     assert [line.split()[:2] for line in lines[-2:]] == [["f16", "512"], ["int8", "512"]]
+
+
+def test_speed_is_shown_after_the_device_was_measured(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGLE_STATE_DIR", str(tmp_path))
+    words = (tiny, "--memory", "1GB", "--device", "cpu")
+    assert json.loads(fit(*words, "--json").stdout)["tokens_per_second"] is None
+    remember_rate(tmp_path, DecodeRate("cuda", 1e9))
+    assert "SPEED" not in fit(*words).stdout
+    remember_rate(tmp_path, DecodeRate("cpu", 1e9))
+    found = json.loads(fit(*words, "--json").stdout)
+    assert found["tokens_per_second"] == pytest.approx(1e9 / found["weights"])
+    assert "SPEED" in fit(*words).stdout
 
 
 def test_model_that_does_not_fit_exits_with_1(tiny: Path) -> None:

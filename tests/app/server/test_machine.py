@@ -48,3 +48,8 @@ def test_available_memory_is_free_memory_plus_memory_of_this_process(monkeypatch
 
 def test_report_without_files_and_gpu_is_empty() -> None:
     assert (Machine().disk(), Machine().gpu()) == (None, None)
+
+
+def test_decode_rate_is_zero_until_a_step_is_measured() -> None:
+    machine = Machine(weight_bytes=1_000_000)
+    assert (machine.decode_rate(0.0), machine.decode_rate(0.5)) == (0.0, 2_000_000.0)

@@ -1,0 +1,48 @@
+"""The decode rate of this machine: weight bytes per second. It predicts the speed of other models.
+
+The engine measures the rate. The server stores it in the state folder when it stops, so that it is known at the next
+start.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from app.whole_file import write_whole
+from engine.private_folder import private_folder
+
+_FILE = "decode-rate.json"
+
+
+class DecodeRate(Struct, frozen=True):
+    """The rate at which decode steps of one request read weights on a device."""
+
+    device: str  # name of the backend
+    bytes_per_second: float
+
+
+def expected_speed(bytes_per_second: float, weight_bytes: int | None) -> float | None:
+    """Return the expected decode speed of a dense model in tokens per second; None if it is unknown.
+
+    The step for a token reads every weight once and computes little with it, so its time is limited by the memory
+    bandwidth: tokens/s = (bytes/s) / (bytes/token). `bytes_per_second` is the measured rate of another model on this
+    machine; 0: not measured. `weight_bytes` is the size of the weights; None: unknown. The KV cache is ignored, so a
+    long context is slower.
+    """
+    return bytes_per_second / weight_bytes if bytes_per_second and weight_bytes else None
+
+
+def remember_rate(folder: Path, rate: DecodeRate) -> None:
+    """Store a rate in the state folder. A rate of 0 does not replace an earlier one."""
+    if rate.bytes_per_second:
+        with suppress(OSError):  # the rate is only a convenience
+            write_whole(private_folder(folder) / _FILE, msgspec.json.encode(rate), 0o600)
+
+
+def remembered_rate(folder: Path) -> DecodeRate | None:
+    """Return the stored rate, or None if there is no valid one."""
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode((folder / _FILE).read_bytes(), type=DecodeRate)
+    return None
