@@ -29,7 +29,7 @@ class Progress(Protocol):
     """Receives the progress of long tasks."""
 
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> AbstractContextManager[Report]:
-        """Show a task of `total` units while the body runs; None if there is nothing to count."""
+        """Show a task while the body runs. `total`: its size in units, or None if it cannot be counted."""
         ...
 
     def say(self, line: str) -> None:

@@ -35,7 +35,10 @@ E2M1_NUMBERS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A plane of codes. `runs` gives the first byte and the bit position for each 16 columns, in runs of 16 bytes."""
+    """A plane of codes. Every 16 columns are stored in 16 consecutive bytes.
+
+    `runs` has the first byte and the bit position of each such run.
+    """
 
     bits: int
     runs: tuple[tuple[int, int], ...]

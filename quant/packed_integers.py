@@ -58,9 +58,9 @@ def pack(shape: tuple[int, int], bits: int, values: Callable[[slice], Bytes]) ->
 
 
 def columns_by_group(g_idx: Tensor, group: int) -> Tensor | None:
-    """Return the columns in the order of their groups, int32 [columns], or None if they are in that order.
+    """Return the column indices sorted by group, int32 [columns], or None if they are already sorted.
 
-    Every group has `group` columns, and the last one has the rest. Raises ValueError for other groups.
+    Every group has `group` columns; the last one may have fewer. Raises ValueError for any other sizes.
     """
     columns = len(g_idx)
     groups = -(-columns // group)

@@ -193,7 +193,10 @@ class Context(Protocol):
         """
 
     async def trim(self, chat: ChatId, plan: TrimPlan) -> Chat:
-        """Leave out the messages of a plan, and return the changed chat. Writing a summary takes as long as a reply."""
+        """Trim the messages that the plan selects, and return the changed chat.
+
+        If the plan asks for a summary, the model writes it, which takes as long as a reply.
+        """
 
 
 class Engine(Protocol):

@@ -6,7 +6,7 @@ from app.generation.options import VARIED_TEMPERATURE
 from app.history.records import Chat, Role, SamplingChoice, StoredMessage, ToolStep
 
 _DRAWN = {"temperature": VARIED_TEMPERATURE}
-_IN_PLACE = "What was said before, in short:\n"
+_IN_PLACE = "Summary of the conversation so far:\n"
 
 
 def prompt_messages(chat: Chat, branch: Sequence[StoredMessage], *, with_reasoning: bool) -> list[Mapping[str, object]]:

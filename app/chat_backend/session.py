@@ -111,7 +111,10 @@ class Session:
 
 
 def has_dark_theme(theme: str) -> bool:
-    """Whether the chat starts with dark colors, if `theme` leaves that open. Only then is the terminal asked."""
+    """Whether the chat starts with dark colors.
+
+    The terminal is asked for its background only if `theme` is auto. Returns True for any other theme.
+    """
     return theme != AUTO_THEME or is_background_dark(stated_background())
 
 

@@ -117,9 +117,9 @@ def _disk(settings: Settings, progress: Progress) -> CheckResult:
     folder = min((settings.models_dir, settings.hub_cache), key=_free_for)
     free = _free_for(folder)
     if free >= ENOUGH_DISK:
-        return CheckResult("disk", "ok", f"{format_bytes(free)} free for {folder}")
+        return CheckResult("disk", "ok", f"{format_bytes(free)} free on the disk of {folder}")
     remedy = "Free some space, or choose folders on another disk with INGLE_MODELS_DIR and HF_HUB_CACHE."
-    return CheckResult("disk", "warn", f"only {format_bytes(free)} free for {folder}", remedy)
+    return CheckResult("disk", "warn", f"only {format_bytes(free)} free on the disk of {folder}", remedy)
 
 
 def _free_for(folder: Path) -> int:

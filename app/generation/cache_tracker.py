@@ -193,7 +193,7 @@ def _decoded(encoded: bytes) -> str:
 
 
 def _find(ids: bytes, wanted: bytes, start: int) -> int:
-    """Return the first offset of the ids `wanted` in `ids` from `start` on; -1 if they do not occur."""
+    """Return the first offset at or after `start` at which `wanted` occurs in `ids`, or -1."""
     found = ids.find(wanted, start)
     while found % ID_BYTES and found >= 0:
         found = ids.find(wanted, found + 1)

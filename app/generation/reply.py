@@ -108,7 +108,7 @@ class ReplyReader:
         return [self._reported(one) for one in parsed]
 
     def _reported(self, parsed: ParsedEvent) -> ContentEvent:
-        """Add to an event the log-probabilities of the tokens that start within it. Those of markup are dropped."""
+        """Return the event with the log-probabilities of the tokens that start within it. Drops those of markup."""
         event = parsed.event
         if not self._logprobs or not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
             return event

@@ -92,7 +92,7 @@ def save_quantized(
     if os.path.lexists(target):
         raise AppError(f"{target} already exists", "Choose another folder for the copy, or remove this one.")
     if not source.is_dir():
-        raise ModelNotFound(f"{source} is not a folder", f"Give a folder with {CONFIG} and safetensors files.")
+        raise ModelNotFound(f"{source} is not a folder", f"Pass a folder with {CONFIG} and safetensors files.")
     with SafetensorsShards(source) as checkpoint:
         config = _read_config(source)
         layers = _layers(checkpoint)

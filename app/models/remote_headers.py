@@ -1,6 +1,6 @@
-"""The headers of a model on the Hub, which need only a few megabytes of a file of many gigabytes.
+"""Read the headers of a model on the Hub: megabytes of files that have gigabytes.
 
-They are written to files in a temporary folder. Each file is as long as the original, and empty after its header,
+They are written to files in a temporary folder. Each file is as long as the original, with zeros after its header,
 except for small tensors that describe how layers are quantized. Code that opens a stored model can therefore open these
 files in the same way. The same bounds-checked parsers read them. Their digest cannot be verified, because it covers the
 whole file, so they are never kept or loaded.

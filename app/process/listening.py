@@ -35,10 +35,10 @@ def is_loopback(host: str) -> bool:
 
 
 class ListeningSockets:
-    """Listening sockets on all addresses of `host`, with the same port. Port 0 takes a free one.
+    """Listening sockets on all addresses of `host`, with the same port. Port 0 chooses a free one.
 
-    For loopback and for all addresses the sockets are on 127.0.0.1 and on ::1, or on neither, so that no other program
-    can answer on the second address. Without IPv6 they are on 127.0.0.1 only. The constructor raises PortTaken,
+    For loopback and wildcard hosts, the sockets listen on both IPv4 and IPv6 or on neither, so that no other program
+    can answer on the second address. Without IPv6, they listen on IPv4 only. The constructor raises PortTaken,
     NoSuchAddress, or OSError if the system forbids the port.
     """
 

@@ -222,7 +222,7 @@ class Settings:
     )
     device: str = field(
         metadata=_read_by(
-            matching(r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N"),
+            matching(r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda, or cuda:N"),
             "auto",
             "Device to compute on: auto, cpu, cuda, or cuda:1 for the second GPU. Default: auto, which uses a GPU if "
             "possible.",

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from engine.config import ALL_FREE, MemoryLimit
 
 MAX_GIGABYTES = 100_000  # largest size of a GPU's memory that a setting may state, in GB
-MAX_KEY = 512  # characters of an API key
+MAX_KEY = 512  # maximum length of an API key in characters
 
 
 def text(value: object) -> str:

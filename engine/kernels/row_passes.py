@@ -79,7 +79,7 @@ def find_argmax(best: tl.tensor, ids: tl.tensor) -> tuple[tl.tensor, tl.tensor, 
 
 @triton.jit
 def shortlist_threshold(best: tl.tensor, need: tl.tensor) -> tl.tensor:
-    """Return a logit that at least `need` lane maxima reach, and therefore at least `need` tokens.
+    """Return a threshold that at least `need` lane maxima reach, and therefore at least `need` tokens.
 
     The search stops early at a logit that at most 5/4 of `need` maxima reach.
     """

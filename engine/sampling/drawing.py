@@ -1,4 +1,4 @@
-"""Drawing: the logits of a step, and sampling of one token per row by temperature and filters.
+"""Drawing: hold the logits of a step, and sample one token per row by temperature and filters.
 
 Filters keep a prefix of the tokens in descending order of probability, ties by id: first min-p and top-k, then top-p
 among the tokens that are left. A draw inverts the cumulative distribution at a uniform number that the caller passes.

@@ -14,7 +14,8 @@ from engine.request import Request
 from engine.sampling.drawing import Filters, kept_weights
 from engine.sampling_params import DryParams, SamplingParams
 
-MAX_MATCH = 50  # length limit of a counted repetition in tokens, as in the original; its penalty far exceeds all logits
+# Longest repetition that DRY counts, in tokens, as in the original implementation. Its penalty exceeds every logit.
+MAX_MATCH = 50
 
 
 # Arrays are kept between steps, so that each step converts only the new tokens.

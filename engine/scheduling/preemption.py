@@ -32,7 +32,7 @@ class Preemption:
     def preempt(self, request: Request, to: Request) -> bool:
         """Preempt a running request, with its whole beam group, in favor of request `to`.
 
-        `to` may be the request itself if it lacks blocks. Returns False if the request cannot be preempted now or ever.
+        `to` may be the request itself if it lacks blocks. Returns False if it cannot be preempted at all or yet.
         A pinned beam group is never preempted: it runs alone, with all the memory, and waits only for steps and copies.
         """
         own = self._requests.same_group(request, to)

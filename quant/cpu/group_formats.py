@@ -102,7 +102,7 @@ _BY_LAYOUT = {replace(layout, number=0): layout for layout in GROUP_FORMATS}
 
 
 def _layout(weight: GroupTensor) -> GroupFormat:
-    """Return the layout of a weight, with `number` 0, for comparison with the table."""
+    """Return the layout of a weight, with `number` set to 0, as in the keys of `_BY_LAYOUT`."""
     if isinstance(weight, Float8Tensor):
         height = weight.block[0]
         tiles_share = height % TILE == 0 or height == weight.shape[0]

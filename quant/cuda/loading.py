@@ -120,8 +120,8 @@ def _checked(form: PackedForm, weight: CodedTensor | GroupedTensor) -> PackedFor
         return replace(form, group=form.width)
     if form.group % HALF_FRAGMENT:
         raise UnsupportedQuantization(
-            f"The GPU kernels do not support {weight.type_name} weights in groups of {form.group} columns, "
-            f"not a multiple of {HALF_FRAGMENT}",
+            f"The GPU kernels do not support {weight.type_name} weights in groups of {form.group} columns: "
+            f"the group size must be a multiple of {HALF_FRAGMENT}",
             "Use the CPU: --device cpu.",
         )
     return form

@@ -10,10 +10,10 @@ A code is converted to a float by writing it into the upper mantissa bits of 1.0
 the excess is included in the group's offset. One multiplication and addition in float32 then gives the weight, which is
 rounded to bfloat16.
 
-The lower bound is the memory traffic of the weights. A card of 3.35 TB/s, 132 multiprocessors, and 1.75 GHz reads 25.8
-weights of 4.5 bits per clock and multiprocessor, whose four schedulers can issue 5.0 instructions for 32 weights in
-that time, or 6.2 at 80 % of the bandwidth. Instructions of the loop for 32 weights, by the machine code for sm_90
-(Triton 3.6 and 3.7 alike; 8 tokens except in the last columns):
+The lower bound is the memory traffic of the weights. At 3.35 TB/s and 1.75 GHz, each of 132
+multiprocessors reads 25.8 weights of 4.5 bits per clock. In the time of 32 weights, its four schedulers can issue 5.0
+instructions, or 6.2 at 80 % of the bandwidth. The table has the instructions of the loop for 32 weights, by the machine
+code for sm_90 (Triton 3.6 and 3.7 alike; 8 tokens except in the last columns):
 
     rows of a program, tokens       16      32      32, 16    32, 32
     Q4_K                           4.6     4.2      4.6       5.1

@@ -86,7 +86,7 @@ class Environments:
         return Installed(folder, [folder / "node_modules" / ".bin", node], versions)
 
     def _node_programs(self) -> Path:
-        """Return the folder of the programs of a recent Node: the system's, or the one from PyPI."""
+        """Return the folder with the programs of a recent Node: the system's, or the one from PyPI."""
         if self._node is None:
             self._node = _system_node() or self._with_pip(Environment("node", "pip", [NODE])).path[0]
         return self._node

@@ -90,7 +90,10 @@ def _traffic(machine: Machine, name: str, nbytes: int, seconds: float, *, aimed:
 
 
 def _unpacking(machine: Machine, name: str, packed: list[PackedMatrix]) -> Figure:
-    """Measure unpacking to bfloat16 in bytes read and written per second. Products of many tokens do it."""
+    """Measure unpacking to bfloat16, in bytes read and written per second.
+
+    Products of many tokens unpack the weight first.
+    """
     seconds = machine.seconds([partial(unpack, matrix) for matrix in packed])
     rows, columns = packed[0].shape
     rate = (packed[0].nbytes + 2 * rows * columns) / seconds

@@ -88,7 +88,7 @@ def _expected_output(prompt: tuple[int, ...], count: int, groups: tuple[GroupCon
 
 @dataclass(frozen=True)
 class Seen:
-    """The slots and states that the model must see after some tokens, in all groups."""
+    """The slots and states of all groups that the model must see after a sequence of tokens."""
 
     groups: Sequence[GroupConfig]
     chain: tuple[bytes, ...] = ()

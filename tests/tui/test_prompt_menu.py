@@ -54,7 +54,7 @@ def test_descriptions_of_commands_fit_into_small_terminals(typed: str, row: str,
     run(ScriptedClient(), flow, size=size)
 
 
-def test_menu_shows_its_keys_after_an_earlier_hint_ends() -> None:
+def test_expired_hint_leaves_the_menu_keys_visible() -> None:
     async def flow(chat: Chatting) -> None:
         chat.composer.area.hint("a hint", 0.2)
         await write(chat, "/mod")

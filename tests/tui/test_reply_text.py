@@ -145,7 +145,7 @@ def test_visible_text_does_not_move_while_text_above_unfolds() -> None:
 
 @pytest.mark.parametrize("words", ["> \n" * 400, "- an item\n- another\n" * 200, "https://a.test/" + "path/" * 900])
 def test_end_is_followed_while_text_above_unfolds(words: str) -> None:
-    """The height of a document that unfolds differs from its estimate."""
+    """The height of a document changes when it is laid out, because it was estimated. The view must stay at the end."""
 
     async def show() -> None:
         page = Page(f"{words}\n\n{TEXT}")

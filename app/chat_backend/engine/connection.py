@@ -267,7 +267,7 @@ class EngineConnection:
             async for now in before.states():
                 yield now
         except ClientError as problem:
-            both = f"{reason.message}; and {before.model} could not be loaded again: {problem.message}"
+            both = f"{reason.message}; {before.model} could not be loaded again: {problem.message}"
             raise ClientError(both, problem.remedy) from reason
         remedy = f"{reason.remedy.rstrip('.')}. " if reason.remedy else ""
         raise ClientError(reason.message, f"{remedy}{before.model} is loaded again.")

@@ -138,7 +138,7 @@ class EditedLines:
         if self._prompt is not None:
             sys.stdout.write(_NO_PASTE_MODE * self._has_modes + "\n")
             sys.stdout.flush()
-        with suppress(termios.error):  # the terminal is closed
+        with suppress(termios.error):  # raised if the terminal is closed
             termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
 
     def _set_up(self) -> bool:
@@ -182,7 +182,7 @@ class EditedLines:
     def _change(self, local_modes: int, keys: list[bytes | int]) -> None:
         import termios
 
-        with suppress(termios.error):  # the terminal is closed
+        with suppress(termios.error):  # raised if the terminal is closed
             changed = termios.tcgetattr(self._terminal)
             changed[3], changed[6] = local_modes, keys
             termios.tcsetattr(self._terminal, termios.TCSADRAIN, changed)

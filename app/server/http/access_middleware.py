@@ -26,7 +26,7 @@ MAX_TARGET_BYTES = 8 << 10  # limit of path and query together
 _OWN_FETCH_SITES = frozenset((b"same-origin", b"none"))
 
 _METHODS = "GET, POST, DELETE"
-# headers allowed to a preflight request that names none
+# allowed headers in the reply to a preflight request that names none
 _HEADERS = "Authorization, Content-Type, X-API-Key, X-Ingle-Class"
 _HEADER_LIST = re.compile(r"[\w!#$%&'*+.^`|~-]+(?:\s*,\s*[\w!#$%&'*+.^`|~-]+)*", re.ASCII)
 _PREFLIGHT_MAX_AGE = "600"

@@ -192,7 +192,7 @@ def _limits(config: EngineConfig) -> BatchLimits:
 def why_unsupported(model: ModelConfig) -> str | None:
     """Return why the GPU kernels cannot run a model, or None if they can."""
     if model.head_dim not in HEAD_DIMS:
-        return f"its head dimension is {model.head_dim}, not from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
+        return f"its head dimension is {model.head_dim}; the GPU kernels support {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
     for name, width in (("hidden size", model.hidden), ("MLP", model.mlp_hidden)):
         if width % WIDTH:
             return f"its {name} is {width}, not a multiple of {WIDTH}"

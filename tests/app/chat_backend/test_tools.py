@@ -185,7 +185,7 @@ def test_later_prompts_repeat_the_calls_unchanged(settings: Settings, endpoint: 
     ("permission", "asks_again", "asks_in_another_chat"),
     [(Permission.ONCE, True, True), (Permission.CHAT, False, True), (Permission.ALWAYS, False, False)],
 )
-def test_permission_lasts_once_for_the_chat_or_always(
+def test_permission_applies_to_one_call_one_chat_or_all_chats(
     settings: Settings, endpoint: FakeEndpoint, permission: Permission, asks_again: bool, asks_in_another_chat: bool
 ) -> None:
     endpoint.replies = [ADD, ["5"]] * 4

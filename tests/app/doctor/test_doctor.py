@@ -263,7 +263,7 @@ def test_fuller_of_two_disks_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_pa
         monkeypatch.setattr(
             shutil, "disk_usage", lambda place, full=folder: usage._replace(free=1000 if place == full else 10**12)
         )
-        assert _result(checks._disk, settings).found == f"only 1.0 kB free for {folder}"
+        assert _result(checks._disk, settings).found == f"only 1.0 kB free on the disk of {folder}"
 
 
 def _with_checks(monkeypatch: pytest.MonkeyPatch, *results: CheckResult) -> None:

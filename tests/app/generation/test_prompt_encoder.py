@@ -273,7 +273,7 @@ def test_characters_are_never_split(renderer: ChatTemplateRenderer) -> None:
     assert tokenizer.decode(encoder.encode_text("hello" + told[:-1])) == "hello" + told[:-1]
 
 
-def test_ids_are_reused_only_after_their_prompt(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_reply_ids_are_reused_only_after_the_same_prompt(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     ids = words(tokenizer, random.Random(10), 5)
     told = told_text(tokenizer, ids, continues=True)

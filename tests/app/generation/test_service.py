@@ -452,7 +452,7 @@ def test_reply_is_stored_while_it_is_generated(
     asyncio.run(main())
 
 
-def test_forgotten_conversation_is_computed_again(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_forgotten_conversation_is_prefilled_again(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     """The prefix that the forgotten conversation shares with a remaining one stays cached."""
 
     async def main() -> None:

@@ -136,7 +136,7 @@ class Said(SilentProgress):
         self.lines.append(line)
 
 
-def test_loading_refuses_a_model_that_does_not_fit_with_suggestions(
+def test_error_for_a_model_that_does_not_fit_suggests_smaller_ones(
     hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = pull(f"{GGUF}:F32", settings)

@@ -306,7 +306,7 @@ def post_as(http: httpx.Client, media_type: str | None, **headers: str) -> httpx
 
 
 @pytest.mark.parametrize("media_type", DEFAULT_TYPES)
-def test_programs_may_omit_the_media_type(http: httpx.Client, media_type: str | None) -> None:
+def test_clients_may_omit_the_content_type(http: httpx.Client, media_type: str | None) -> None:
     assert post_as(http, media_type).status_code == 200
 
 

@@ -40,7 +40,7 @@ def test_error_of_a_device_that_still_works_is_unchanged() -> None:
         raise RuntimeError("CUDA error: invalid argument")
 
 
-def test_error_that_every_later_call_repeats_is_a_lost_device() -> None:
+def test_error_repeated_by_every_later_call_raises_device_lost() -> None:
     with pytest.raises(DeviceLost) as lost, raising_out_of_memory(), raising_device_lost(fail):
         fail()
     assert lost.value.message == ("The GPU has stopped working: CUDA error: an illegal memory access was encountered")

@@ -212,7 +212,10 @@ REPORTING: Sequence[Field] = (
         neutral=[False],
     ),
     ignored(
-        "return_tokens", "llama.cpp", True, "llama.cpp's replies on this route have no tokens; send return_token_ids."
+        "return_tokens",
+        "llama.cpp",
+        True,
+        "llama.cpp's replies on this route have no token ids; send return_token_ids.",
     ),
     ignored("response_fields", "llama.cpp", ["content"], "llama.cpp applies it only to /completion."),
     ignored("routed_experts_prompt_start", "vLLM", 0, "Routed experts are not reported."),

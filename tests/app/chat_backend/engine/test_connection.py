@@ -350,7 +350,7 @@ def test_failed_return_to_previous_model_reports_both_errors(settings: Settings,
 
         with pytest.raises(ClientError) as raised:
             await load()
-        assert raised.value.message == "it is broken; and smollm2:135m could not be loaded again: it is broken"
+        assert raised.value.message == "it is broken; smollm2:135m could not be loaded again: it is broken"
         await models.close()
         await connection.close()
 

@@ -85,7 +85,7 @@ def test_batch_is_sent_at_once_with_one_event_per_chunk() -> None:
     ]
 
 
-def test_whole_reply_is_the_fold_of_the_chunks() -> None:
+def test_whole_reply_combines_all_chunks() -> None:
     async def reply() -> bytes:
         client = Client()
         await WholeReply(numbers([], 5, at_once=2), fold)(SCOPE, client.receive, client.send)

@@ -28,7 +28,7 @@ def test_machine_without_a_driver_has_no_version(folder: Path) -> None:
     assert free_memories() == {}
 
 
-def test_version_of_the_kernel_module(folder: Path) -> None:
+def test_version_is_that_of_the_kernel_module(folder: Path) -> None:
     (folder / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 2024\n")
     assert driver_version() == "550.54.14"
     (folder / "version").write_text("unknown")
@@ -52,7 +52,9 @@ def test_wsl_has_a_driver_without_a_kernel_module(folder: Path) -> None:
         ("GPU-a1, 10\\n", 9, {}),
     ],
 )
-def test_free_memories(folder: Path, reply: str, status: int, expected: dict[str, int]) -> None:
+def test_free_memory_of_each_gpu_is_read_from_nvidia_smi(
+    folder: Path, reply: str, status: int, expected: dict[str, int]
+) -> None:
     write_nvidia_smi(folder / "nvidia-smi", "uuid,memory.free", reply, status)
     assert free_memories() == expected
 
@@ -61,5 +63,5 @@ def test_free_memories(folder: Path, reply: str, status: int, expected: dict[str
     ("cuda", "version", "least"),
     [("13.0", "550.54.14", 580), ("13.0", "580.65", 0), ("12.8", "470.82", 525), ("13.0", "", 0), (None, "470", 0)],
 )
-def test_too_old_driver(cuda: str | None, version: str | None, least: int) -> None:
+def test_driver_below_the_required_version_is_reported(cuda: str | None, version: str | None, least: int) -> None:
     assert too_old_for(cuda, version) == least

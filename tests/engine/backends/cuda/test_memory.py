@@ -46,7 +46,7 @@ def memory(limit: MemoryLimit = ALL_FREE, free: int = 24 * GIB, own: int = 0, ca
     return GpuMemory(cast(Gpu, FakeGpu(free, own, card=card)), limit)
 
 
-def test_reserve_and_memory_of_other_programs_are_left_free() -> None:
+def test_kv_cache_excludes_reserve_and_memory_of_other_programs() -> None:
     assert memory().kv_bytes_after_loading(5 * GIB) == 24 * GIB - MAX_RESERVE - 5 * GIB - MARGIN_BYTES
     assert memory(free=20 * GIB).kv_bytes_after_loading(0) == memory().kv_bytes_after_loading(0) - 4 * GIB
     small = replace(CARD, memory_bytes=8 * GIB)

@@ -141,7 +141,7 @@ def test_path_without_v1_returns_a_list_to_llama_cpp_clients(server: EmbeddingSe
     assert answer == [{"index": one["index"], "embedding": [one["embedding"]]} for one in listed]
 
 
-def test_path_without_v1_returns_openai_reply_to_its_libraries(server: EmbeddingServer) -> None:
+def test_path_without_v1_returns_openai_format_to_openai_clients(server: EmbeddingServer) -> None:
     with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0) as api:
         assert_vectors(api.embeddings.create(model="digest", input="a"), [ids("a")])
         assert_vectors(api.embeddings.create(model="digest", input="a", encoding_format="float"), [ids("a")])

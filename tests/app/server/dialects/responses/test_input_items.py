@@ -1,4 +1,4 @@
-"""How input items of the Responses API are converted to messages."""
+"""Conversion of the Responses API's input items to messages."""
 
 from typing import Any
 
