@@ -50,7 +50,7 @@ def test_message_can_be_sent_while_the_model_loads() -> None:
         chat.client.replies.gate.set()
         await chat.until(lambda: chat.texts() == ["early", "late"])
         assert chat.views()[-1].message.model == HERE.name
-        assert "http://127.0.0.1:4645/v1" in str(status.render())
+        assert str(status.render()).startswith(HERE.name)
 
     run(ScriptedClient([WAIT, TextDelta("late"), END]), flow, loaded=False)
 
