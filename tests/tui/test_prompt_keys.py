@@ -108,7 +108,7 @@ def test_notices_are_below_the_title_and_do_not_cover_the_prompt() -> None:
             await chat.until(lambda: any("Notice 2" in line for line in chat.lines()))
             lines = chat.lines()
             assert "New chat" in lines[0]
-            assert any("Notice 0" in line for line in lines[1:4])
+            assert any("Notice 1" in line for line in lines[1:4])
             assert not any("Notice" in line for line in lines[chat.composer.area.region.y :])
 
     asyncio.run(show())
