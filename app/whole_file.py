@@ -35,7 +35,7 @@ def put_in_place(file: BinaryIO, partial: Path, final: Path) -> None:
     os.fsync(file.fileno())
     file.close()
     os.replace(partial, final)
-    with suppress(PermissionError):  # Windows cannot open a folder; its renames are journaled
+    with suppress(PermissionError):  # Windows cannot open a folder, and NTFS journals renames
         folder = os.open(final.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

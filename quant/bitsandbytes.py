@@ -126,7 +126,7 @@ def _four_bits(given: LayerTensors, table: str) -> GroupedTensor:
         )
     quant_map = given.take("weight.quant_map", (torch.float32,), 16)
     if not torch.allclose(quant_map, torch.tensor(TABLES[table]), rtol=0, atol=TABLE_ERROR):
-        raise given.damaged("weight.quant_map", f"is not the table of {table}")
+        raise given.damaged("weight.quant_map", f"is not the {table} table")
     return GroupedTensor(
         shape=(rows, columns),
         type_name=table.upper(),

@@ -78,7 +78,7 @@ class Trits:
         parts = []
         for start, stop, digits in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
             powers = (3 ** np.arange(digits, dtype=np.uint8)).astype(np.uint8).reshape(-1, 1)
-            # modulo 256 on purpose: it drops the digits before the point
+            # wraps modulo 256 on purpose: this drops the digits before the radix point
             rest = blocks[:, :, None, start:stop] * powers
             parts.append(((rest.astype(np.uint16) * 3) >> 8).astype(np.uint8).reshape(*blocks.shape[:2], -1))
         return np.concatenate(parts, axis=-1).view("<u4")

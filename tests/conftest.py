@@ -79,7 +79,7 @@ def _own_threads(_own_cores: int) -> None:
 
 
 def fetched_folder() -> Path:
-    """Return the folder of files from the package index, which stays between runs."""
+    """Return the folder of files from the package index, which is kept between runs."""
     return platformdirs.user_cache_path("inglenook-tests")
 
 
@@ -311,7 +311,7 @@ def short_smollm2(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="session")
 def cpu_kernels() -> Path:
-    """Return the folder of compiled CPU kernels, which stays between runs, after compiling the loops of this checkout.
+    """Compile the loops of this checkout, and return the folder of compiled CPU kernels, which is kept between runs.
 
     Tests that run kernels need this fixture. The kernels of weight layouts are compiled when a device loads them.
     """

@@ -174,7 +174,7 @@ class Chats(Protocol):
         """Write the chat to a file. Raises ClientError if the file exists."""
 
     def notices(self) -> AsyncGenerator[Notice, None]:
-        """Yield events of the store, such as damage or whether chats are saved, as they happen."""
+        """Yield notices of the store as they occur, such as damage, or that chats are no longer saved."""
 
     async def import_chats(self, path: Path) -> Sequence[ChatSummary]:
         """Import the chats of a JSON file that `export` wrote, as new chats."""

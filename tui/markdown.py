@@ -152,7 +152,7 @@ class Pieces:
             yield TextPart(text[start:])
 
     def _cut(self, line: str) -> TextPart | None:
-        """Return the part that starts a new piece at this line, or None if the line continues the current piece."""
+        """Return the TextPart that starts a new piece at this line, or None if the line continues the current piece."""
         if self._is_too_long(line):
             return TextPart(line, begins=True, adjoins=True)
         if self._line or self._fence or self._length < PIECE:

@@ -47,9 +47,9 @@ class Titles:
         return title
 
     def _read(self, chat: ChatId) -> tuple[str, list[object]]:
-        """Return the chat's title. If it has none, also return the messages of a request for a title.
+        """Return the chat's title; if it has none, "" and the messages of a request that generates one.
 
-        They start with the messages that were sent before, because their prefix is cached.
+        The messages start with those of the chat, to reuse its cached prefix.
         """
         history, number = self._chats.locate(chat)
         found = history.chats.get(number)

@@ -140,7 +140,7 @@ def _cache_limit(fit: "Fit") -> list[tuple[str, str]]:
     """Return the row of the default limit of the KV cache, if there is one."""
     if not fit.kv_limit:
         return []
-    return [("KV CACHE", f"at most {format_bytes(fit.kv_limit)}; --context or INGLE_GPU_MEMORY raise it")]
+    return [("KV CACHE", f"at most {format_bytes(fit.kv_limit)}; --context or INGLE_GPU_MEMORY raises the limit")]
 
 
 def _per_token(cache: "CacheFit") -> str:

@@ -181,10 +181,11 @@ class ModelFormat:
     def grammar(
         self, conversation: Conversation, rendered: str, wanted: GrammarSource | None
     ) -> tuple[GrammarSource | None, bool]:
-        """Return the grammar of the reply to a rendered conversation, and whether it only constrains tool calls.
+        """Return the grammar of the reply to a rendered conversation, and whether it constrains tool calls only.
 
-        Forced calls override the `wanted` grammar. Optional calls are an alternative to it, or follow the schemas of
-        strict tools. Calls of other tools are excluded. Reasoning may precede all of that if the model may still think.
+        Forced calls override the `wanted` grammar. If calls are optional, the reply is a call, or text that matches
+        `wanted`. Without `wanted`, only calls of strict tools are constrained, by their schemas. Reasoning may come
+        first if the model may still think.
         """
         compiled, tools = self._format_for(conversation), conversation.callable_tools
         written, parallel = compiled.format, self._allows_parallel_calls(conversation)

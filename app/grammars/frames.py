@@ -213,4 +213,4 @@ class GrammarLimits:
     # limit for all masks and tokens together, in addition to `mean_cpu_seconds` for each
     burst_cpu_seconds: float = 0.5
     mean_cpu_seconds: float = 0.01
-    memory_bytes: int = 384 << 20  # limit of the address space, in addition to the vocabulary
+    memory_bytes: int = 384 << 20  # limit of the address space, not counting the vocabulary

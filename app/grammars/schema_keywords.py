@@ -167,7 +167,8 @@ def _never(schema: Schema) -> bool:
     return False
 
 
-# Keywords that constrain values and are not enforced. Each has a test for values of the keyword that constrain nothing.
+# Keywords that are refused, because they cannot be enforced. Each function returns whether the keyword has no effect in
+# a schema, and can be ignored.
 _REFUSED: Mapping[str, Callable[[Schema], bool]] = {
     "not": lambda schema: schema["not"] is False,
     "uniqueItems": lambda schema: not schema["uniqueItems"] or schema.get("maxItems") in (0, 1),

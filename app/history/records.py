@@ -198,7 +198,7 @@ def written(part: Struct | None) -> str:
 
 
 def read(content: str, kind: type[PartT]) -> PartT:
-    """Decode a stored value. If it is damaged, return one with defaults."""
+    """Decode a stored value. If it is damaged, return a record with default values."""
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

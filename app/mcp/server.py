@@ -1,6 +1,6 @@
 """One MCP server: its connection, its tools, and calls to them.
 
-A task holds the connection, because the contexts of the `mcp` package must be left by the task that entered them.
+A task holds the connection, because the contexts of the `mcp` package must be exited by the task that entered them.
 """
 
 import asyncio
@@ -175,7 +175,7 @@ def _last_line(errors: bytearray) -> str:
 
 
 def _reason(problem: BaseException) -> str:
-    """Return the reason of a failure as a sentence for the user. The error is unwrapped from exception groups."""
+    """Return the reason for a failure as a sentence for the user. Exception groups are unwrapped first."""
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
     match problem:

@@ -1,8 +1,8 @@
 """Records of running servers, by which other commands find and stop them.
 
 A server holds a lock beside its record while it runs. The system releases the lock when the process ends or crashes. A
-record without a lock is stale, even if another process has its process id, and every reader removes it. The records are
-in a private folder of the user.
+record without a lock is stale, even if another process now has the same process id, and every reader removes it. The
+records are in a private folder of the user.
 """
 
 import json

@@ -222,7 +222,7 @@ def _health_endpoints(health: Callable[[], Health]) -> list[Endpoint]:
         body = health_now if caller_of(request).is_authenticated else HealthStatus(health_now.status)
         return Response(msgspec.json.encode(body), status, media_type="application/json")
 
-    summary = "Report whether the server works, and its load"
+    summary = "Report the health and the load of the server"
     return [Endpoint("GET", path, answer, summary, gives=Health, fails_with=Health) for path in HEALTH_PATHS]
 
 

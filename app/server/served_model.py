@@ -1,4 +1,4 @@
-"""The one model of a server: its names, its details, and the check that a request means it."""
+"""The one model of a server: its names, its details, and the check that a request names it."""
 
 import asyncio
 import functools
@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from app.models.details import ModelDetails
 from app.server.http.errors import InvalidRequest
 
-ANY_MODEL = "*"  # target of an alias that means the served model, whichever it is
+ANY_MODEL = "*"  # target of an alias that refers to the served model, whichever it is
 
 
 class ServedModel:

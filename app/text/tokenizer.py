@@ -188,7 +188,7 @@ class Tokenizer:
         return protected
 
     def encode_rendered(self, rendered: str, limit: TextLimit = NO_LIMIT) -> list[int]:
-        """Return the ids of a rendered chat. Control tokens in protected texts are plain text.
+        """Return the ids of a rendered chat. Control tokens in protected texts are encoded as plain text.
 
         Raises TextTooLong beyond the `limit`.
         """

@@ -48,7 +48,7 @@ class QuantizedCheckpoint(Closing):
         stored = self._checkpoint.weights(names)
         layers = {name: weight for name, weight in stored.items() if _is_plain_layer(name, weight)}
         if not layers:
-            raise UnsupportedQuantization(f"{self.path} is quantized already", "Load it without --quantize.")
+            raise UnsupportedQuantization(f"{self.path} is already quantized", "Load it without --quantize.")
         quantizer = METHODS[self._method]([weight.shape[1] for weight in layers.values() if weight.shape])
         return {**stored, **{name: self._quantized(weight, quantizer) for name, weight in layers.items()}}
 
@@ -72,5 +72,5 @@ def _is_plain_layer(name: str, weight: StoredWeight) -> bool:
 def _decode(decode: Callable[[], QTensor], quantizer: Quantizer) -> QTensor:
     weight = decode()
     if not isinstance(weight, PlainTensor):  # possible only if the file was changed after it was opened
-        raise UnsupportedQuantization(f"A weight is of type {weight.type_name}, which is quantized already")
+        raise UnsupportedQuantization(f"A weight is of type {weight.type_name}, which is already quantized")
     return quantizer(weight)

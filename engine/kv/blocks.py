@@ -117,7 +117,7 @@ class BlockPool:
             self._by_key[key] = block
 
     def unpublish(self, block: int) -> None:
-        """Make a block unfindable: its content can no longer be used."""
+        """Remove a block from the index, so that `find` no longer returns it."""
         content, self._contents[block] = self._contents[block], None
         if content is not None:
             del self._by_key[content.key]

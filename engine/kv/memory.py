@@ -269,9 +269,7 @@ class KVMemory:
         return request in self._arrivals
 
     def poll(self) -> list[Arrived]:
-        """Handle the copies that have ended. Returns the requests whose blocks have all arrived, or failed to
-        arrive.
-        """
+        """Handle the finished copies. Returns the requests whose transfers to the device have completed or failed."""
         arrived: list[Arrived] = []
         for transfer in self.transfers.poll():
             match transfer.purpose:

@@ -1,8 +1,8 @@
 """Rows of activations as matrix products read them: floats, or integers in groups of 32 columns.
 
-A row of 14 bits is x = scale * (128 * high + low), with one scale for each group and two planes of signed bytes. A row
-of 8 bits is x = scale * high. Each group also stores its sum and the sum of its first 16 columns, as integers and times
-the scale. A weight's zero point or minimum is multiplied by these sums. For K columns:
+With 14 bits per value, x = scale * (128 * high + low), with one scale for each group and two planes of signed bytes.
+With 8 bits per value, x = scale * high. Each group also stores its sum and the sum of its first 16 columns, both as
+integers and multiplied by the scale. A weight's zero point or minimum is multiplied by these sums. For K columns:
 
     [high: K bytes] [low: K bytes] then, K / 32 words each:
     [scale] [scale * sum] [scale * first sum] as float32, [sum] [first sum] as int32
@@ -10,7 +10,7 @@ the scale. A weight's zero point or minimum is multiplied by these sums. For K c
 Most integer engines use 8 bits (ggml's Q8_1). With 4-bit weights that changes log-probabilities by about 0.12 (root
 mean square). 14 bits reduce it to 0.002, but prefill of a long prompt then takes about a fifth longer.
 
-For weights in super-blocks of 256 columns, rows of 8 bits have one scale for 256 columns (ggml's Q8_K), so that a
+For weights in super-blocks of 256 columns, 8-bit rows have one scale per 256 columns (ggml's Q8_K), so that a
 product stays in integers up to the end of a super-block: x = scale * code.
 
     [codes: K bytes] [sums of 16 codes, times -32: K / 16 int32] [sums of 16: K / 16 int16]

@@ -23,6 +23,6 @@ def test_random_weights_have_realistic_deviations(kind: str) -> None:
     assert abs(float(values.mean())) < DEVIATION / 2
 
 
-def test_meta_device_has_shapes_only() -> None:
+def test_weights_on_the_meta_device_have_only_shapes() -> None:
     for kind in KINDS:
         assert weight(kind, 49155, 256, META).shape == (49155, 256)

@@ -129,7 +129,7 @@ def test_error_names_unsupported_values(change: dict[str, object]) -> None:
 def test_unknown_quant_map_is_rejected() -> None:
     example = layer()
     example.tensors["weight.quant_map"][3] += 0.01
-    with pytest.raises(ModelFileError, match="quant_map is not the table of nf4"):
+    with pytest.raises(ModelFileError, match="quant_map is not the nf4 table"):
         decoded(example)
 
 

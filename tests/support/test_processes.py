@@ -27,7 +27,7 @@ def test_started_programs_handle_signals_that_were_ignored() -> None:
     assert output.split() == ["False", "False"]
 
 
-def test_process_of_the_tests_handles_ctrl_c() -> None:
+def test_pytest_process_keeps_the_default_sigint_handler() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

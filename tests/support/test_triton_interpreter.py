@@ -97,7 +97,7 @@ def test_bfloat16_arithmetic_and_comparison_equal_torch(device: torch.device) ->
     assert torch.equal(out.cpu(), torch.where(x > y, x + y, x * y))
 
 
-def test_every_e4m3_code_decodes_with_integers(device: torch.device) -> None:
+def test_integer_arithmetic_decodes_every_e4m3_code(device: torch.device) -> None:
     """GPUs without e4m3 decode it this way in kernels. Both NaN codes become 480 with their sign."""
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
     out = torch.full((256,), torch.nan, dtype=torch.float16, device=device)

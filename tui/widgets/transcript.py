@@ -66,7 +66,7 @@ class Transcript(VerticalScroll, can_focus=False):
     ) -> None:
         """Show a branch at its end, or at the message `at`.
 
-        `left_out`: messages that are not sent to the model, with the summary that ends at each one, or "".
+        `left_out`: summary by message that is not sent to the model; "" unless the message is the last of a summary.
         """
         async with self._changing:
             await self._show(path, siblings, left_out, at)
@@ -214,7 +214,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     @work(group=_WINDOW, description="window")
     async def _move_up(self) -> None:
-        """Mount messages above the window, keep the visible part in its position, and unmount messages far below."""
+        """Mount messages above the window, keep the visible part in place, and unmount messages far below."""
         above, seen = self._first, self._visible_indices()
         self._first = self._window_start(above)
         stays, *_ = self._mounted()

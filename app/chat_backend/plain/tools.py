@@ -60,7 +60,9 @@ class PlainTools:
         verb, _, name = rest.partition(" ")
         actions = {"": self._list, "on": self._on, "off": self._off, "revoke": self._revoke, "restart": self._restart}
         if verb not in actions or bool(verb) != bool(name.strip()):
-            raise ClientError("unknown use of /tools", "Use /tools, or /tools on, off, revoke, or restart with a NAME.")
+            raise ClientError(
+                "invalid arguments of /tools", "Use /tools, or /tools on, off, revoke, or restart with a NAME."
+            )
         await actions[verb](name.strip())
 
     async def _list(self, _: str) -> None:

@@ -115,7 +115,7 @@ def _table_address(address: Address, version: int) -> str:
 class Caller:
     """The sender of a request."""
 
-    name: str  # the same for all requests with one key, and independent of the key
+    name: str  # identifies the API key without revealing it
     cache_salt: str = ""  # callers with different salts share no cached prefix and cannot detect each other's prompts
     is_authenticated: bool = True  # False: only public routes are allowed
 

@@ -100,7 +100,7 @@ class Connection(H11Protocol):
         self._close_after_sending()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: a request for another protocol is answered like any other request of its path."""
+        """Log nothing: a request for another protocol is answered like any other request for its path."""
 
     def _is_responding(self) -> bool:
         """Whether a request is being answered."""
@@ -168,7 +168,7 @@ class CancelOnDisconnect:
 
 
 class _Body:
-    """The messages of a request. A message after its body means that the connection was closed."""
+    """The ASGI messages of a request. After the body, `receive` waits until the client disconnects."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

@@ -112,7 +112,7 @@ def _matmul(a: Record, n: int, first: int, last: int, copy: int) -> None:
 
 @jit
 def _gated(a: Record, n: int, first: int, last: int, copy: int, scratch: int) -> None:
-    """Compute units of GATED: 32 rows of gate and of up, which give one group of 32 columns of the gated product."""
+    """Run units of a GATED instruction. A unit multiplies 32 rows of gate and of up, for 32 columns of the product."""
     units, half = a.rows // PAIR, 4 * PAIR
     for unit in range(first, last):
         block, pair = unit // units * TOKENS, unit % units

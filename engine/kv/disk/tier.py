@@ -95,7 +95,7 @@ class DiskTier:
     # -- write-back
 
     def mark_dirty(self, group: int, held: RequestBlocks, indices: Iterable[int]) -> None:
-        """Queue the findable blocks of a request at these indices for writing, unless they are already stored or
+        """Queue a request's blocks at these indices for writing, if they can be found and are neither stored nor
         queued.
         """
         if self._store is None or not held.request.origin.stored:

@@ -1,4 +1,4 @@
-"""The client that measures servers, against a server that sends given bytes."""
+"""The client that measures servers, against a server that sends predefined bytes."""
 
 import asyncio
 import json

@@ -60,7 +60,7 @@ def test_copy_uses_the_clipboard_program_of_the_environment(endpoint: FakeEndpoi
     end(terminal)
 
 
-def test_editor_of_the_environment_writes_the_message(endpoint: FakeEndpoint, tmp_path: Path) -> None:
+def test_ctrl_g_opens_the_editor_of_the_variable_and_reads_the_message(endpoint: FakeEndpoint, tmp_path: Path) -> None:
     program = tmp_path / "editor"
     program.write_text('#!/bin/sh\nprintf "from the editor" > "$1"\n', encoding="utf-8")
     program.chmod(0o755)

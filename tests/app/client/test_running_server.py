@@ -46,7 +46,7 @@ def test_server_of_a_hub_model_is_found_by_repository_name(settings: Settings, t
             assert find_instance(replace(settings, model=name)) is None
 
 
-def test_server_of_the_stored_model_is_found_without_a_quantization(settings: Settings, tmp_path: Path) -> None:
+def test_name_without_quantization_finds_server_of_stored_model(settings: Settings, tmp_path: Path) -> None:
     settings = replace(settings, hub_cache=tmp_path / "hub", ollama_dir=tmp_path / "ollama")
     snapshot = settings.hub_cache / "models--org--repo" / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Replies of one request: events before a failure are returned first, and the best candidates at the end."""
+"""Replies of one request: events before a failure, and the selection of the best candidates."""
 
 import pytest
 

@@ -468,7 +468,7 @@ def test_harmless_text_is_unchanged(patient: ChatTemplateRenderer, template: str
 
 def test_memory_of_both_processes_is_limited(harm: Harm) -> None:
     assert harm.parent_grew < 32 << 20
-    assert 32 << 20 < harm.child_took < subject.MEMORY_BYTES  # the child used much memory before it was stopped
+    assert 32 << 20 < harm.child_took < subject.MEMORY_BYTES  # the child used more than 32 MiB before it was stopped
 
 
 def test_memory_of_compiled_templates_is_released() -> None:

@@ -63,7 +63,7 @@ def test_sound_log_is_applied_completely(sound: tuple[Path, bytes, bytes], tmp_p
 
 @pytest.mark.parametrize("seed", range(200))
 @pytest.mark.share(8)
-def test_damaged_log_is_applied_as_far_as_sqlite_does(
+def test_damaged_log_is_applied_up_to_the_same_frame_as_in_sqlite(
     sound: tuple[Path, bytes, bytes], tmp_path: Path, seed: int
 ) -> None:
     database, log, index = sound

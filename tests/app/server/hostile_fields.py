@@ -113,7 +113,10 @@ class Field:
 
 
 def fields_of(request: type[msgspec.Struct], valid: Mapping[str, Any]) -> list[Field]:
-    """Return every field of a request type. `valid` has values for the other top-level fields."""
+    """Return every field of a request type, each with a valid request that contains it.
+
+    `valid` has values for the remaining top-level fields of that request.
+    """
     found: dict[Path, Field] = {}
     for path, request_with in _paths(inspect.type_info(request), 0):
         found.setdefault(path, Field(path, {**request_with, **{k: v for k, v in valid.items() if k != path[0]}}))

@@ -1,4 +1,7 @@
-"""Requests that encode, render, or count text: a disconnect cancels the work, and only a few run at the same time."""
+"""Requests that encode, render, or count text.
+
+A disconnect cancels the work, and the number of jobs that run at the same time is limited.
+"""
 
 import asyncio
 import json

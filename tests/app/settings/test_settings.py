@@ -195,7 +195,7 @@ def test_kv_host_bytes_default_to_auto() -> None:
     assert load_settings(kv_host_mb="2.5").kv_host_bytes == 2_500_000
 
 
-def test_misspelled_key_suggests_a_similar_one() -> None:
+def test_error_for_a_misspelled_key_suggests_a_similar_one() -> None:
     _write_config("modle = 'x'")
     with pytest.raises(InvalidSetting) as caught:
         load_settings()
@@ -265,7 +265,7 @@ def test_former_name_of_activation_bits_is_read(monkeypatch: pytest.MonkeyPatch,
     assert load_settings().origins["activation_bits"] == "INGLE_ACTIVATION_PLANES"
 
 
-def test_error_about_a_former_name_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_shows_the_former_variable_and_the_current_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGLE_ACTIVATION_PLANES", "14")
     with pytest.raises(InvalidSetting, match="INGLE_ACTIVATION_PLANES: activation_planes must be a whole number"):
         load_settings()

@@ -39,7 +39,7 @@ def read(architecture: str, values: Mapping[str, object]) -> ModelConfig:
 
 # -- missing keys and old spellings
 
-# architectures that occur only as parts, in multimodal models, or in GGUF files
+# architectures that have no own config.json: they occur in multimodal models or in GGUF files only
 NOT_ALONE = ("gemma3", "gemma3_text", "mistral3", "command-r")
 SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, SIZES) for name in models.FAMILIES if name not in NOT_ALONE},

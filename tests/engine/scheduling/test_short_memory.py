@@ -108,7 +108,7 @@ def test_batch_shrinks_to_the_available_memory(site: str, depth: int) -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("site", ["launch", "collect"])
 @pytest.mark.parametrize("number", [1, 3, 6])
-def test_only_the_request_that_never_fits_ends(number: int, site: str, depth: int) -> None:
+def test_only_the_request_that_never_fits_fails(number: int, site: str, depth: int) -> None:
     engine, runner = hash_engine(depth=depth)
     run = Run(engine)
     for first in range(6):

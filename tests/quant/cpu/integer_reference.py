@@ -174,7 +174,7 @@ def _for_each(scale: Scale, columns: int) -> Floats:
 
 
 def _plain_product(values: Floats, x: Floats, addend: Floats) -> Floats:
-    """Add two chains, over the even and the odd columns."""
+    """Return x @ values.T + addend, with one chain of FMAs for the even columns and one for the odd columns."""
     chains = np.zeros((2, len(x), len(values)), np.float32)
     for column in range(x.shape[1]):
         chains[column % 2] = fma(values[:, column], x[:, column, None], chains[column % 2])

@@ -50,7 +50,7 @@ def _scales(rng: Rng, rows: int, groups: int) -> torch.Tensor:
 
 
 def _nested(rows: int, groups: int, rng: Rng) -> NestedScale:
-    """Return nested scales as bitsandbytes writes them: one block scale for 256 scales, counted across rows."""
+    """Return nested scales as bitsandbytes writes them: one block scale for 256 consecutive scales of any rows."""
     return NestedScale(
         torch.from_numpy(rng.integers(0, 256, (rows, groups), np.uint8)),
         torch.from_numpy(np.sort(rng.uniform(-1, 1, 256)).astype(np.float32)),

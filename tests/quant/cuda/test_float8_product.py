@@ -63,7 +63,7 @@ def test_error_of_quantized_activations_is_bounded(device: torch.device) -> None
 @pytest.mark.parametrize("outputs", [32, 50])  # library products of 8-bit floats require a multiple of 16
 @pytest.mark.parametrize("card", [OLD, NEW], indirect=True)
 @pytest.mark.parametrize("tokens", [2, 66])
-def test_bias_and_add_to_are_added_to_the_product(outputs: int, card: Card, tokens: int, device: torch.device) -> None:
+def test_product_adds_the_bias_and_add_to(outputs: int, card: Card, tokens: int, device: torch.device) -> None:
     weight, x = float8_weight((outputs, 99), (1, None)), torch.randn(tokens, 99)
     bias, before = torch.randn(outputs), torch.randn(tokens, outputs)
     want, size = exact(x, weight)

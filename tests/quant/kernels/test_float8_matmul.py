@@ -38,7 +38,7 @@ def test_product_equals_the_reference(size: str, scale: str, device: torch.devic
 
 
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
-def test_bias_and_add_to_are_added_to_the_product(out_dtype: torch.dtype, device: torch.device) -> None:
+def test_product_adds_the_bias_and_add_to(out_dtype: torch.dtype, device: torch.device) -> None:
     weight, x = float8_weight((37, 96), (1, None)), torch.randn(5, 96)
     bias, before = torch.randn(37), torch.randn(5, 37)
     matrix, rounded = to_device(weight, device), x.bfloat16().float()

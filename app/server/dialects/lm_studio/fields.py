@@ -30,7 +30,11 @@ CHAT = FieldTable(
         supported("store", STUDIO, False, "Default: true."),
         supported("previous_response_id", STUDIO, "resp_1"),
         refused(
-            "integrations", STUDIO, ["mcp/playwright"], "This server runs no tools. Use /v1/responses.", neutral=[[]]
+            "integrations",
+            STUDIO,
+            ["mcp/playwright"],
+            "This server does not run tools. Use /v1/responses, and run its tool calls yourself.",
+            neutral=[[]],
         ),
     ],
 )

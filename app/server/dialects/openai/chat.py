@@ -158,7 +158,7 @@ async def fold(chunks: AsyncGenerator[ChatCompletionChunk]) -> ChatCompletion:
                 prompt_token_ids=prompt_ids,
                 prompt_logprobs=chunk.prompt_logprobs,
             )
-    raise EOFError("the chunks ended without their usage")
+    raise EOFError("the stream ended without a chunk that has `usage`")
 
 
 @dataclass(slots=True)

@@ -59,7 +59,7 @@ class BareEmbedding(Struct):
     embedding: list[Raw]
 
 
-# Path -> type of the request body, for paths that a model without vectors refuses.
+# Request body type by path, for the paths that are refused if the model computes no embeddings.
 VECTORS: Mapping[str, type[Struct]] = {
     **dict.fromkeys((EMBEDDINGS, BARE_EMBEDDINGS), EmbeddingRequest),
     **dict.fromkeys(RERANKING, RerankRequest),

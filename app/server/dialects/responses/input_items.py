@@ -90,7 +90,7 @@ def _summary_of(item: InputItem) -> str:
     if not content.startswith(_CONTENT_PREFIX):
         raise InvalidMessage(
             "This compaction item was made by another server",
-            "Compact the conversation on this server, or send the items that it replaces.",
+            "Compact the conversation on this server, or send the original items.",
         )
     return content.removeprefix(_CONTENT_PREFIX)
 

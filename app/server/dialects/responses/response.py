@@ -18,7 +18,7 @@ Status: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", 
 
 
 class InputTokensDetails(PromptTokensDetails):
-    """Details about the prompt's tokens. All computed tokens are written to the cache."""
+    """Details about the prompt's tokens. `cache_write_tokens` is the number of computed tokens: all are written."""
 
     cache_write_tokens: int = 0
 

@@ -29,7 +29,7 @@ ROW_BYTES = 512  # size in bytes of a response in addition to its texts
 MAX_CHAIN = 4096  # longest chain of responses that continue each other
 
 _VERSION = 1
-_BUSY_SECONDS = 5.0  # longest wait until another server has written
+_BUSY_SECONDS = 5.0  # maximum wait for a write of another server
 _TABLE = """
     CREATE TABLE IF NOT EXISTS responses (
         id TEXT PRIMARY KEY, owner TEXT, previous TEXT, body BLOB, input BLOB, size INTEGER, used INTEGER

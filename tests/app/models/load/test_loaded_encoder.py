@@ -155,5 +155,5 @@ def test_embedding_model_cannot_chat(tmp_path: Path, settings: Settings) -> None
         assert "POST /v1/embeddings" in refusal.value.remedy
 
 
-def test_chat_model_is_no_embedding_model(smollm2: Path, settings: Settings) -> None:
+def test_chat_model_is_rejected_as_an_embedding_model(smollm2: Path, settings: Settings) -> None:
     assert not is_embedding_model(ModelStore(settings).resolve(str(smollm2)))

@@ -12,7 +12,7 @@ def test_note_names_options_if_more_memory_may_be_used() -> None:
     assert "--gpu-memory" in note
 
 
-def test_note_says_that_memory_is_full_otherwise() -> None:
+def test_note_says_that_the_context_does_not_fit_if_no_option_helps() -> None:
     config = EngineConfig("cpu", 20_000, 1251, model_context_length=131_072, longest_context=20_000)
     assert shortened_context(config) == (
         "The context is limited to 20,000 tokens, because the 131,072 tokens of the model do not fit in memory."

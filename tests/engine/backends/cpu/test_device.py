@@ -1,4 +1,4 @@
-"""The CPU device: which checkpoints it supports, and that a step accesses only its own memory."""
+"""The CPU device: the checkpoints that it supports, and the memory that its steps access."""
 
 import ctypes
 import logging

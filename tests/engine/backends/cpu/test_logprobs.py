@@ -66,8 +66,9 @@ def logprobs(compute: Compute, ids: Sequence[int], vocab_size: int) -> Tensor:
 
 @pytest.fixture(scope="module", autouse=True)
 def _long_tiles() -> Iterator[None]:
-    """Let the reference kernels multiply whole texts at once, which is much faster. Bits need not be independent of the
-    batch.
+    """Let the reference kernels multiply whole texts at once, which is much faster.
+
+    Results with equal bits in every batch are not needed here.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "ROW_TILE", 64)

@@ -115,7 +115,10 @@ class TwoDevices:
         return self.step((first, 3), (second, 1))
 
     def prefill_then_decode(self) -> tuple[Tensor, Tensor]:
-        """Prefill two requests, then decode them with a third. Return float32 [5 rows, vocabulary] of each device."""
+        """Prefill two requests, then decode them in one batch with a third.
+
+        Return float32 [5 rows, vocabulary] of each device.
+        """
         first, second = self.cached(34, 3, 3, 8, 2), self.request(tokens(4, self.cuda.vocab_size), 7)
         third = self.request(tokens(1, self.cuda.vocab_size), 1)
         prompts = self.step((first, 3), (second, 4))

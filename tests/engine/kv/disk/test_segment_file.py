@@ -183,7 +183,7 @@ def test_damage_to_any_data_byte_is_found(tmp_path: Path) -> None:
         assert bad(path) == f"block {offset // 50} is damaged"
 
 
-def test_truncation_at_any_byte_is_found(tmp_path: Path) -> None:
+def test_truncation_at_any_byte_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "one.run"
     new_file(path, 3, size=30)
     size = path.stat().st_size

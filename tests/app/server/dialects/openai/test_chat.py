@@ -49,7 +49,7 @@ def test_reply_equals_the_model_output(hash_server: LiveServer) -> None:
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + 40
 
 
-def test_request_of_llama_vscode_without_model_and_limit_is_answered(hash_server: LiveServer) -> None:
+def test_llama_vscode_request_without_model_or_limit_is_answered(hash_server: LiveServer) -> None:
     wanted = {"messages": [*QUESTION], "stream": False, "max_tokens": -1, "temperature": 0.8, "top_p": 0.95}
     answer = httpx.post(
         f"{hash_server.url}/v1/chat/completions", json={**wanted, "stop": ["e", "a"], "cache_prompt": True}
