@@ -87,6 +87,17 @@ def test_status_line_is_below_the_question_until_the_reply_ends() -> None:
     run(ScriptedClient([PromptProgress(100, 900), WAIT, TextDelta("Hi"), END]), flow)
 
 
+def test_events_within_a_stage_do_not_redraw_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, reply, redrawn = ReplyStatus(), ReplyProgress(ChatId("1"), MessageId("1")), list[str]()
+    monkeypatch.setattr(status, "refresh", lambda *_, **__: redrawn.append("frame"))
+    status.follow(reply, "writing")
+    redrawn.clear()
+    status.follow(reply, "writing")
+    assert not redrawn
+    status.follow(reply, "thinking")
+    assert redrawn
+
+
 def test_retry_after_the_engine_stopped_says_so_and_replies(monkeypatch: pytest.MonkeyPatch) -> None:
     client = ScriptedClient([TextDelta("first"), END], [EngineRestarting(), WAIT, TextDelta("second"), END])
 

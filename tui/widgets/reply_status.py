@@ -31,6 +31,8 @@ class ReplyStatus(Widget):
 
     def follow(self, reply: ReplyProgress | None, activity: str) -> None:
         """Show the status of a reply. Without a reply, show `activity`; if that is empty, hide the line."""
+        if reply is self._reply and activity == self._activity:
+            return  # the timer updates the figures; a frame for each event would delay the echo of keys
         self._reply, self._activity = reply, activity
         is_shown = reply is not None or bool(activity)
         if is_shown is not self.display:
