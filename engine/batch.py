@@ -40,8 +40,8 @@ def build_batch(
 
     Raises IndexError if a token id, a block, or a slot is out of range.
 
-    The logit rows are in the plan's order: for each request its `logprob_positions`, then its last token if the request
-    samples.
+    The logit rows are in the plan's order: for each request its `logprob_positions`, then its last known token if the
+    request samples, then its drafted tokens.
     """
     token_ids: list[int] = []
     positions: list[int] = []
@@ -52,6 +52,7 @@ def build_batch(
         logit_rows += _logit_rows(part, len(token_ids))
         token_ids += part.request.token_ids(part.start, part.stop)
         token_ids += [PENDING_TOKEN] * part.needs_pending_token
+        token_ids += part.drafted
         span = range(part.start, part.stop)
         positions += span
         for group, table, mapping in zip(groups, part.block_tables, slots, strict=True):
@@ -74,7 +75,9 @@ def build_batch(
 
 def _logit_rows(part: ScheduledRequest, first_row: int) -> list[int]:
     rows = [first_row + position - part.start for position in part.logprob_positions]
-    return [*rows, first_row + part.num_tokens - 1] if part.samples else rows
+    if part.samples:
+        rows += range(first_row + part.num_known - 1, first_row + part.num_tokens)
+    return rows
 
 
 def _check_table(part: ScheduledRequest, table: Sequence[int], group: GroupConfig, num_blocks: int) -> None:

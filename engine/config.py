@@ -250,6 +250,7 @@ class EngineConfig:
     write_delay: float = 0.5  # seconds to wait for more filled blocks before they are written to files together
     # limit of the seconds between two tokens of a stream while long prompts are prefilled; 0: unlimited
     target_latency: float = 0.0
+    drafts: bool = False  # whether steps verify drafted tokens
 
     @property
     def pool_sizes(self) -> tuple[int, ...]:

@@ -169,7 +169,8 @@ class Engine(Generic[TicketT]):
             return self._handle_failure(step.plan, error)
         began, self._collected = max(step.began, self._collected), time.monotonic()
         if self._runner.preparations == step.preparations:  # otherwise this step, or one launched after it, was slow
-            self._scheduler.costs.steps.observe(step.plan.num_tokens, self._collected - began)
+            seconds = self._collected - began
+            self._scheduler.costs.steps.observe(step.plan.num_tokens, seconds, step.plan.num_drafted)
         self._limits.restore()
         return self._scheduler.update(step.plan, sampled)
 

@@ -16,6 +16,10 @@ READ_RATE = 1e9  # assumed bytes per second from files until a read has been mea
 READ_LATENCY = 0.003  # assumed seconds until the first byte arrives
 # the assumed read rate grows by this factor whenever a read is skipped, so that reading is tried again
 READ_RATE_GROWTH = 1.05
+# assumed time of each further token in a small step, as a share of the time of a step with one token
+TOKEN_SHARE = 0.2
+MAX_SMALL = 64  # largest step, in tokens, whose time is kept separately
+FRESH = 2000  # a measured time is used for this number of small steps
 RECENT_DECODES = 64  # approximate number of steps in the average time of a decode step
 RECENT = 8  # approximate number of copies in the average rate
 OUTLIER = 4.0  # multiple of the expected time above which another program is assumed to have slowed the step
@@ -24,6 +28,41 @@ LATENCY_FRACTION = 0.5
 # Minimum compute time of a chunk, as a multiple of a step's fixed cost. The fixed costs are then at most a fifth of the
 # prefill time.
 MIN_CHUNK_RATIO = 4.0
+
+
+@dataclass(slots=True)
+class SmallSteps:
+    """The measured time of steps with at most MAX_SMALL tokens, by their number of tokens."""
+
+    _seconds: dict[int, float] = field(default_factory=dict)
+    _measured: dict[int, int] = field(default_factory=dict)  # number of tokens -> value of `_steps` when last measured
+    _steps: int = 0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        if tokens <= MAX_SMALL:
+            self._steps += 1
+            known = self._seconds.get(tokens, 0.0)
+            self._seconds[tokens] = _moving_average(known, min(seconds, OUTLIER * known) if known else seconds)
+            self._measured[tokens] = self._steps
+
+    def expected(self, tokens: int) -> float:
+        """Return the expected time of a step. Without any measurement, it is relative to a step with one token.
+
+        Between two measured sizes the time is interpolated; outside of them it grows by TOKEN_SHARE per token.
+        """
+        fresh = [size for size, step in self._measured.items() if step > self._steps - FRESH]
+        lower = max((size for size in fresh if size <= tokens), default=0)
+        upper = min((size for size in fresh if size >= tokens), default=0)
+        if lower and upper:
+            share = (tokens - lower) / (upper - lower) if upper > lower else 0.0
+            return self._seconds[lower] + share * (self._seconds[upper] - self._seconds[lower])
+        size = lower or upper or 1
+        return self._seconds.get(size, 1.0) * _relative(tokens) / _relative(size)
+
+
+def _relative(tokens: int) -> float:
+    """Return the assumed time of a small step, relative to a step with one token."""
+    return 1.0 + TOKEN_SHARE * (tokens - 1)
 
 
 @dataclass(slots=True)
@@ -38,8 +77,13 @@ class StepTimes:
     per_token: float = 0.0
     decode: float = 0.0
     decodes: int = 0  # number of steps with one token
+    small: SmallSteps = field(default_factory=SmallSteps)
 
-    def observe(self, tokens: int, seconds: float) -> None:
+    def observe(self, tokens: int, seconds: float, drafted: int = 0) -> None:
+        """Record the time of a step with `tokens` tokens, of which `drafted` were drafts to verify."""
+        self.small.observe(tokens, seconds)
+        if drafted:  # such a step has few requests and takes more than the fixed cost
+            return
         if 0 < OUTLIER * self.expected(tokens) < seconds:
             seconds = OUTLIER * self.expected(tokens)
         if tokens == 1:

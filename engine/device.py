@@ -96,6 +96,11 @@ class Device(Protocol):
         """Maximum number of steps that are launched before the first of them is collected."""
         ...
 
+    @property
+    def verifies_drafts(self) -> bool:
+        """Whether a step can compute several tokens of a decoding request, so that drafts are worth verifying."""
+        ...
+
     def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
         """Return the shape of one layer of one KV block, in elements of `kv_type`. Raises UnsupportedModel."""
         ...

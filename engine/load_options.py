@@ -36,6 +36,7 @@ class LoadOptions:
     host_memory: int = 0  # bytes of host memory that a model may use on the CPU; 0: all free memory
     deterministic: bool = False  # make results on a GPU independent of other requests, as they are on the CPU
     step_depth: int = 0
+    drafts: bool = True  # whether to verify drafted tokens where this is expected to be faster
     card: Card | None = None  # an interpreted card, whose kernels run on the CPU, for tests without a GPU
     preemption: Preemption = Preemption.AUTO
     target_latency: float = TARGET_LATENCY

@@ -136,7 +136,7 @@ def _load_on(
     if output.runner is None:
         runner = device.runner(loaded, model.vocab_size, config.groups)
     else:  # this runner reads logits when a step is collected, so the next step must not have overwritten them
-        config = replace(config, step_depth=1)
+        config = replace(config, step_depth=1, drafts=False)
         runner = output.runner(ModelRunner(loaded, model.vocab_size, config.groups))
     return Engine(config, model.vocab_size, runner, block_transfer, store)
 
@@ -178,6 +178,7 @@ def _resolve(
         block_bytes=budget.block_bytes,
         preemption=options.preemption,
         target_latency=options.target_latency,
+        drafts=options.drafts and device.verifies_drafts,
         cache_salt=(*identity, *device.numerics, str(device.kv_type), shape),
     )
 

@@ -124,6 +124,8 @@ class Request:
     queue: QueueTimes = field(default_factory=QueueTimes)
     # number of prompt positions whose log-probabilities have been returned or are being computed
     num_prompt_logprobs: int = 0
+    num_drafted: int = 0  # number of drafted tokens that steps have verified
+    num_accepted: int = 0  # number of drafted tokens that turned out right
     status: RequestStatus = RequestStatus.WAITING
     constraint: "Constraint | None" = field(default=None, repr=False)  # state of the reply within its grammar
 

@@ -85,6 +85,8 @@ class SamplingParams:
     drawn_logprobs: bool = False
     prompt_logprobs: int | None = None  # like `logprobs`, for prompt tokens; the prompt is then computed in full
     grammar: "Grammar | None" = None  # constrains the reply, and may end it regardless of min_tokens and ignore_eos
+    drafts: bool = True  # whether drafts may be verified; they make a reply faster, and never change it
+    prediction: tuple[int, ...] = ()  # token ids that the reply may contain, from which drafts are taken
     beams: BeamParams | None = None  # beam search, which ignores temperature and filters
 
     _BOUNDS: ClassVar[Bounds] = (

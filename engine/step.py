@@ -23,7 +23,7 @@ class ScheduledRequest:
 
     request: Request
     start: int
-    num_tokens: int
+    num_tokens: int  # drafted tokens included
     samples: bool  # whether the step reaches the request's last token, so that the next token can be sampled
     # block ids in order, one list per KV group; the scheduler keeps extending the lists
     block_tables: tuple[list[int], ...] = ()
@@ -33,6 +33,19 @@ class ScheduledRequest:
     copies: tuple[BlockCopy, ...] = ()
     # requests with the same prompt, which sample their first token from the same logits
     followers: tuple[Request, ...] = ()
+    # Tokens after the last known one that may turn out right. Each gets a logit row, and the ones that are sampled in
+    # order are accepted.
+    drafted: tuple[int, ...] = ()
+
+    @property
+    def num_known(self) -> int:
+        """Number of tokens of the part that are not drafted."""
+        return self.num_tokens - len(self.drafted)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of logit rows: reported positions, then the last known token if the part samples, then drafts."""
+        return len(self.logprob_positions) + self.samples + len(self.drafted)
 
     @property
     def stop(self) -> int:
@@ -57,11 +70,16 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(part.num_tokens for part in self.scheduled)
 
+    @property
+    def num_drafted(self) -> int:
+        return sum(len(part.drafted) for part in self.scheduled)
+
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The result of a step for one request. `token_id` is None if only prompt log-probabilities are reported, or on
-    failure.
+    """One token that a step sampled for a request. A request whose drafted tokens were accepted gets several, in order.
+
+    `token_id` is None if only prompt log-probabilities are reported, or on failure.
     """
 
     request_id: int

@@ -33,6 +33,7 @@ class ReferenceDevice:
     kv_share = 1.0  # of a share of the host's memory
     contexts = step_depth = 1
     host_cache = 0
+    verifies_drafts = True
     kv_type = torch.float32
     numerics = ("reference", "2")  # increase the number when a change to the kernels changes result bits
 

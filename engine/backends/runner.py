@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 
@@ -12,7 +13,7 @@ from engine.backends.device_errors import raising_device_lost, raising_out_of_me
 from engine.batch import build_batch
 from engine.config import GroupConfig
 from engine.device import LoadedModel
-from engine.request import Request, TokenLogprobs
+from engine.request import Request
 from engine.sampling.drawing import Logits
 from engine.sampling.masks import NO_MASKS, Masks, MaskThread
 from engine.sampling.sampler import next_tokens, report_prompt
@@ -29,14 +30,38 @@ class Ticket:
 
 
 def first_rows(parts: Sequence[ScheduledRequest]) -> Iterator[tuple[int, ScheduledRequest]]:
-    """Yield each part with the index of its first logit row.
-
-    The rows of a part are those that report log-probabilities, then the row to sample from if the part samples.
-    """
+    """Yield each part with the index of its first logit row."""
     row = 0
     for part in parts:
         yield row, part
-        row += len(part.logprob_positions) + part.samples
+        row += part.num_rows
+
+
+def sampling_rows(parts: Sequence[ScheduledRequest]) -> Iterator[tuple[int, Request]]:
+    """Yield each (logit row, request that samples its next token from the row), in the order of the rows.
+
+    For the row of a drafted token, the request is a copy whose reply includes the drafts up to this one.
+    """
+    for row, part in first_rows(parts):
+        if part.samples:
+            first, request = row + len(part.logprob_positions), part.request
+            yield from ((first, it) for it in part.sampling_requests)
+            for number in range(1, len(part.drafted) + 1):
+                yield first + number, replace(request, output_ids=[*request.output_ids, *part.drafted[:number]])
+
+
+def accepted_tokens(parts: Sequence[ScheduledRequest], sampled: Sequence[SampledToken]) -> list[SampledToken]:
+    """Drop the tokens that were sampled after a wrong draft. `sampled` is in the order of `sampling_rows`."""
+    accepted: list[SampledToken] = []
+    tokens = iter(sampled)
+    for part in parts:
+        accepted += islice(tokens, part.samples * len(part.sampling_requests))
+        right = True
+        for drafted, token in zip(part.drafted, islice(tokens, len(part.drafted)), strict=True):
+            right = right and accepted[-1].token_id == drafted
+            if right:
+                accepted.append(token)
+    return accepted
 
 
 class ModelRunner:
@@ -79,18 +104,15 @@ class ModelRunner:
         return Ticket(self._model.compute(batch), plan.scheduled, masks)
 
     def _collect(self, ticket: Ticket) -> list[SampledToken]:
-        sampling: list[tuple[int, Request]] = []  # (logit row, request that samples its next token from it)
-        reports: dict[int, tuple[TokenLogprobs, ...]] = {}
-        for row, part in first_rows(ticket.parts):
-            if part.logprob_positions:
-                reports[part.request.id] = report_prompt(
-                    ticket.logits.values[row:], part.request, part.logprob_positions
-                )
-            if part.samples:
-                sampling += [(row + len(part.logprob_positions), request) for request in part.sampling_requests]
+        reports = {
+            part.request.id: report_prompt(ticket.logits.values[row:], part.request, part.logprob_positions)
+            for row, part in first_rows(ticket.parts)
+            if part.logprob_positions
+        }
+        sampling = list(sampling_rows(ticket.parts))
         masks = ticket.masks.result() if ticket.masks else NO_MASKS
         rows, requests = [row for row, _ in sampling], [request for _, request in sampling]
-        picked = next_tokens(ticket.logits, rows, requests, masks)
+        picked = accepted_tokens(ticket.parts, next_tokens(ticket.logits, rows, requests, masks))
         if not reports:
             return picked
         told = [replace(token, prompt_logprobs=reports.pop(token.request_id, ())) for token in picked]

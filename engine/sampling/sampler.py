@@ -92,9 +92,11 @@ def _sample_around(
 ) -> list[SampledToken]:
     """Sample the valid rows, and return problems for the others: rows with NaN or infinity, and failed grammars."""
     fine = [row for row, it in enumerate(requests) if numbers[row] and it.id not in masks.problems]
-    results = {it.id: masks.failure(it.id) or SampledToken(it.id, None, problem=NOT_NUMBERS) for it in requests}
+    results = [masks.failure(it.id) or SampledToken(it.id, None, problem=NOT_NUMBERS) for it in requests]
     rest = sample(logits[fine], [requests[row] for row in fine], replace(masks, problems={}), draw_unfiltered)
-    return [(results | {it.request_id: it for it in rest})[request.id] for request in requests]
+    for row, token in zip(fine, rest, strict=True):
+        results[row] = token
+    return results
 
 
 # -- shaping logits: each function returns new logits, or the same object if no request needs a change

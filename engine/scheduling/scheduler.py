@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from engine.config import EngineConfig
+from engine.config import BLOCK_SIZE, EngineConfig
 from engine.cost_model import CostModel
 from engine.counters import Counters, EngineState
+from engine.drafting.drafter import Drafter
 from engine.errors import PromptTooLong
 from engine.kv.disk.store import DiskStore
 from engine.kv.memory import KVMemory
@@ -57,6 +58,7 @@ class Scheduler:
         self._groups = BeamGroups(config, self._requests, self._memory, self._counters)
         self._preemption = Preemption(self._requests, self._groups, self._memory)
         self._admission = Admission(self._requests, self._preemption, self._memory)
+        self._drafter = Drafter(self.costs.steps.small.expected) if config.drafts else None
         self._num_steps = 0  # number of steps planned so far
 
     @property
@@ -133,6 +135,7 @@ class Scheduler:
         running = sorted(self._requests.running.values(), key=priority_key)
         budget = min(limits.tokens, self.costs.token_budget(sum(bool(request.output_ids) for request in running)))
         share = self._token_shares(running, budget)
+        drafts = self._choose_drafts(running, budget)
         for request in running:
             if len(scheduled) >= limits.requests:
                 break
@@ -143,7 +146,7 @@ class Scheduler:
             most = min(budget, max(1, share[request.id]))
             if not self._reserve(request, most, preempted):
                 break  # the request waits for blocks, and later requests must not take them
-            budget -= self._schedule(request, most, scheduled)
+            budget -= self._schedule(request, most, scheduled, drafts.get(request.id, ()))
         else:
             self._admit(budget, limits.requests, share, scheduled, preempted)
         self._memory.host.demote()
@@ -185,8 +188,10 @@ class Scheduler:
                 self._memory.disk.write_back(at_once=True)
 
     def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
-        """See `KVMemory.forget`."""
+        """See `KVMemory.forget`. The replies with the same cache salt are no longer used for drafts."""
         self._memory.forget(token_ids, origin, kept)
+        if self._drafter is not None:
+            self._drafter.forget(origin.cache_salt)
 
     def update(self, plan: StepPlan, sampled: Iterable[SampledToken]) -> list[TokenEvent]:
         """Record the results of a completed step, and return the events. Tokens of requests that have ended are
@@ -194,18 +199,22 @@ class Scheduler:
         """
         for part in plan.scheduled:
             self._finish_part(part)
-        found = {token.request_id: token for token in sampled}
+        found: dict[int, list[SampledToken]] = {}
+        for token in sampled:
+            found.setdefault(token.request_id, []).append(token)
         sampling = [(part, request) for part in plan.scheduled for request in part.sampling_requests]
         for _, request in sampling:  # all requests are started first, so that grammar processes work in parallel
-            token = found.get(request.id)
-            if request.constraint is not None and token is not None and token.token_id is not None:
-                request.constraint.prefetch_accept(token.token_id)
-        return [
-            event
-            for part, request in sampling
-            if request.id in self._requests.running
-            for event in self._extend(request, part.stop, found.get(request.id))
-        ]
+            token_id = found[request.id][0].token_id if request.id in found else None
+            if request.constraint is not None and token_id is not None:
+                request.constraint.prefetch_accept(token_id)
+        events = []
+        for part, request in sampling:
+            for result in found.get(request.id) or (None,):
+                if request.id in self._requests.running:
+                    events += self._extend(request, part.stop, result)
+            if part.drafted:
+                self._finish_drafts(part)
+        return events
 
     def fail(self, plan: StepPlan, error: str) -> list[TokenEvent]:
         """End the requests of a failed step with `error`, and return the events. The results of the step are not
@@ -302,7 +311,8 @@ class Scheduler:
         target, parts = request.num_tokens, self._requests.parts_of(request)
         if parts and request.runs_ahead:
             target += sum(part.samples for part in parts)
-        return 0 if target >= self._memory.max_tokens(request) else target - request.num_scheduled
+        # More tokens than known are scheduled while drafted ones are verified.
+        return 0 if target >= self._memory.max_tokens(request) else max(0, target - request.num_scheduled)
 
     def _reserve(self, request: Request, budget: int, preempted: list[Request]) -> bool:
         """Free blocks for the request's next tokens by preempting later requests, or the request itself if it is last.
@@ -335,8 +345,48 @@ class Scheduler:
             return UNLIMITED
         return first + left - request.num_scheduled
 
-    def _schedule(self, request: Request, budget: int, scheduled: list[ScheduledRequest]) -> int:
-        """Add at most `budget` of a request's next tokens to the step. Returns the number of tokens added."""
+    def _choose_drafts(self, running: Sequence[Request], budget: int) -> Mapping[int, tuple[int, ...]]:
+        """Return the drafted tokens to verify in this step, by request id."""
+        if self._drafter is None:
+            return {}
+        self._drafter.drop_ended(self._requests.running)
+        missing = {request.id: self._num_missing(request) for request in running}
+        decoding = [request for request in running if missing[request.id] == 1]
+        most = min(budget, self._config.max_logit_rows or budget) - len(running)
+        return self._drafter.choose(
+            [request for request in decoding if self._may_draft(request)],
+            decoding=len(decoding),
+            most=max(0, most),
+            prefills=bool(self._requests.waiting) or any(count > 1 for count in missing.values()),
+        )
+
+    def _may_draft(self, request: Request) -> bool:
+        """Whether drafts of a request that decodes can be verified now."""
+        # The masks of a grammar, and the choices of a beam search, depend on tokens that are not known yet.
+        fixed = request.constraint is None and self._requests.group_of(request) is None
+        return fixed and request.params.drafts and bool(request.output_ids) and not self._requests.parts_of(request)
+
+    def _fitting(self, request: Request, start: int, drafted: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the first drafted tokens for which the request's length and the free blocks leave room.
+
+        `start` is the number of tokens before them.
+        """
+        # A further token is sampled after the last draft.
+        most = min(self._memory.max_tokens(request) - 1, self._memory.limit_step(request, start + len(drafted)))
+        drafted = drafted[: max(0, most - start)]
+        # Drafts must not take the last blocks, or another request would be preempted for them.
+        spare = BLOCK_SIZE * len(self._requests.running)
+        while drafted and not self._memory.can_allocate(request, start + len(drafted) + spare):
+            drafted = drafted[:-1]
+        return drafted
+
+    def _schedule(
+        self, request: Request, budget: int, scheduled: list[ScheduledRequest], drafts: tuple[int, ...] = ()
+    ) -> int:
+        """Add at most `budget` of a request's next tokens to the step, and `drafts` if it decodes.
+
+        Returns the number of tokens added.
+        """
         start, known = request.num_scheduled, request.num_tokens
         missing = self._num_missing(request)
         most = min(budget, missing, self._num_reportable(request, scheduled))
@@ -344,6 +394,8 @@ class Scheduler:
         if not count:
             return 0
         samples = count == missing
+        drafted = self._fitting(request, start + count, drafts)
+        count += len(drafted)
         room = self._memory.max_tokens(request)
         # Check again, because requests that were admitted earlier may have taken blocks.
         has_all = self._admission.takes_all_blocks(request) and self._memory.can_allocate(request, room)
@@ -356,10 +408,11 @@ class Scheduler:
             count,
             samples,
             block_tables=self._memory.blocks_of(request).tables,
-            needs_pending_token=start + count > known,
+            needs_pending_token=not drafted and start + count > known,
             logprob_positions=positions,
             copies=copies,
             followers=self._requests.start_followers(request) if samples else (),
+            drafted=drafted,
         )
         request.num_scheduled += count
         self._requests.launch(part)
@@ -382,8 +435,10 @@ class Scheduler:
 
     def _finish_part(self, part: ScheduledRequest) -> None:
         request = part.request
-        request.num_computed = part.stop
         self._counters.computed_tokens += part.num_tokens
+        if part.drafted:
+            return  # the accepted tokens are not known yet
+        request.num_computed = part.stop
         self._memory.release_sources(part.copies)
         if part.followers and request.status is RequestStatus.LEADING:
             request.status = RequestStatus.RUNNING
@@ -393,4 +448,22 @@ class Scheduler:
                 follower.status, follower.cache = RequestStatus.RUNNING, TokenSources(device=part.stop)
         if request.status is not RequestStatus.FINISHED:
             self._memory.publish(request)
+        self._requests.collect(part)
+
+    def _finish_drafts(self, part: ScheduledRequest) -> None:
+        """Record how many drafted tokens the reply accepted. The keys and values of the others will be overwritten."""
+        request, known = part.request, part.start + part.num_known
+        accepted = max(0, min(request.num_tokens - 1 - known, len(part.drafted)))
+        request.num_drafted += len(part.drafted)
+        request.num_accepted += accepted
+        if accepted == len(part.drafted):
+            self._memory.release_sources(part.copies)
+            request.num_computed = part.stop
+        elif self._memory.has_states:  # a state cannot be cut, so its tokens are computed again
+            self._memory.undo(request, part.copies)
+            request.num_scheduled = part.start
+        else:
+            self._memory.release_sources(part.copies)
+            request.num_computed = request.num_scheduled = known + accepted
+        self._memory.publish(request)
         self._requests.collect(part)

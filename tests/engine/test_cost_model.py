@@ -112,7 +112,7 @@ class ObservedTimes(StepTimes):
         super().__init__()
         self.observed: list[int] = []
 
-    def observe(self, tokens: int, seconds: float) -> None:
+    def observe(self, tokens: int, seconds: float, drafted: int = 0) -> None:
         self.observed.append(tokens)
 
 

@@ -121,6 +121,7 @@ class Part:
     tables: list[list[int]]
     samples: bool
     needs_pending_token: bool
+    drafted: tuple[int, ...]
     # (request id, variant, number of alternatives to report) of each sampler
     samplers: tuple[tuple[int, int, int | None], ...]
 
@@ -129,7 +130,7 @@ class Part:
         request = part.request
         token_ids, tables = request.token_ids(part.start, part.stop), [list(it) for it in part.block_tables]
         samplers = tuple((one.id, variant_of(one.params), one.params.logprobs) for one in (request, *part.followers))
-        return cls(request.id, token_ids, part.start, tables, part.samples, part.needs_pending_token, samplers)
+        return cls(request.id, token_ids, part.start, tables, part.samples, part.needs_pending_token, part.drafted, samplers)
 
 
 @dataclass
@@ -189,8 +190,21 @@ class HashRunner:
 
     def _execute(self, part: Part) -> list[SampledToken]:
         token_ids = [*part.token_ids, *([self.last_tokens[part.request_id]] if part.needs_pending_token else [])]
+        self._compute(part, token_ids, part.start)
+        if not part.samples:
+            return []
+        end = part.start + len(token_ids)
+        sampled = [self._sample(self._seen(part, end), *sampler) for sampler in part.samplers]
+        for position, drafted in enumerate(part.drafted, end):
+            right = sampled[-1].token_id == drafted and len(sampled) == 1 + position - end
+            self._compute(part, [drafted], position)
+            if right:
+                sampled.append(self._sample(self._seen(part, position + 1), *part.samplers[0]))
+        return sampled
+
+    def _compute(self, part: Part, token_ids: Sequence[int], start: int) -> None:
         self.computed_tokens += len(token_ids)
-        for position, token_id in enumerate(token_ids, part.start):
+        for position, token_id in enumerate(token_ids, start):
             for number, group in enumerate(self.config.groups):
                 if group.recurrent:
                     state = self.pools[number][part.tables[number][0]]
@@ -200,11 +214,6 @@ class HashRunner:
                 else:
                     before = self._get(part, number, position - 1) if position else b""
                     self._set(part, number, position, slot(token_id, position, before))
-        if not part.samples:
-            return []
-        end = part.start + len(token_ids)
-        seen = [self._seen(part, number, end) for number in range(len(self.config.groups))]
-        return [self._sample(seen, *sampler) for sampler in part.samplers]
 
     def _sample(
         self, seen: Sequence[Sequence[bytes]], request_id: int, variant: int, alternatives: int | None
@@ -216,7 +225,10 @@ class HashRunner:
             return SampledToken(request_id, token_id)
         return SampledToken(request_id, token_id, TokenLogprobs(token_id, logprob, tuple(ranked[:alternatives])))
 
-    def _seen(self, part: Part, number: int, end: int) -> list[bytes]:
+    def _seen(self, part: Part, end: int) -> list[list[bytes]]:
+        return [self._seen_by(part, number, end) for number in range(len(self.config.groups))]
+
+    def _seen_by(self, part: Part, number: int, end: int) -> list[bytes]:
         group = self.config.groups[number]
         if group.recurrent:
             return self.pools[number][part.tables[number][0]]
@@ -364,6 +376,7 @@ def hash_engine(
     restore: Restore = Restore.ALWAYS,
     write_delay: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
+    drafts: bool = False,
 ) -> tuple[Engine[HashTicket], HashRunner]:
     """Return an engine with the hash model as its backend."""
     config = EngineConfig(
@@ -380,6 +393,7 @@ def hash_engine(
         block_bytes=1000,
         restore=restore,
         write_delay=write_delay,
+        drafts=drafts,
     )
     runner = HashRunner(config, random.Random(seed))
     block_transfer = LateTransfer(runner, random.Random(seed + 1), failing_moves, store)

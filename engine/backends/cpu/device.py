@@ -51,6 +51,7 @@ class CpuDevice:
     kv_share = 1.0  # of a share of the host's memory
     contexts = step_depth = 1
     host_cache = 0
+    verifies_drafts = True
 
     def __init__(
         self,

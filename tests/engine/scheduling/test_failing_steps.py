@@ -29,7 +29,7 @@ SITES = [
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> ModelEngine:
     with open_checkpoint(make(tmp_path_factory.mktemp("tiny")).path) as checkpoint:
-        return load_engine(checkpoint, LoadOptions(backend="reference"))
+        return load_engine(checkpoint, LoadOptions(backend="reference", drafts=False))
 
 
 def ask(engine: ModelEngine, first_id: int) -> int:

@@ -1,0 +1,49 @@
+"""The choice of how many drafted tokens a step verifies, for all requests of the step together.
+
+A verified token costs time in a step that runs anyway, and pays if it is accepted. The number of tokens is chosen that
+gives the most accepted tokens per second by the measured times of steps (the goodput rule of arXiv:2406.14066). In a
+large batch the answer is usually none.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from engine.drafting.acceptance import Acceptance, Draft
+
+MIN_GAIN = 1.03  # smallest expected ratio of tokens per second, with drafts to without
+
+
+def choose_drafts(
+    drafts: Mapping[int, Draft],
+    acceptance: Acceptance,
+    seconds: Callable[[int], float],
+    *,
+    decoding: int,
+    most: int,
+) -> dict[int, tuple[int, ...]]:
+    """Return the drafted tokens to verify, by request id. Requests without any are left out.
+
+    `drafts` has the drafts by request id, `seconds` returns the expected time of a step by its number of tokens,
+    `decoding` is the number of requests that decode one token in the step, and `most` the maximum number of drafted
+    tokens.
+    """
+    # The chances of a draft never increase, so each prefix of the sorted list has prefixes of the drafts.
+    candidates = sorted(
+        ((reached, request_id) for request_id, draft in drafts.items() for reached in acceptance.reach(draft)),
+        key=lambda candidate: -candidate[0],
+    )[:most]
+    counts: dict[int, int] = {}
+    for _, request_id in candidates[: _best_count([chance for chance, _ in candidates], seconds, decoding)]:
+        counts[request_id] = counts.get(request_id, 0) + 1
+    return {request_id: drafts[request_id].token_ids[:count] for request_id, count in counts.items()}
+
+
+def _best_count(chances: Sequence[float], seconds: Callable[[int], float], decoding: int) -> int:
+    """Return how many of the candidates to verify, most likely first, for the most expected tokens per second."""
+    best, best_rate = 0, MIN_GAIN * decoding / max(seconds(decoding), 1e-9)
+    expected = float(decoding)
+    for count, chance in enumerate(chances, 1):
+        expected += chance
+        rate = expected / max(seconds(decoding + count), 1e-9)
+        if rate > best_rate:
+            best, best_rate = count, rate
+    return best
