@@ -3,8 +3,10 @@
 Only the engine's thread writes them. Any thread may read them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from engine.draft import NO_DRAFTS, DraftCounts, Source
 from engine.request import NO_TOKENS, ServiceClass, TokenSources
 
 
@@ -22,6 +24,7 @@ class Counters:
     swapped_out: int = 0  # preemptions that copied the request's blocks to the host pools
     recomputed: int = 0  # preemptions that dropped the request's blocks
     failed_steps: int = 0
+    drafts: Mapping[Source, DraftCounts] = field(default_factory=lambda: dict.fromkeys(Source, NO_DRAFTS))
 
 
 @dataclass(frozen=True, slots=True)

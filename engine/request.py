@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine.draft import NO_DRAFTS, DraftCounts
 from engine.sampling_params import BeamSampling, SamplingParams
 
 if TYPE_CHECKING:
@@ -124,8 +125,7 @@ class Request:
     queue: QueueTimes = field(default_factory=QueueTimes)
     # number of prompt positions whose log-probabilities have been returned or are being computed
     num_prompt_logprobs: int = 0
-    num_drafted: int = 0  # number of drafted tokens that steps have verified
-    num_accepted: int = 0  # number of drafted tokens that turned out right
+    drafts: DraftCounts = NO_DRAFTS  # drafted tokens that steps have verified
     status: RequestStatus = RequestStatus.WAITING
     constraint: "Constraint | None" = field(default=None, repr=False)  # state of the reply within its grammar
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from engine.draft import NO_DRAFT, Draft
 from engine.request import FinishReason, Request, TokenLogprobs
 
 TicketT = TypeVar("TicketT")
@@ -35,7 +36,12 @@ class ScheduledRequest:
     followers: tuple[Request, ...] = ()
     # Tokens after the last known one that may turn out right. Each gets a logit row, and the ones that are sampled in
     # order are accepted.
-    drafted: tuple[int, ...] = ()
+    draft: Draft = NO_DRAFT
+
+    @property
+    def drafted(self) -> tuple[int, ...]:
+        """The drafted token ids."""
+        return self.draft.token_ids
 
     @property
     def num_known(self) -> int:

@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from app.generation.cache_report import EMPTY_REPORT, CacheReport
+from engine.draft import NO_DRAFTS, DraftCounts
 
 if TYPE_CHECKING:  # not imported at run time: the chat imports this module before its screens appear
     from engine.request import FinishReason, TokenLogprobs
@@ -91,6 +92,7 @@ class ReplyEnd:
     total_seconds: float
     reasoning_tokens: int = 0  # number of completion tokens that are reasoning
     queue_seconds: float = 0.0  # time in the queue, part of the time to the first token
+    drafts: DraftCounts = NO_DRAFTS
     error: str = ""  # error message if the finish reason is ERROR or GRAMMAR
 
     @property
@@ -164,6 +166,7 @@ class TokenCounts:
     queue_seconds: float = 0.0  # maximum time that a prompt waited in the queue
     prefill_seconds: float = 0.0  # maximum time from the queue to the first token, without the time to restore blocks
     reasoning: int = 0  # number of completion tokens that are reasoning
+    drafts: DraftCounts = NO_DRAFTS
     status: str = QUEUED  # state of the request, shown to a client that waits
 
     def set_prompts(self, prompts: Sequence[tuple[int, ...]]) -> None:
@@ -181,6 +184,7 @@ class TokenCounts:
         """Add the counts and times of a reply that has ended."""
         self.completion += end.completion_tokens
         self.reasoning += end.reasoning_tokens
+        self.drafts += end.drafts
         self.replies += 1
         self.first_token_seconds = min(self.first_token_seconds, end.first_token_seconds)
         self.total_seconds = max(self.total_seconds, end.total_seconds)

@@ -157,6 +157,7 @@ class GenerationOptions:
     bad_words: Sequence[str] = ()  # texts that replies must not contain
     context: int | None = None  # limit of a prompt and its reply together, in tokens; None: the model's context length
     limits: TimeLimits = NO_LIMITS
+    prediction: str = ""  # a text that the replies may repeat, from which drafts are taken
     pause: float = 0.0  # smallest number of seconds between two batches of events
     reply: ReplyOptions = PLAIN_REPLY
     returns_text: bool = True  # False: only prefill the prompts for later requests, and drop the replies
@@ -167,15 +168,17 @@ class GenerationOptions:
         beams = self.candidates[0].beams
         return len(self.candidates) if beams is None else beams.results
 
-    def with_grammar(self, grammar: "Grammar | None", breakers: frozenset[int]) -> "GenerationOptions":
-        """Return the options with a compiled grammar and the DRY breakers in every candidate.
+    def prepared(
+        self, grammar: "Grammar | None", breakers: frozenset[int], prediction: tuple[int, ...]
+    ) -> "GenerationOptions":
+        """Return the options with a compiled grammar, the DRY breakers, and the predicted tokens in every candidate.
 
         Raises InvalidSampling.
         """
         several = []
         for one in self.candidates:
             dry = None if one.dry is None else replace(one.dry, breakers=breakers)
-            several.append(replace(one, grammar=grammar, dry=dry))
+            several.append(replace(one, grammar=grammar, dry=dry, prediction=prediction))
         return replace(self, candidates=several)
 
     def clamp_to_context(self, prompt: Sequence[int]) -> Sequence[SamplingParams]:

@@ -253,5 +253,6 @@ class Reply:
             first_token_seconds=(self._first_token_at or now) - self._context.started,
             total_seconds=now - self._context.started,
             queue_seconds=request.queue_seconds,
+            drafts=request.drafts,
             error=error,
         )

@@ -272,10 +272,11 @@ class ChatService:
         """Render and encode the prompt, and compile the grammar. Raises what `reply` raises before its first event."""
         breakers = await self._breakers.tokens(options.breakers) if options.breakers else frozenset[int]()
         token_filter = await self._token_filter(options)
+        prediction = await self._predicted_tokens(options.prediction)
 
         def with_grammar(grammar: Grammar | None) -> GenerationOptions:
             inner = grammar if token_filter is None else replace(token_filter, reply=grammar)
-            return options.with_grammar(inner, breakers)
+            return options.prepared(inner, breakers, prediction)
 
         if isinstance(prompt, Conversation):
             chat = await self.prompt(prompt)
@@ -287,6 +288,15 @@ class ChatService:
             return PreparedRequest(prompt, with_grammar(None))
         grammar = await options.grammar.compile(self.grammars)
         return PreparedRequest(prompt, with_grammar(grammar), options.grammar.field)
+
+    async def _predicted_tokens(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a text that the reply may repeat. A text that is too long is not used."""
+        if not text:
+            return ()
+        try:
+            return tuple(await self.tokenize(text))
+        except TextTooLong:
+            return ()
 
     async def _token_filter(self, options: GenerationOptions) -> TokenFilter | None:
         """Return the filter for allowed tokens and forbidden words, if the options have any."""

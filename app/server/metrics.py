@@ -22,6 +22,7 @@ from app.generation.service import ChatService
 from app.generation.token_streams import TokenStreams
 from app.server.origin import CLASS_NAMES
 from engine.counters import EngineState
+from engine.draft import Source
 from engine.request import ServiceClass
 
 _MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -123,6 +124,15 @@ _METRICS: Sequence[tuple[type[Family], str, str, ReadState]] = (
     ),
 )
 
+
+def _drafted(state: EngineState, source: Source) -> int:
+    return state.counters.drafts[source].drafted
+
+
+def _accepted(state: EngineState, source: Source) -> int:
+    return state.counters.drafts[source].accepted
+
+
 # Type, name, help text, name of the label, and how to read the value of each label.
 _LABELED_METRICS: Sequence[tuple[type[Family], str, str, str, Mapping[str, ReadState]]] = (
     (
@@ -150,6 +160,20 @@ _LABELED_METRICS: Sequence[tuple[type[Family], str, str, str, Mapping[str, ReadS
             "disk": lambda state: state.counters.prompts.disk,
             "computed": lambda state: state.counters.computed_tokens,
         },
+    ),
+    (
+        CounterMetricFamily,
+        "draft_tokens",
+        "Drafted tokens that steps verified, by the source of the draft.",
+        "source",
+        {source.value: partial(_drafted, source=source) for source in Source},
+    ),
+    (
+        CounterMetricFamily,
+        "accepted_tokens",
+        "Drafted tokens that turned out right, by the source of the draft.",
+        "source",
+        {source.value: partial(_accepted, source=source) for source in Source},
     ),
 )
 

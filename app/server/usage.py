@@ -33,6 +33,8 @@ class Timings(Struct, kw_only=True):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    draft_n: int | UnsetType = UNSET  # drafted tokens, known at the end if there are any, like the next field
+    draft_n_accepted: int | UnsetType = UNSET
 
 
 class ProgressReport(Struct):
@@ -73,6 +75,8 @@ def timings_of(counts: TokenCounts) -> Timings:
     )
     timings.queue_ms = round(1000 * counts.queue_seconds, 3)
     timings.restore_ms = round(1000 * counts.cache.sources.restore_seconds, 3)
+    if counts.drafts.drafted:
+        timings.draft_n, timings.draft_n_accepted = counts.drafts.drafted, counts.drafts.accepted
     return timings
 
 

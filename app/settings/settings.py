@@ -316,6 +316,14 @@ class Settings:
             "Target inter-token latency in ms while long prompts are prefilled; 0 removes the target. Default: 60.",
         )
     )
+    drafts: str = field(
+        metadata=_read_by(
+            one_of("auto", "off"),
+            "auto",
+            "Speculative decoding with drafts from earlier text: auto (where it is faster), or off. Replies are the "
+            "same. Default: auto.",
+        )
+    )
     sampling_defaults: str = field(
         metadata=_read_by(
             one_of("model", "none"),

@@ -4,34 +4,15 @@ Drafts are compared with the tokens that were sampled, whether a step verified t
 before a step is spent on a draft, and bad drafts are never tried to find out that they are bad.
 """
 
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from engine.draft import Draft, Source
 
 # match length -> assumed acceptance before anything was observed
 PRIORS = {3: 0.4, 4: 0.5, 6: 0.6, 8: 0.7, 12: 0.8, 16: 0.85, 24: 0.9}
 WEIGHT = 0.05  # weight of the latest observation in an average
 MAX_DRAFT = 15  # tokens
-
-
-class Source(enum.Enum):
-    """Where a draft comes from."""
-
-    PREDICTION = "prediction"  # the reply that the client predicts
-    HISTORY = "history"  # the request's own prompt and reply
-    CORPUS = "corpus"  # earlier replies with the same cache salt
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Tokens that may come next. They follow an earlier occurrence of the last `match_length` tokens."""
-
-    source: Source
-    match_length: int
-    token_ids: tuple[int, ...]
-
-
-NO_DRAFT = Draft(Source.HISTORY, 0, ())
 
 
 def _bucket(match_length: int) -> int:
@@ -57,7 +38,7 @@ class Acceptance:
             yield reached
 
     def observe(self, draft: Draft, sampled: list[int]) -> None:
-        """Compare a draft with the tokens that were sampled in its place, up to the first that differs."""
+        """Compare a draft with the sampled tokens at its positions, up to the first difference."""
         for offset, (drafted, token_id) in enumerate(zip(draft.token_ids, sampled, strict=False)):
             key = draft.source, _bucket(draft.match_length + offset)
             average = self._averages.get(key, PRIORS[key[1]])

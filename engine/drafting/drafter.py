@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from engine.drafting.acceptance import MAX_DRAFT, NO_DRAFT, Acceptance, Draft, Source
+from engine.draft import NO_DRAFT, Draft, Source
+from engine.drafting.acceptance import MAX_DRAFT, Acceptance
 from engine.drafting.corpus import LEAD, Corpora
 from engine.drafting.plan import choose_drafts
 from engine.drafting.token_index import MAX_MATCH, TokenIndex
@@ -41,10 +42,8 @@ class Drafter:
         self._corpora = Corpora()
         self._followed: dict[int, _Followed] = {}  # keyed by request id
 
-    def choose(
-        self, requests: Sequence[Request], *, decoding: int, most: int, prefills: bool
-    ) -> dict[int, tuple[int, ...]]:
-        """Return the drafted tokens to verify in the next step, at most `most`, by request id.
+    def choose(self, requests: Sequence[Request], *, decoding: int, most: int, prefills: bool) -> dict[int, Draft]:
+        """Return the drafts to verify in the next step, together at most `most` tokens, by request id.
 
         `decoding` is the number of requests that decode in the step, those in `requests` included. A step that also
         `prefills` verifies no drafts, because it takes long already.

@@ -7,7 +7,8 @@ large batch the answer is usually none.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from engine.drafting.acceptance import Acceptance, Draft
+from engine.draft import Draft
+from engine.drafting.acceptance import Acceptance
 
 MIN_GAIN = 1.03  # smallest expected ratio of tokens per second, with drafts to without
 
@@ -19,8 +20,8 @@ def choose_drafts(
     *,
     decoding: int,
     most: int,
-) -> dict[int, tuple[int, ...]]:
-    """Return the drafted tokens to verify, by request id. Requests without any are left out.
+) -> dict[int, Draft]:
+    """Return the drafts to verify, cut to the tokens that pay, by request id. Requests without any are left out.
 
     `drafts` has the drafts by request id, `seconds` returns the expected time of a step by its number of tokens,
     `decoding` is the number of requests that decode one token in the step, and `most` the maximum number of drafted
@@ -34,7 +35,7 @@ def choose_drafts(
     counts: dict[int, int] = {}
     for _, request_id in candidates[: _best_count([chance for chance, _ in candidates], seconds, decoding)]:
         counts[request_id] = counts.get(request_id, 0) + 1
-    return {request_id: drafts[request_id].token_ids[:count] for request_id, count in counts.items()}
+    return {request_id: drafts[request_id].first(count) for request_id, count in counts.items()}
 
 
 def _best_count(chances: Sequence[float], seconds: Callable[[int], float], decoding: int) -> int:

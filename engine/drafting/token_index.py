@@ -41,7 +41,7 @@ class TokenIndex:
         for token_id in token_ids:
             position = len(ids)
             before = -1
-            if position >= KEY:
+            if position >= KEY and token_id != END:  # nothing follows the last tokens of a text
                 key = tuple(ids[-KEY:])
                 before = latest.get(key, -1)
                 latest[key] = position

@@ -21,6 +21,7 @@ from dataclasses import replace
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.cost_model import CostModel
 from engine.counters import Counters, EngineState
+from engine.draft import NO_DRAFT, Draft, DraftCounts
 from engine.drafting.drafter import Drafter
 from engine.errors import PromptTooLong
 from engine.kv.disk.store import DiskStore
@@ -146,7 +147,7 @@ class Scheduler:
             most = min(budget, max(1, share[request.id]))
             if not self._reserve(request, most, preempted):
                 break  # the request waits for blocks, and later requests must not take them
-            budget -= self._schedule(request, most, scheduled, drafts.get(request.id, ()))
+            budget -= self._schedule(request, most, scheduled, drafts.get(request.id, NO_DRAFT))
         else:
             self._admit(budget, limits.requests, share, scheduled, preempted)
         self._memory.host.demote()
@@ -345,8 +346,8 @@ class Scheduler:
             return UNLIMITED
         return first + left - request.num_scheduled
 
-    def _choose_drafts(self, running: Sequence[Request], budget: int) -> Mapping[int, tuple[int, ...]]:
-        """Return the drafted tokens to verify in this step, by request id."""
+    def _choose_drafts(self, running: Sequence[Request], budget: int) -> Mapping[int, Draft]:
+        """Return the drafts to verify in this step, by request id."""
         if self._drafter is None:
             return {}
         self._drafter.drop_ended(self._requests.running)
@@ -366,24 +367,24 @@ class Scheduler:
         fixed = request.constraint is None and self._requests.group_of(request) is None
         return fixed and request.params.drafts and bool(request.output_ids) and not self._requests.parts_of(request)
 
-    def _fitting(self, request: Request, start: int, drafted: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the first drafted tokens for which the request's length and the free blocks leave room.
+    def _fitting(self, request: Request, start: int, draft: Draft) -> Draft:
+        """Return the part of a draft for which the request's length and the free blocks leave room.
 
-        `start` is the number of tokens before them.
+        `start` is the number of tokens before it.
         """
         # A further token is sampled after the last draft.
-        most = min(self._memory.max_tokens(request) - 1, self._memory.limit_step(request, start + len(drafted)))
-        drafted = drafted[: max(0, most - start)]
+        most = min(self._memory.max_tokens(request) - 1, self._memory.limit_step(request, start + len(draft.token_ids)))
+        count = min(len(draft.token_ids), max(0, most - start))
         # Drafts must not take the last blocks, or another request would be preempted for them.
         spare = BLOCK_SIZE * len(self._requests.running)
-        while drafted and not self._memory.can_allocate(request, start + len(drafted) + spare):
-            drafted = drafted[:-1]
-        return drafted
+        while count and not self._memory.can_allocate(request, start + count + spare):
+            count -= 1
+        return draft.first(count)
 
     def _schedule(
-        self, request: Request, budget: int, scheduled: list[ScheduledRequest], drafts: tuple[int, ...] = ()
+        self, request: Request, budget: int, scheduled: list[ScheduledRequest], draft: Draft = NO_DRAFT
     ) -> int:
-        """Add at most `budget` of a request's next tokens to the step, and `drafts` if it decodes.
+        """Add at most `budget` of a request's next tokens to the step, and the draft of a request that decodes.
 
         Returns the number of tokens added.
         """
@@ -394,8 +395,8 @@ class Scheduler:
         if not count:
             return 0
         samples = count == missing
-        drafted = self._fitting(request, start + count, drafts)
-        count += len(drafted)
+        draft = self._fitting(request, start + count, draft)
+        count += len(draft.token_ids)
         room = self._memory.max_tokens(request)
         # Check again, because requests that were admitted earlier may have taken blocks.
         has_all = self._admission.takes_all_blocks(request) and self._memory.can_allocate(request, room)
@@ -408,11 +409,11 @@ class Scheduler:
             count,
             samples,
             block_tables=self._memory.blocks_of(request).tables,
-            needs_pending_token=not drafted and start + count > known,
+            needs_pending_token=not draft.token_ids and start + count > known,
             logprob_positions=positions,
             copies=copies,
             followers=self._requests.start_followers(request) if samples else (),
-            drafted=drafted,
+            draft=draft,
         )
         request.num_scheduled += count
         self._requests.launch(part)
@@ -454,8 +455,10 @@ class Scheduler:
         """Record how many drafted tokens the reply accepted. The keys and values of the others will be overwritten."""
         request, known = part.request, part.start + part.num_known
         accepted = max(0, min(request.num_tokens - 1 - known, len(part.drafted)))
-        request.num_drafted += len(part.drafted)
-        request.num_accepted += accepted
+        counts, source = DraftCounts(len(part.drafted), accepted), part.draft.source
+        request.drafts += counts
+        # A new mapping, because other threads may read the old one.
+        self._counters.drafts = {**self._counters.drafts, source: self._counters.drafts[source] + counts}
         if accepted == len(part.drafted):
             self._memory.release_sources(part.copies)
             request.num_computed = part.stop

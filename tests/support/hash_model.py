@@ -130,7 +130,9 @@ class Part:
         request = part.request
         token_ids, tables = request.token_ids(part.start, part.stop), [list(it) for it in part.block_tables]
         samplers = tuple((one.id, variant_of(one.params), one.params.logprobs) for one in (request, *part.followers))
-        return cls(request.id, token_ids, part.start, tables, part.samples, part.needs_pending_token, part.drafted, samplers)
+        return cls(
+            request.id, token_ids, part.start, tables, part.samples, part.needs_pending_token, part.drafted, samplers
+        )
 
 
 @dataclass

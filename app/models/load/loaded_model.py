@@ -105,6 +105,7 @@ def _options(settings: Settings) -> LoadOptions:
         host_cache=settings.kv_host_bytes,
         preemption=Preemption(settings.preemption),
         target_latency=settings.latency_ms / 1000,
+        drafts=settings.drafts == "auto",
     )
 
 

@@ -26,7 +26,7 @@ def test_beam_search_has_one_reply_per_result() -> None:
 
 def test_breakers_are_set_only_with_dry_penalty() -> None:
     options = GenerationOptions([SamplingParams(dry=DryParams(0.8)), SamplingParams()], 2)
-    penalized, plain = options.with_grammar(None, frozenset({7})).candidates
+    penalized, plain = options.prepared(None, frozenset({7}), ()).candidates
     assert penalized.dry == DryParams(0.8, breakers=frozenset({7}))
     assert plain.dry is None
 

@@ -11,6 +11,7 @@ import pytest
 
 from engine.config import Preemption
 from engine.core import Engine
+from engine.draft import NO_DRAFTS, Draft, Source
 from engine.drafting.drafter import Drafter
 from engine.request import Origin, Request, ServiceClass
 from tests.engine.hash_run import Run
@@ -32,14 +33,13 @@ class ForcedDrafts(Drafter):
     def __post_init__(self) -> None:
         super().__init__(lambda tokens: 1.0)
 
-    def choose(
-        self, requests: Sequence[Request], *, decoding: int, most: int, prefills: bool
-    ) -> dict[int, tuple[int, ...]]:
+    def choose(self, requests: Sequence[Request], *, decoding: int, most: int, prefills: bool) -> dict[int, Draft]:
         drafts = {}
         for request in requests:
             count = min(most, self.random.randrange(0, 16))
             most -= count
-            drafts[request.id] = tuple(self._token(request, offset) for offset in range(count))
+            tokens = tuple(self._token(request, offset) for offset in range(count))
+            drafts[request.id] = Draft(Source.HISTORY, 3, tokens)
         return drafts
 
     def _token(self, request: Request, offset: int) -> int:
@@ -82,11 +82,11 @@ def test_forced_drafts_give_no_wrong_token(
         run.step()
     run.run_out()
     run.check()
-    drafted = sum(request.num_drafted for request in run.requests.values())
-    accepted = sum(request.num_accepted for request in run.requests.values())
-    assert drafted > (100 if depth == 1 else 5)  # at depth 2, a step is usually under way
-    assert (accepted > 0) == (quality != "wrong")
-    assert accepted <= drafted
+    counts = engine.state().counters.drafts[Source.HISTORY]
+    assert counts == sum((request.drafts for request in run.requests.values()), NO_DRAFTS)
+    assert counts.drafted > (100 if depth == 1 else 5)  # at depth 2, a step is usually under way
+    assert (counts.accepted > 0) == (quality != "wrong")
+    assert counts.accepted <= counts.drafted
 
 
 @pytest.mark.parametrize("groups", GROUPS)

@@ -127,6 +127,19 @@ class MessageToolCall(Struct):
     id: str | None = None
 
 
+class Prediction(Struct):
+    """A text that the reply may repeat, such as a file that the user edits."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text or "" for part in self.content)
+
+
 class ChatMessage(Struct):
     role: RoleName
     content: str | list[ContentPart] | None = None
@@ -171,6 +184,7 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     modalities: list[str] | None = None
+    prediction: Prediction | None = None
 
     def conversation(self) -> Conversation:
         """Convert the request to a conversation. Raises InvalidRequest naming the invalid message."""
@@ -237,6 +251,9 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
 
     def _max_tokens(self) -> int | None:
         return super()._max_tokens() if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def _prediction(self) -> str:
+        return "" if self.prediction is None else self.prediction.text
 
     def _logprobs(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None

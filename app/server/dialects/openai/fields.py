@@ -152,6 +152,7 @@ SERVICE: Sequence[Field] = (
         "service_tier", "OpenAI", "flex", "flex sets the service class background, and priority sets interactive."
     ),
     supported("service_class", "Inglenook", "background"),
+    supported("drafts", "Inglenook", False, "false turns speculative decoding off. The reply is the same."),
     supported("priority", "vLLM", 3, "The highest value is served first, unlike in vLLM."),
     supported("cache_salt", "vLLM", "mine"),
     ignored("metadata", "OpenAI", {"a": "b"}, "It labels stored completions, which this server does not have."),
@@ -286,7 +287,9 @@ CHAT_ONLY: Sequence[Field] = (
     refused("audio", "OpenAI", {"voice": "alloy", "format": "mp3"}, _TEXT_ONLY),
     refused("web_search_options", "OpenAI", {}, "This server does not search the web. Leave it out."),
     refused("moderation", "OpenAI", {"model": "m"}, "Replies are not moderated. Leave it out."),
-    ignored("prediction", "OpenAI", {"type": "content", "content": "a"}, "It changes only the speed."),
+    supported(
+        "prediction", "OpenAI", {"type": "content", "content": "a"}, "Its tokens are drafts. It changes only the speed."
+    ),
     ignored("verbosity", "OpenAI", "low", "No chat template uses it."),
 )
 

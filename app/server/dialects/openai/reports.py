@@ -37,6 +37,13 @@ FINGERPRINT: Final = f"{APP_NAME}-{VERSION}"  # the same in all replies of one v
 
 class CompletionTokensDetails(Struct):
     reasoning_tokens: int
+    accepted_prediction_tokens: int = 0  # drafted tokens that turned out right
+    rejected_prediction_tokens: int = 0
+
+    @classmethod
+    def of(cls, counts: TokenCounts) -> "CompletionTokensDetails":
+        drafts = counts.drafts
+        return cls(counts.reasoning, drafts.accepted, drafts.drafted - drafts.accepted)
 
 
 class Usage(Struct):
@@ -62,7 +69,7 @@ class Identity(Struct, frozen=True):
 
 def usage_of(counts: TokenCounts) -> Usage:
     total = counts.prompt + counts.completion
-    details = PromptTokensDetails.of(counts.cache), CompletionTokensDetails(counts.reasoning)
+    details = PromptTokensDetails.of(counts.cache), CompletionTokensDetails.of(counts)
     return Usage(counts.prompt, counts.completion, total, *details)
 
 

@@ -66,6 +66,7 @@ _SAME_IN_SAMPLING = (
     "xtc_threshold",
     "min_tokens",
     "ignore_eos",
+    "drafts",
 )
 
 
@@ -138,7 +139,9 @@ class GenerationRequest(DryFields, kw_only=True):
     return_progress: bool | None = None  # a stream reports the progress of prefill, as llama.cpp's server does
     num_ctx: PositiveCount | None = None  # limit of prompt and reply together, in tokens; the model is not reloaded
     options: Options | None = None
-    service_class: Literal["interactive", "normal", "background"] | None = None  # an extension of this server
+    # extensions of this server
+    service_class: Literal["interactive", "normal", "background"] | None = None
+    drafts: bool | None = None  # false: no speculative decoding; the reply is the same
 
     @property
     def reports_usage(self) -> bool:
@@ -186,6 +189,7 @@ class GenerationRequest(DryFields, kw_only=True):
             reports_logprobs=reports,
             breakers=self.breakers(),
             context=self._context(),
+            prediction=self._prediction(),
             pause=(interval or 0) / 1000,
             reply=self._options(),
         )
@@ -271,6 +275,9 @@ class GenerationRequest(DryFields, kw_only=True):
 
     def _max_tokens(self) -> int | None:
         return None if self.max_tokens is None or self.max_tokens < 0 else self.max_tokens
+
+    def _prediction(self) -> str:
+        return ""
 
     def _logprobs(self) -> int | None:
         return None

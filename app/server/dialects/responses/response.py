@@ -34,8 +34,8 @@ class Usage(Struct):
     def of(cls, counts: TokenCounts) -> "Usage":
         details = InputTokensDetails.of(counts.cache)
         details.cache_write_tokens = details.computed_tokens
-        reasoning = CompletionTokensDetails(counts.reasoning)
-        return cls(counts.prompt, details, counts.completion, reasoning, counts.prompt + counts.completion)
+        output = CompletionTokensDetails.of(counts)
+        return cls(counts.prompt, details, counts.completion, output, counts.prompt + counts.completion)
 
 
 class IncompleteDetails(Struct):

@@ -29,7 +29,7 @@ def chat(**fields: Any) -> ChatCompletionRequest:
 
 
 def sampling(**fields: Any) -> SamplingParams:
-    return read(**fields).sampling_options().with_grammar(None, frozenset({7})).candidates[0]
+    return read(**fields).sampling_options().prepared(None, frozenset({7}), ()).candidates[0]
 
 
 def test_absent_and_null_fields_have_the_defaults() -> None:
