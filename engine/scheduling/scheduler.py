@@ -436,7 +436,7 @@ class Scheduler:
 
     def _finish_part(self, part: ScheduledRequest) -> None:
         request = part.request
-        self._counters.computed_tokens += part.num_tokens
+        self._counters.computed_tokens += part.num_known
         if part.drafted:
             return  # the accepted tokens are not known yet
         request.num_computed = part.stop
@@ -457,6 +457,7 @@ class Scheduler:
         accepted = max(0, min(request.num_tokens - 1 - known, len(part.drafted)))
         counts, source = DraftCounts(len(part.drafted), accepted), part.draft.source
         request.drafts += counts
+        self._counters.computed_tokens += accepted
         # A new mapping, because other threads may read the old one.
         self._counters.drafts = {**self._counters.drafts, source: self._counters.drafts[source] + counts}
         if accepted == len(part.drafted):

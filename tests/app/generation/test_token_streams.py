@@ -138,7 +138,7 @@ def test_single_request_of_a_stream_can_be_aborted() -> None:
         engine, _ = hash_engine()
         async with TokenStreams(engine) as streams:
             with streams.open() as stream:
-                ended, kept = submit(stream, 1, 900), submit(stream, 2, 20)
+                ended, kept = submit(stream, 1, 20_000), submit(stream, 2, 20)
                 batches = [await anext(stream)]
                 stream.abort(ended.id)
                 stream.abort(ended.id)
@@ -146,7 +146,7 @@ def test_single_request_of_a_stream_can_be_aborted() -> None:
                 told = [token for token in tokens_of(batches, kept) if token is not None]
                 assert told == expected_output(kept.prompt_ids, 20)
             await finished(streams, ended)
-        assert len(ended.output_ids) < 900
+        assert len(ended.output_ids) < 20_000
         engine.assert_empty()
 
     asyncio.run(main())

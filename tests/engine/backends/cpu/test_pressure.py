@@ -62,7 +62,9 @@ def test_frequent_swapping_does_not_change_replies(
     short_smollm2: Path, cpu_kernels: Path, talk: tuple[list[Asked], list[list[int]]], every: int
 ) -> None:
     asked, alone = talk
-    engine = load(short_smollm2, cpu_kernels, context_length=512, host_cache=64 << 20, preemption=Preemption.SWAP)
+    engine = load(
+        short_smollm2, cpu_kernels, context_length=512, host_cache=64 << 20, preemption=Preemption.SWAP, drafts=False
+    )
     requests = [engine.request(prompt, params, frozenset({2}), origin) for prompt, params, origin in asked]
     for request in requests:
         engine.add(request)
