@@ -6,7 +6,7 @@ from typing import Self
 
 
 class Source(enum.Enum):
-    """Where a draft comes from."""
+    """The origin of a draft."""
 
     PREDICTION = "prediction"  # the reply that the client predicts
     HISTORY = "history"  # the request's own prompt and reply

@@ -125,10 +125,11 @@ def _drafted(engine: ModelEngine) -> DraftCounts:
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_drafts_from_earlier_text_are_accepted_in_a_repeating_reply(
-    engines: Callable[[str], ModelEngine], backend: str
+    engines: Callable[[str], ModelEngine], backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The drafter itself: a bias makes the model repeat one token, which drafts foresee."""
     engine = engines(backend)
+    monkeypatch.setattr(engine._scheduler._drafter, "_seconds", lambda tokens: 1.0)  # independent of measured times
     params = SamplingParams(temperature=0, max_tokens=60, logit_bias=((11, 100.0),))
     before = _drafted(engine)
     [(ids, _)] = replies(engine, (4, 5, 6), [params])

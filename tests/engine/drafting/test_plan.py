@@ -33,16 +33,16 @@ def chosen(acceptance: Acceptance, seconds: list[float], drafts: dict[int, Draft
     return {request_id: len(it.token_ids) for request_id, it in planned.items()}
 
 
-LINEAR = [float(tokens) for tokens in range(40)]  # each token costs as much as the first
+LINEAR = [float(tokens) for tokens in range(40)]  # no token is cheaper than the first
 FLAT = [1.0] * 40  # further tokens cost nothing
 TYPICAL = [0.8 + 0.2 * tokens for tokens in range(40)]
 
 
-def test_nothing_is_drafted_if_each_token_costs_a_step() -> None:
+def test_no_drafts_if_each_token_costs_a_step() -> None:
     assert chosen(learned(0.95), LINEAR, {1: draft(30)}) == {}
 
 
-def test_everything_is_drafted_if_further_tokens_are_free() -> None:
+def test_whole_drafts_are_verified_if_further_tokens_are_free() -> None:
     assert chosen(learned(0.5), FLAT, {1: draft(30), 2: draft(3, 4)}, decoding=2) == {1: MAX_DRAFT, 2: 4}
 
 
