@@ -101,7 +101,7 @@ class ShownChat:
     def __init__(self, model: Path, environment: dict[str, str]) -> None:
         self._terminal = Terminal(python("-m", "app", "chat", "--model", str(model)), environment)
         self._terminal.resize(120, 40)
-        self._terminal.read_until(lambda output: b", free " in output)
+        self._terminal.read_until(lambda output: b" free" in output)
         self._history = History(Path(environment["INGLE_STATE_DIR"], "history"))
 
     def speed(self) -> Speed:
@@ -155,7 +155,7 @@ def main() -> None:
     given = parser.parse_args()
     model = given.model.absolute()
     with tempfile.TemporaryDirectory(prefix="ingle-decoding-") as place:
-        environment = {"INGLE_STATE_DIR": place}
+        environment = {"INGLE_STATE_DIR": place, "INGLE_DRAFTS": "off"}  # drafts would differ from reply to reply
         with serving(model, environment) as url:
             chat = ShownChat(model, environment)
             counted = list(islice(ratios(url, model, chat), given.rounds))

@@ -127,3 +127,12 @@ def test_unsettled_screen_draws_no_frame_and_loses_no_change(picture: Picture, m
         await chat.until(lambda: f"{WORDS}more and more" in picture.text())
 
     run(ScriptedClient([PARTS[0], WAIT]), flow, size=(120, 40))
+
+
+def test_a_frame_is_drawn_soon_after_the_frame_before() -> None:
+    """The timer of frames waits up to two periods after a frame."""
+
+    async def main(chat: Chatting) -> None:
+        assert 2 * chat.app.screen._update_timer._interval < 0.01
+
+    run(ScriptedClient(), main)

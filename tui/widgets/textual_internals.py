@@ -7,8 +7,10 @@ from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual.app import App
 from textual.keys import Keys
 from textual.screen import Screen
+from textual.timer import Timer
 from textual.widgets import TextArea
 
+_FRAME_PERIOD = 1 / 240  # seconds
 _ALT_ENTER = "\x1b\r"  # sequence of terminals without the kitty protocol; Textual reports it as a plain Enter
 
 
@@ -40,7 +42,20 @@ class ActiveCursor(TextArea):
 
 
 class SteadyScreen(Screen[None]):
-    """Skips drawing while `is_unsettled`: content that moves right after the layout would flicker."""
+    """Skips drawing while `is_unsettled`: content that moves right after the layout would flicker.
+
+    A change is drawn at most 9 ms after the frame before it.
+    """
+
+    __frames: Timer | None = None
+
+    @property
+    def _update_timer(self) -> Timer:
+        # After a frame, the next one can take two periods of the timer. With Textual's period, 1 / 60 s, a key during a
+        # reply would sometimes be seen after 33 ms.
+        if self.__frames is None:
+            self.__frames = self.set_interval(_FRAME_PERIOD, self._on_timer_update, name="screen_update", pause=True)
+        return self.__frames
 
     @property
     def is_unsettled(self) -> bool:
