@@ -92,7 +92,9 @@ def pick_theme(wanted: str, color_system: str | None, there: Container[str], *, 
     return NIGHT.name if is_dark else DAY.name
 
 
-_MUTED = {"text-muted": 0.6, "text-disabled": 0.5}  # fraction of the foreground color, mixed with the background
+# fraction of the foreground color, mixed with the background
+_MUTED = {"text-muted": 0.6, "text-disabled": 0.5}
+_MUTED_ON_LIGHT = {"text-muted": 0.74, "text-disabled": 0.68}
 
 
 def muted_colors(variables: Mapping[str, str]) -> dict[str, str]:
@@ -104,4 +106,5 @@ def muted_colors(variables: Mapping[str, str]) -> dict[str, str]:
     background, foreground = Color.parse(variables["background"]), Color.parse(variables["foreground"])
     if background.ansi is not None or foreground.ansi is not None:
         return {}
-    return {name: background.blend(foreground, share, alpha=1.0).hex for name, share in _MUTED.items()}
+    shares = _MUTED if background.brightness < foreground.brightness else _MUTED_ON_LIGHT
+    return {name: background.blend(foreground, share, alpha=1.0).hex for name, share in shares.items()}

@@ -168,6 +168,9 @@ class Role(enum.Enum):
     ASSISTANT = "assistant"
 
 
+AUTHORS = {Role.USER: "You", Role.ASSISTANT: "Reply"}  # how lists of messages name the author
+
+
 @dataclass(frozen=True, slots=True)
 class Attachment(Sanitized):
     """A text file that belongs to a message. The client writes it into the prompt before the message's text."""
@@ -297,6 +300,7 @@ class SearchHit(Sanitized):
 
     chat: ChatSummary
     message: MessageId
+    role: Role | None  # author of the message; None if the match is in the title
     before: str  # a few words before the match
     match: str
     after: str

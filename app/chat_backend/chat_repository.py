@@ -35,6 +35,7 @@ from tui.types import (
     MessageId,
     Notice,
     Preset,
+    Role,
     SearchHit,
 )
 
@@ -160,6 +161,7 @@ class ChatRepository:
             SearchHit(
                 summary_of(hit.chat, private=history is self._private),
                 MessageId(str(hit.message)),
+                None if hit.role is None else Role(hit.role.value),
                 hit.before,
                 hit.match,
                 hit.after,

@@ -51,11 +51,13 @@ class Session:
     def run_plain(self) -> int:
         """Run the plain chat. Raises an error if the history cannot be opened."""
         from app.chat_backend.plain.plain_chat import PlainChat
+        from tui.clipboard import Clipboard
 
         history = History(self.settings.history_dir, _say)
         chat, lists = self._first_chat(history), self.opening is Opening.CHOICE
+        clipboard = Clipboard(child_environment())
         return asyncio.run(
-            self._with_client(history, lambda client: PlainChat(client, self.question, chat, lists).run())
+            self._with_client(history, lambda client: PlainChat(client, clipboard, self.question, chat, lists).run())
         )
 
     def run_screens(self, left: Callable[[], None]) -> int:

@@ -18,6 +18,7 @@ from app.history.history import History
 from app.history.records import Chat, ChatSettings, Role, StoredMessage
 
 MAX_BYTES = 1 << 30
+_IMPORTED = " (imported)"  # ends the title of a chat if another one has the same title
 _KNOWN = "Supported: JSON exported by ingle, ChatGPT's conversations.json, and lists of messages with role and content."
 
 
@@ -92,12 +93,21 @@ def read_chats(path: Path) -> list[FileChat]:
 
 
 def add_chats(history: History, chats: Sequence[FileChat]) -> list[Chat]:
-    """Store chats that `read_chats` returned."""
-    return [_add_chat(history, chat) for chat in chats if chat.messages]
+    """Store chats that `read_chats` returned. Chats that are already stored are left out.
+
+    A chat with the title of another one is marked as imported. Raises UnreadableChats if all chats are already stored.
+    """
+    stored = [chat for archived in (False, True) for chat in history.chats.listed(archived=archived)]
+    known, titles = {(chat.title, chat.created) for chat in stored}, {chat.title for chat in stored}
+    new = [chat for chat in chats if chat.messages and not (chat.created and (chat.title, chat.created) in known)]
+    if chats and not new:
+        raise UnreadableChats("All chats of this file are already here", "Delete a chat to import it again.")
+    return [_add_chat(history, chat, _IMPORTED if chat.title in titles else "") for chat in new]
 
 
-def _add_chat(history: History, chat: FileChat) -> Chat:
-    created = history.chats.create(chat.settings, chat.title, created=chat.created or None)
+def _add_chat(history: History, chat: FileChat, mark: str) -> Chat:
+    title = f"{chat.title}{mark}" if chat.title else ""
+    created = history.chats.create(chat.settings, title, created=chat.created or None)
     ids: list[int] = []
     for message in chat.messages:
         parent = message.parent if message.parent is not None and 0 <= message.parent < len(ids) else None

@@ -187,6 +187,7 @@ class Hit(Struct, frozen=True):
 
     chat: Chat
     message: int
+    role: Role | None  # author of the message; None if the match is in the title
     before: str
     match: str
     after: str

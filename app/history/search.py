@@ -10,23 +10,24 @@ from collections.abc import Iterator, Sequence
 
 from app.history.chats import Chats
 from app.history.database import Database
-from app.history.records import Chat, Hit, storable
+from app.history.records import Chat, Hit, Role, storable
 
 MOST_HITS = 50
 _AROUND = 40  # characters before and after a match, in whole words; "…" marks omitted text
 
 _BY_WORDS = """
-    SELECT messages.chat, messages.id, messages.text FROM words JOIN messages ON messages.id = words.rowid
+    SELECT messages.chat, messages.id, messages.role, messages.text
+    FROM words JOIN messages ON messages.id = words.rowid
     JOIN chats ON chats.id = messages.chat
     WHERE words MATCH ? AND chats.deleted IS NULL ORDER BY rank LIMIT ?
 """
 _AS_IT_STANDS = """
-    SELECT messages.chat, messages.id, messages.text FROM messages JOIN chats ON chats.id = messages.chat
+    SELECT messages.chat, messages.id, messages.role, messages.text FROM messages JOIN chats ON chats.id = messages.chat
     WHERE messages.text LIKE ? ESCAPE '\\' AND chats.deleted IS NULL ORDER BY messages.id DESC LIMIT ?
 """
 _WORD = re.compile(r"\w+")
 
-_Found = tuple[int, int, str]  # chat id, message id, and the text of the message
+_Found = tuple[int, int, str, str]  # chat id, message id, role, and the text of the message
 
 
 class Search:
@@ -50,14 +51,15 @@ class Search:
         for chat in chats.values():
             found = text in chat.title or all(_beginning(word).search(chat.title) for word in words)
             if found and chat.shown is not None:
-                yield _hit(chat, chat.shown, chat.title, words)
+                yield _hit(chat, chat.shown, None, chat.title, words)
 
     def _in_messages(self, chats: dict[int, Chat], text: str, words: Sequence[str]) -> Iterator[Hit]:
         with self._database.reading() as connection:
             found = _by_words(connection, words) or _as_it_stands(connection, text)
-        for chat, message, content in found:
+        for chat, message, role, content in found:
             if chat in chats:
-                yield _hit(chats[chat], message, content, words)
+                author = Role.USER if role == Role.USER else Role.ASSISTANT
+                yield _hit(chats[chat], message, author, content, words)
 
 
 def _beginning(word: str) -> re.Pattern[str]:
@@ -75,7 +77,7 @@ def _as_it_stands(connection: sqlite3.Connection, text: str) -> list[_Found]:
     return connection.execute(_AS_IT_STANDS, (f"%{pattern}%", MOST_HITS)).fetchall()
 
 
-def _hit(chat: Chat, message: int, text: str, words: Sequence[str]) -> Hit:
+def _hit(chat: Chat, message: int, role: Role | None, text: str, words: Sequence[str]) -> Hit:
     """Return a hit with the text around the first word that occurs literally, or else the start of the text."""
     matches = (_beginning(word).search(text) or re.search(re.escape(word), text, re.IGNORECASE) for word in words)
     start, end = next((match.span() for match in matches if match), (0, 0))
@@ -84,4 +86,4 @@ def _hit(chat: Chat, message: int, text: str, words: Sequence[str]) -> Hit:
         before = "…" + re.sub(r"\A\S*\s", "", before)  # without the cut word
     if len(after) > _AROUND:
         after = re.sub(r"\s\S*\Z", "", after) + "…"
-    return Hit(chat, message, before, text[start:end], after)
+    return Hit(chat, message, role, before, text[start:end], after)

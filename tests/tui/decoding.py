@@ -34,7 +34,7 @@ LONG = 600.0  # time limit in seconds
 REST = 5.0  # seconds for the chat to get its title
 TAKEN = 0.02  # maximum share of CPU time that the host may take in a round that counts
 ROUNDS_AT_MOST = 100
-NEW, QUIT = b"\x0e", b"\x11"
+NEW, QUIT = b"/new\r", b"\x11"
 
 
 def taken_seconds() -> float:

@@ -174,7 +174,9 @@ class ScriptedChats:
                 if place >= 0:
                     end = place + len(text)
                     before, after = message.text[max(0, place - 30) : place], message.text[end : end + 30]
-                    hits.append(SearchHit(chat.summary, message.id, before, message.text[place:end], after))
+                    hits.append(
+                        SearchHit(chat.summary, message.id, message.role, before, message.text[place:end], after)
+                    )
         return hits
 
     async def draft(self) -> str:

@@ -39,14 +39,14 @@ def test_chats_are_listed_opened_renamed_pinned_archived_deleted_and_restored() 
         await chat.until(lambda: chat.texts() == ["a question", "an answer"])
         assert chat.app.focused is chat.composer.area
         await chat.type("/title My [b]title[/b]")
-        await chat.until(lambda: lines(chat) == ["Second", "My [b]title[/b]"])
+        await chat.until(lambda: lines(chat) == ["Second", "› My [b]title[/b]"])
         assert chat.app.screen.query_one(TopBar).chat_title == "My [b]title[/b]"
         await chat.type("/pin")
-        await chat.until(lambda: lines(chat)[0] == "• My [b]title[/b]")
+        await chat.until(lambda: lines(chat)[0] == "› My [b]title[/b]")
         await chat.type("/archive")
         await chat.until(lambda: lines(chat) == ["Second"])
         await chat.type("/archived")
-        await chat.until(lambda: lines(chat) == ["• My [b]title[/b]"])
+        await chat.until(lambda: lines(chat) == ["› My [b]title[/b]"])
         await chat.type("/archive")
         await chat.until(lambda: lines(chat) == [])
         await chat.type("/archived")
@@ -94,7 +94,7 @@ def test_search_opens_the_message() -> None:
         await chat.type("/search fire")
         await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "1 result")
         found = chat.app.screen.query_one(OptionList).get_option_at_index(0)
-        assert str(found.prompt).splitlines()[1] == "  A seat by the fireside, so warm."
+        assert str(found.prompt).splitlines()[1] == "  Reply: A seat by the fireside, so warm."
         await chat.pilot.press("enter")
         await chat.until(lambda: len(chat.texts()) == 4)
         await chat.until(lambda: chat.app.focused in chat.views())
@@ -112,7 +112,7 @@ def test_search_names_a_chat_once_and_hides_code_fences() -> None:
         await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "2 results")
         first, second = (str(option.prompt) for option in chat.app.screen.query_one(OptionList).options)
         assert first.startswith("Tables")
-        assert second == "  Here: table = [] Done."
+        assert second == "  Reply: Here: table = [] Done."
 
     run(client, flow)
 
@@ -177,11 +177,11 @@ def test_private_chat_keeps_its_mark_when_renamed() -> None:
         assert any("│ Private: nothing is saved. " in line for line in chat.lines())
         await chat.say("secret")
         await chat.until(lambda: bar.chat_title == "Private · A title of the client")
-        await chat.until(lambda: [line[:17] for line in listed(chat)] == ["  private A title"])
+        await chat.until(lambda: [line[:17] for line in listed(chat)] == ["› private A title"])
         await chat.type("/title Mine")
         await chat.until(lambda: bar.chat_title == "Private · Mine")
         await chat.type("/pin")
-        await chat.until(lambda: listed(chat) == ["• private Mine"])
+        await chat.until(lambda: listed(chat) == ["› private Mine"])
         await chat.pilot.resize_terminal(40, 12)
         await chat.until(lambda: any(line.startswith(" Private · Mine") for line in chat.lines()))
         assert any("╭─ Private ─" in line for line in chat.lines())
@@ -272,7 +272,7 @@ def test_open_archived_chat_can_be_unarchived_from_either_list() -> None:
         await chat.type("/pin")
         await chat.until(lambda: client.chats.chats[name].summary.pinned)
         await chat.type("/archive")
-        await chat.until(lambda: lines(chat) == ["• Old"])
+        await chat.until(lambda: lines(chat) == ["› Old"])
         assert not client.chats.chats[name].summary.archived
 
     run(client, flow, size=WIDE)

@@ -103,3 +103,26 @@ def check(step: Step, *, colors: bool) -> None:
             assert sum(len(one) > 2 for one in marked_lines(app, colors=colors)) <= 2  # the title as well
 
     asyncio.run(go())
+
+
+def test_scroll_bar_shows_its_thumb_without_colors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    client = ScriptedClient()
+    name = client.keep("Long", *("a line\n\n" * 12 for _ in range(12)))
+
+    async def main() -> None:
+        app = ChatApp(client, chat=name, colors=False)
+        client.engine.loads.set()
+        async with app.run_test(size=(80, 24)) as pilot:
+            chat = Chatting(app, pilot, client)
+            await chat.until(lambda: chat.conversation.transcript.max_scroll_y > 0)
+            bar = chat.conversation.transcript.vertical_scrollbar.region
+
+            def cells() -> list[bool]:
+                strips = app.screen._compositor.render_strips()
+                column = [strips[y].crop(bar.x, bar.right) for y in range(bar.y, bar.bottom)]
+                return [any(is_marked(part.style, colors=False) for part in strip) for strip in column]
+
+            await chat.until(lambda: 0 < sum(cells()) < len(cells()))
+
+    asyncio.run(main())

@@ -10,7 +10,7 @@ from textual.widgets.tree import TreeNode
 from tui.branches import Branches
 from tui.plain_text import start
 from tui.screens.dialog import Dialog
-from tui.types import MessageId, Role
+from tui.types import AUTHORS, MessageId
 
 
 class BranchesScreen(Dialog[MessageId]):
@@ -55,8 +55,7 @@ class BranchesScreen(Dialog[MessageId]):
 
     def _line(self, message: MessageId) -> str:
         one = self._branches[message]
-        who = "You" if one.role is Role.USER else "Reply"
-        return f"{who}: {start(one.full_text, 50)}"
+        return f"{AUTHORS[one.role]}: {start(one.full_text, 50)}"
 
     @on(Tree.NodeSelected)
     def choose(self, event: Tree.NodeSelected[MessageId]) -> None:

@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.widgets import Footer, Label, OptionList
+from textual.widgets import Label, OptionList
 from textual.widgets.option_list import Option
 
 from tui.extracts import Address, Code, Extract
@@ -42,10 +42,10 @@ class ExtractsScreen(Dialog[ExtractChoice]):
         self._extracts = extracts
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog"):
-            yield Label("Enter: copy code / open link", markup=False)
+        with Vertical(classes="dialog") as dialog:
+            dialog.border_subtitle = "↑↓ choose · ⏎ copy code, open link · ctrl+s save · esc close"
+            yield Label("Code and links of this message", classes="question")
             yield OptionList(*(Option(_line(extract)) for extract in self._extracts), markup=False)
-        yield Footer()
 
     def on_mount(self) -> None:
         self.query_one(OptionList).highlighted = 0

@@ -13,7 +13,7 @@ from tui.client import Context
 from tui.plain_text import start, without_fences
 from tui.screens.dialog import Dialog
 from tui.show_errors import show_errors
-from tui.types import ChatId, ContextBudget, FullContext, MessageId, Role, TrimPlan
+from tui.types import AUTHORS, ChatId, ContextBudget, FullContext, MessageId, TrimPlan
 
 _CHOICES = {
     FullContext.SUMMARIZE: "Replace the oldest messages with a summary",
@@ -86,7 +86,7 @@ class FullContextScreen(Dialog[TrimPlan]):
         lines = [Content.styled(f"Frees {plan.tokens:,} tokens by {_VERBS[plan.how]}:", "bold")]
         for name in plan.messages:
             message = self._branches[name]
-            who = "You" if message.role is Role.USER else "Reply"
+            who = AUTHORS[message.role]
             lines.append(Content(f"{who}: {start(without_fences(message.full_text), 60)}"))
         return Content("\n").join(lines)
 

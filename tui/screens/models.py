@@ -24,14 +24,14 @@ from tui.widgets.text_fields import LineField
 
 _REFRESH = 0.5  # seconds between updates of the downloads
 _REST = 0.3  # seconds for which a model must be highlighted before its fit is checked
-_BESIDE = 52  # width in cells of all columns except the name, also during a download
-_WIDE = 100  # minimum width in cells of a terminal in which the speeds have a column
-_SPEED = 13  # width in cells of that column
+_BESIDE = 38  # width in cells of the other columns that are always shown, also during a download
+# column -> minimum width in cells of a terminal that shows it, and the width of the column
+_OPTIONAL = {"license": (76, 14), "speed": (100, 13)}
 _LEAST = 20  # minimum width in cells of the name
 _FILTER = "Type to filter   (Tab: search the Hub)"
 _HUB = "Search the Hub, then Enter   (Tab: back to the list)"
 _NO_MATCH = "Offline: no match in the built-in catalog."
-_COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("State", "state"), ("License", "license"))
+_COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("State", "state"))
 
 
 class ModelsScreen(Page[str]):
@@ -201,27 +201,30 @@ class ModelsScreen(Page[str]):
 
     def _draw(self) -> None:
         for listing in self.query(Listing):  # there is no table after the screen is closed
-            self._set_speed_column(listing)
+            self._set_columns(listing)
             listing.show({name: self._cells(model) for name, model in self._listed.items()})
 
-    def _has_speeds(self) -> bool:
-        """Whether the table has a column of speeds: they are known, and the terminal is wide enough."""
-        return self.app.size.width >= _WIDE and any(model.speed for model in self._listed.values())
+    def _optional_columns(self) -> list[str]:
+        """Return the keys of the optional columns for which the terminal is wide enough. Unknown speeds have none."""
+        width, has_speeds = self.app.size.width, any(model.speed for model in self._listed.values())
+        return [key for key, (least, _) in _OPTIONAL.items() if width >= least and (key != "speed" or has_speeds)]
 
-    def _set_speed_column(self, listing: Listing) -> None:
-        if self._has_speeds() == ("speed" in listing.columns):
-            return
-        if self._has_speeds():
-            listing.add_column("Speed", key="speed")
-        else:
-            listing.remove_column("speed")
+    def _set_columns(self, listing: Listing) -> None:
+        wanted = self._optional_columns()
+        shown = [key.value for key in listing.columns if key.value in _OPTIONAL]
+        if shown != wanted:
+            for key in shown:
+                listing.remove_column(key or "")
+            for key in wanted:
+                listing.add_column(key.title(), key=key)
 
     def _cells(self, model: ModelInfo) -> tuple[Text, ...]:
         size = f"{'~' if model.is_estimate else ''}{figures.size(model.size)}"
-        speeds = [figures.expected_speed(model.speed)] if self._has_speeds() else []
-        beside = _BESIDE + _SPEED * len(speeds)
+        values = {"license": model.license, "speed": figures.expected_speed(model.speed)}
+        columns = self._optional_columns()
+        beside = _BESIDE + sum(_OPTIONAL[key][1] for key in columns)
         name = shortened(single_line(model_name(model.name)), max(_LEAST, self.app.size.width - beside))
-        texts = (name, model.quantization, size, self._state(model), model.license, *speeds)
+        texts = (name, model.quantization, size, self._state(model), *(values[key] for key in columns))
         return tuple(Text(single_line(text), no_wrap=True) for text in texts)
 
     def _state(self, model: ModelInfo) -> str:

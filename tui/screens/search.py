@@ -19,7 +19,7 @@ from tui.client import Chats
 from tui.plain_text import single_line, without_fences
 from tui.screens.dialog import Dialog
 from tui.show_errors import show_errors
-from tui.types import ChatId, ChatSummary, MessageId, SearchHit
+from tui.types import AUTHORS, ChatId, ChatSummary, MessageId, SearchHit
 from tui.widgets.text_fields import LineField
 
 _PAUSE = 0.15  # seconds after the last key before the search starts
@@ -131,7 +131,7 @@ def _titled(hit: SearchHit) -> Content:
 
 def _excerpt(hit: SearchHit) -> Content:
     return Content.assemble(
-        "  ",
+        (f"  {AUTHORS[hit.role]}: " if hit.role else "  ", "dim"),
         _on_the_line(hit.before).lstrip(),
         (single_line(hit.match), "bold $text-accent reverse"),
         _on_the_line(hit.after).rstrip(),

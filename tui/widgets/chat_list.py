@@ -154,16 +154,17 @@ class ChatList(Vertical):
             yield Option(self._line(summary, width, now), id=summary.id)
 
     def _line(self, summary: ChatSummary, width: int, now: float) -> Content:
-        """Return a line of `width` cells: mark, title, and age on the right."""
+        """Return a line of `width` cells: mark, title, and age on the right. The mark also works without colors."""
         signs = {"private ": summary.private, "draft ": not summary.message_count}
         words = "".join(word for word, holds in signs.items() if holds)
-        style = "bold" if summary.id == self._open else ""
+        is_open = summary.id == self._open
+        mark = "›" if is_open else "•" if summary.pinned else " "
         running = _SPINNER[self._looks % len(_SPINNER)] if self._is_running(summary.id) else ""
         age = "" if running else figures.short_age(summary.updated, now)
         title = Content.assemble(
-            (f"{running or '•' * summary.pinned or ' '} ", "$text-accent"),
+            (f"{running or mark} ", "$text-accent"),
             (words, "italic"),
-            (single_line(summary.title) or "New chat", style),
+            (single_line(summary.title) or "New chat", "bold" if is_open else ""),
         ).truncate(width - len(age) - bool(age), ellipsis=True)
         return Content.assemble(title, " " * (width - title.cell_length - len(age)), (age, "dim"))
 

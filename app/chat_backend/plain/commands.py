@@ -8,20 +8,43 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from app.chat_backend.plain.branches import PlainBranches
 from app.chat_backend.plain.models import PlainModels
 from app.chat_backend.plain.settings import PlainSettings
 from app.chat_backend.plain.tools import PlainTools
 from app.chat_backend.plain.trimming import PlainTrimming
 from tui.client import Client, ClientError
+from tui.clipboard import Clipboard
 from tui.commands import COMMANDS, Command, Owner, find_command
 from tui.drafts import read_attachment
-from tui.types import Attachment, Chat, ChatId, ChatSettings, ChatSummary, ExportFormat, Message, MessageId, Role
+from tui.types import (
+    AUTHORS,
+    Attachment,
+    Chat,
+    ChatId,
+    ChatSettings,
+    ChatSummary,
+    ExportFormat,
+    Message,
+    MessageId,
+    Role,
+)
 
 ONLY_IN_PLAIN = (Command("open", Owner.CHATS, "", "Open a chat from the list", "NUMBER"),)
 # arguments that replace the dialogs of the screens
-_TAKES = {"edit": "TEXT", "room": "summarize|drop", "models": "[catalog]", "tools": "[on|off|revoke|restart NAME]"}
+_TAKES = {
+    "edit": "TEXT",
+    "branches": "[NUMBER]",
+    "room": "summarize|drop",
+    "models": "[catalog]",
+    "tools": "[on|off|revoke|restart NAME]",
+}
 # descriptions of commands that print what the screens show
-_HELPS = {"chats": "List the chats with numbers", "resume": "List the chats with numbers"}
+_HELPS = {
+    "chats": "List the chats with numbers",
+    "resume": "List the chats with numbers",
+    "branches": "List the branches with numbers, or show one",
+}
 
 Handler = Callable[[str], Awaitable[MessageId | None]]
 
@@ -35,6 +58,7 @@ class PlainCommands:
         say: Callable[[str], None],
         trimming: PlainTrimming,
         agrees: Callable[[str], Awaitable[bool]],
+        clipboard: Clipboard,
     ) -> None:
         self._client = client
         self._say = say
@@ -46,16 +70,20 @@ class PlainCommands:
         self.is_over = False
         self._trimming = trimming
         self._agrees = agrees
+        self._clipboard = clipboard
         self._handlers = self._all_handlers()
 
     def _all_handlers(self) -> Mapping[str, Handler]:
         models = PlainModels(self._client, self._say, self._agrees)
         settings = PlainSettings(self._client, self._say, self.current)
+        branches = PlainBranches(self._client, self._say, self.current, self._clipboard)
         return {
             "new": self._new,
             "private": self._new_private,
             "attach": self._attach,
             "regenerate": self._regenerate,
+            "copy": branches.copy,
+            "branches": branches.show,
             "edit": self._edit,
             "settings": settings.show,
             "system": settings.system,
@@ -157,7 +185,9 @@ class PlainCommands:
         for hit in hits:
             number = self._listed.index(hit.chat) + 1
             private = " (private)" * hit.chat.private
-            self._say(f"{number}. {hit.chat.title}{private}: {hit.before}{hit.match}{hit.after}".replace("\n", " "))
+            author = "" if hit.role is None else f"{AUTHORS[hit.role]}: "
+            text = f"{author}{hit.before}{hit.match}{hit.after}"
+            self._say(f"{number}. {hit.chat.title}{private}: {text}".replace("\n", " "))
         if not hits:
             self._say("No results.")
 

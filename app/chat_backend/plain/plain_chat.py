@@ -26,6 +26,7 @@ from app.chat_backend.plain.trimming import PlainTrimming
 from app.chat_backend.shutdown import Shutdown
 from app.settings.settings import is_dumb_terminal
 from tui.client import Client, ClientError
+from tui.clipboard import Clipboard
 from tui.commands import parse_command
 from tui.drafts import Prompt
 from tui.plain_text import sanitize
@@ -73,7 +74,12 @@ class PlainChat:
     """A conversation with a user at a terminal, or with a pipe. Call `run` once."""
 
     def __init__(
-        self, client: Client, question: str = "", chat: ChatId | None = None, lists_chats: bool = False
+        self,
+        client: Client,
+        clipboard: Clipboard,
+        question: str = "",
+        chat: ChatId | None = None,
+        lists_chats: bool = False,
     ) -> None:
         """Prepare the chat. `run` starts it.
 
@@ -84,7 +90,7 @@ class PlainChat:
         self._lists_chats = lists_chats
         self._question = question
         self._trimming = PlainTrimming(client, self._say, self._ask)
-        self._commands = PlainCommands(client, self._say, self._trimming, self._agrees)
+        self._commands = PlainCommands(client, self._say, self._trimming, self._agrees, clipboard)
         self._input: InputLines | None = None
         self._has_ended = False  # whether the input has ended
         self._is_leaving = False  # whether the last key was Ctrl-C on an empty line
@@ -248,6 +254,8 @@ class PlainChat:
                 return line
             if line.strip("\n") == INTERRUPTED:
                 self._hint_at_leaving()
+            if self._ended_with:  # another line would set the terminal up again after it was restored
+                break
         return None
 
     def _prompt(self) -> str:

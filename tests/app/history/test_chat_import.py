@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from app.history.chat_file import as_json, as_markdown
+from app.history.chat_file import VERSION, ChatFile, FileChat, FileMessage, as_json, as_markdown
 from app.history.chat_import import UnreadableChats, add_chats, read_chats
 from app.history.history import History
-from app.history.records import Attachment, Chat, ChatSettings, SamplingChoice, State, StoredMessage, path_to
+from app.history.records import Attachment, Chat, ChatSettings, Role, SamplingChoice, State, StoredMessage, path_to
 
 
 @pytest.fixture
@@ -36,15 +37,15 @@ def test_export_imports_with_all_branches(history: History, tmp_path: Path) -> N
     history.chats.show(chat.id, asked.id + 1)
     file = tmp_path / "chat.json"
     file.write_bytes(as_json(history.chats.get(chat.id), history.messages.in_chat(chat.id)))
-    [again] = add_chats(history, read_chats(file))
-    assert (again.title, again.settings, again.num_messages) == ("Title", chat.settings, 3)
 
     def content(message: StoredMessage) -> tuple[object, ...]:
         return message.role, message.text, message.attachments, message.reasoning, message.model, message.state
 
-    assert [content(one) for one in history.messages.in_chat(again.id)] == [
-        content(one) for one in history.messages.in_chat(chat.id)
-    ]
+    exported = [content(one) for one in history.messages.in_chat(chat.id)]
+    history.delete(chat.id)
+    [again] = add_chats(history, read_chats(file))
+    assert (again.title, again.settings, again.num_messages) == ("Title", chat.settings, 3)
+    assert [content(one) for one in history.messages.in_chat(again.id)] == exported
     assert branch(history, again) == [("user", "one"), ("assistant", "two")]
 
 
@@ -136,3 +137,20 @@ def test_invalid_indices_are_ignored(history: History, tmp_path: Path) -> None:
     content = {"format": "inglenook-chat", "version": 1, "chats": [{"messages": messages, "shown": 99}]}
     [chat] = add_chats(history, read_chats(told(tmp_path / "x.json", content)))
     assert [message.parent for message in history.messages.in_chat(chat.id)] == [None, None]
+
+
+def test_chat_is_imported_once(history: History, tmp_path: Path) -> None:
+    def trip(created: float, text: str) -> FileChat:
+        return FileChat(title="Trips", created=created, messages=[FileMessage(role=Role.USER, text=text, parent=None)])
+
+    def imported(*chats: FileChat) -> list[str]:
+        file = tmp_path / "chats.json"
+        file.write_bytes(msgspec.json.encode(ChatFile(version=VERSION, chats=[*chats])))
+        return [it.title for it in add_chats(history, read_chats(file))]
+
+    first, other = trip(1000.0, "Where to?"), trip(2000.0, "When?")
+    assert imported(first) == ["Trips"]
+    with pytest.raises(UnreadableChats, match="All chats of this file are already here"):
+        imported(first)
+    assert imported(first, other) == ["Trips (imported)"]
+    assert sorted(it.title for it in history.chats.listed()) == ["Trips", "Trips (imported)"]

@@ -18,6 +18,7 @@ from app.settings.settings import Settings
 from tests.app.chat_backend.conftest import Clients
 from tests.support.fake_endpoint import FakeEndpoint
 from tests.tui.scripted_client import Script, ScriptedClient, ScriptedModels
+from tui.clipboard import Clipboard, Destination
 from tui.commands import COMMANDS
 from tui.engine_types import Loading, Recommendation
 from tui.types import (
@@ -48,7 +49,7 @@ def said(clients: Clients, monkeypatch: pytest.MonkeyPatch, *lines: str, questio
 
     async def main() -> int:
         async with clients() as client:
-            return await PlainChat(client, question).run()
+            return await PlainChat(client, Clipboard({}), question).run()
 
     return asyncio.run(main())
 
@@ -56,7 +57,7 @@ def said(clients: Clients, monkeypatch: pytest.MonkeyPatch, *lines: str, questio
 def scripted(client: ScriptedClient, monkeypatch: pytest.MonkeyPatch, *lines: str, is_person: bool = False) -> int:
     """Run the plain chat with a scripted client, and return its exit status."""
     monkeypatch.setattr("sys.stdin", (Person if is_person else io.StringIO)("".join(f"{line}\n" for line in lines)))
-    return asyncio.run(PlainChat(client).run())
+    return asyncio.run(PlainChat(client, Clipboard({})).run())
 
 
 @pytest.mark.usefixtures("running")
@@ -78,7 +79,7 @@ def test_piped_questions_are_answered(
     out, err = capsys.readouterr()
     assert status == 0
     assert "1. Greeting (3 messages, pinned)" in out
-    assert out.count("Deleted. /undo restores it.\nRestored.\n1. Greeting: Hi") == 1
+    assert out.count("Deleted. /undo restores it.\nRestored.\n1. Greeting: You: Hi") == 1
     assert file.read_text(encoding="utf-8").startswith("# Greeting\n")
     assert err.count("Reply cut at the length limit.") == 2
     assert "You: Hi" in out
@@ -303,7 +304,7 @@ def test_new_user_gets_a_model_recommendation(
 
     async def main() -> int:
         async with clients() as client:
-            return await PlainChat(client).run()
+            return await PlainChat(client, Clipboard({})).run()
 
     assert asyncio.run(main()) == 0
     expected = "This machine can run qwen3:8b. It fits: 40k context.\n/load qwen3:8b downloads it. "
@@ -353,7 +354,7 @@ def test_private_chat_is_marked_in_prompt_and_lists(
     assert "> Private chat: nothing is saved.\nprivate> Hello.\nprivate> Deleted." in out
     assert "> New chat.\n> Restored.\nprivate> " in out
     assert "2 messages, private)" in out
-    assert " (private): Hi" in out
+    assert " (private): You: Hi" in out
     assert " (private):\nYou: Hi" in out
     assert "private> Kept:\n" in out
     assert out.endswith("Model: an answer\n> New chat.\n> ")
@@ -477,3 +478,42 @@ def test_tools_command_fits_the_terminal_and_counts_tools_left_out(
     [described] = [line for line in lines if line.startswith("  web__get: on.")]
     assert len(described) == 60
     assert described.endswith("…")
+
+
+def test_branches_are_listed_and_shown_by_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = ScriptedClient()
+    client.engine.loads.set()
+    scripted(client, monkeypatch, "First", "/branches", "/edit Second", "/branches", "/branches 1", "/branches 9")
+    out, err = capsys.readouterr()
+    assert "This chat has no other branches." in out
+    assert "1. You: First\n2. You: Second (shown)\n/branches NUMBER shows one.\n" in out
+    assert out.rstrip().rpartition("/branches NUMBER shows one.")[2].lstrip().startswith("You: First\nModel: ")
+    assert "this chat has no branch with this number" in err
+
+
+def test_last_reply_is_copied(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    program = tmp_path / "xclip"
+    program.write_text(f"#!/bin/sh\ncat > {tmp_path}/copied\n", encoding="utf-8")
+    program.chmod(0o755)
+    client = ScriptedClient()
+    client.engine.loads.set()
+    monkeypatch.setattr("sys.stdin", io.StringIO("/copy\nHi\n/copy\n"))
+    clipboard = Clipboard({"PATH": f"{tmp_path}:/usr/bin:/bin", "DISPLAY": ":0"})
+    asyncio.run(PlainChat(client, clipboard).run())
+    out, err = capsys.readouterr()
+    assert "error: no reply to copy" in err
+    assert Destination.CLIPBOARD.value in out
+    assert (tmp_path / "copied").read_text(encoding="utf-8") in out
+
+
+def test_copy_without_a_clipboard_program_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = ScriptedClient()
+    client.engine.loads.set()
+    scripted(client, monkeypatch, "Hi", "/copy")
+    assert "Install wl-copy, xclip, or xsel." in capsys.readouterr().err
