@@ -116,9 +116,9 @@ def test_scroll_bar_shows_its_thumb_without_colors(monkeypatch: pytest.MonkeyPat
         async with app.run_test(size=(80, 24)) as pilot:
             chat = Chatting(app, pilot, client)
             await chat.until(lambda: chat.conversation.transcript.max_scroll_y > 0)
-            bar = chat.conversation.transcript.vertical_scrollbar.region
 
             def cells() -> list[bool]:
+                bar = chat.conversation.transcript.vertical_scrollbar.region
                 strips = app.screen._compositor.render_strips()
                 column = [strips[y].crop(bar.x, bar.right) for y in range(bar.y, bar.bottom)]
                 return [any(is_marked(part.style, colors=False) for part in strip) for strip in column]
