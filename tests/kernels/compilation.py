@@ -3,8 +3,11 @@
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -31,15 +34,32 @@ class Machine:
 
 def compile_launch(launch: Launch, architecture: int) -> Machine:
     """Compile a launch. Raises Triton's error if it does not compile. Triton caches machine code."""
+    kernel = _compiled(launch, architecture)
+    with _binary(kernel) as path:
+        usage = _output_of("cuobjdump", "--dump-resource-usage", path)
+        stack = _number(r"STACK:(\d+)", usage)
+        spills = spills_of(_output_of("cuobjdump", "--dump-sass", path)) if stack else (0, 0.0)
+    return Machine(_number(r"REG:(\d+)", usage), *spills, kernel.metadata.shared)
+
+
+def machine_code(launch: Launch, architecture: int) -> str:
+    """Return the machine code of a launch, as cuobjdump prints it."""
+    with _binary(_compiled(launch, architecture)) as path:
+        return _output_of("cuobjdump", "--dump-sass", path)
+
+
+def _compiled(launch: Launch, architecture: int) -> Any:
     source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
-    kernel = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=launch.options)
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=launch.options)
+
+
+@contextmanager
+def _binary(kernel: Any) -> Iterator[str]:
+    """Write the machine code of a compiled kernel to a temporary file, and yield its path."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        usage = _output_of("cuobjdump", "--dump-resource-usage", file.name)
-        stack = _number(r"STACK:(\d+)", usage)
-        spills = spills_of(_output_of("cuobjdump", "--dump-sass", file.name)) if stack else (0, 0.0)
-    return Machine(_number(r"REG:(\d+)", usage), *spills, kernel.metadata.shared)
+        yield file.name
 
 
 def spills_of(code: str) -> tuple[int, float]:
