@@ -10,11 +10,9 @@ import sys
 
 import torch
 
-from quant.cuda.linear import CudaLinear
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import PackedMatrix
-from quant.kernels.unpack import FRAGMENTS, ROWS
-from tests.kernels.cards import CARDS
+from quant.kernels.unpack import FRAGMENTS, ROWS, unpack
 from tests.kernels.compilation import machine_code
 from tests.kernels.launches import record_launches
 from tests.kernels.weights import weight
@@ -31,7 +29,7 @@ def main() -> int:
         matrix = to_device(weight(kind, 4096, 4096, META), META)
         assert isinstance(matrix, PackedMatrix)
         with record_launches() as launches:
-            CudaLinear([matrix], CARDS[0], deterministic=False).dequantize()
+            unpack(matrix)
         (launch,) = launches.values()
         weights = ROWS * FRAGMENTS * matrix.form.fragment // THREADS  # weights of a thread
         most = weights // 4 * (1 if matrix.minimums is None else 2)
