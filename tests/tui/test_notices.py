@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import ScriptedChats, ScriptedClient
+from tui.app import ChatApp
 from tui.types import Notice
 from tui.widgets.top_bar import TopBar
 
@@ -52,3 +53,17 @@ def test_notices_are_shown_and_unsaved_state_stays_visible() -> None:
         assert bar.render().plain.startswith(" New chat")
 
     run(client, flow)
+
+
+def test_short_notification_covers_only_the_title() -> None:
+    """It must not cover the prompt, or the buttons of a message."""
+
+    async def main() -> None:
+        app, client = ChatApp(ScriptedClient()), ScriptedClient()
+        async with app.run_test(size=(80, 24), notifications=True) as pilot:
+            chat = Chatting(app, pilot, client)
+            app.notify("Copied to the clipboard.")
+            await chat.until(lambda: "Copied to the clipboard." in chat.lines()[0])
+            assert not any("Copied" in line for line in chat.lines()[1:])
+
+    asyncio.run(main())

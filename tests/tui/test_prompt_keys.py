@@ -98,7 +98,7 @@ def test_escape_twice_in_an_empty_prompt_edits_the_last_message() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_notices_are_below_the_title_and_do_not_cover_the_prompt() -> None:
+def test_notices_start_beside_the_title_and_do_not_cover_the_prompt() -> None:
     async def show() -> None:
         app = ChatApp(ScriptedClient())
         async with app.run_test(size=(80, 24), notifications=True) as pilot:
@@ -108,7 +108,23 @@ def test_notices_are_below_the_title_and_do_not_cover_the_prompt() -> None:
             await chat.until(lambda: any("Notice 2" in line for line in chat.lines()))
             lines = chat.lines()
             assert "New chat" in lines[0]
-            assert any("Notice 1" in line for line in lines[1:4])
+            assert "Notice 1" in lines[0]
             assert not any("Notice" in line for line in lines[chat.composer.area.region.y :])
 
     asyncio.run(show())
+
+
+def test_escape_after_a_stopped_reply_does_not_offer_to_edit() -> None:
+    """The user may press Escape once more, because the reply ends a moment after the first press."""
+
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.pilot.press("escape")
+        await chat.until(lambda: chat.conversation.current_reply is None)
+        await chat.pilot.press("escape")
+        assert "Press Esc again" not in subtitle(chat)
+        await chat.pilot.press("escape")
+        assert "Press Esc again" in subtitle(chat)
+
+    run(ScriptedClient([TextDelta("begun "), WAIT, TextDelta("never")]), flow)

@@ -117,6 +117,7 @@ class Conversation(Vertical):
         self._editing: Message | None = None
         self._switching = asyncio.Lock()  # held while a chat is opened: only one at a time
         self._escapes = DoublePress(_TWICE)
+        self._has_just_stopped = False  # whether Escape stopped a reply, and nothing was typed since
 
     def _stream(self, stream: Callable[[], Coroutine[None, None, None]]) -> Worker[None]:
         return self.run_worker(stream, group="reply", description="reply")
@@ -355,6 +356,7 @@ class Conversation(Vertical):
     def yield_to_typing(self, event: TextArea.Changed) -> None:
         """Draw typed text before the reply, because the user waits for it."""
         event.stop()
+        self._has_just_stopped = False
         message = self.current_reply.message if self.current_reply else None
         if message is not None and (view := self.transcript.view(message.id)) is not None:
             view.yield_to_typing()
@@ -463,6 +465,7 @@ class Conversation(Vertical):
         if reply is None:
             self._leave_or_edit()
         else:
+            self._has_just_stopped = True
             await self._stop(reply)
 
     async def stop_all(self) -> None:
@@ -494,6 +497,9 @@ class Conversation(Vertical):
         A second Escape in an empty prompt edits the last message.
         """
         area = self.composer.area
+        if self._has_just_stopped:  # another Escape for the stopped reply, which had already ended
+            self._has_just_stopped = False
+            return
         is_idle = area.has_focus and self._editing is None and self.composer.prompt == Prompt()
         self._end_editing()
         area.focus()
