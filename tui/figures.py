@@ -123,8 +123,9 @@ def brief_speed(usage: Usage) -> str:
 
 
 def cost(usage: Usage) -> str:
-    """Return the cost of the reply and of its prompt, joined by " · "."""
-    return " · ".join(filter(None, (reply_cost(usage), prompt_cost(usage))))
+    """Return the cost of the reply, its drafts if there were any, and the cost of its prompt, joined by " · "."""
+    drafts = f"{usage.accepted_tokens:,} of {usage.drafted_tokens:,} drafted tokens accepted"
+    return " · ".join(filter(None, (reply_cost(usage), drafts * bool(usage.drafted_tokens), prompt_cost(usage))))
 
 
 def prompt_cost(usage: Usage) -> str:

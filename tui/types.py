@@ -73,6 +73,8 @@ class Usage(Sanitized):
     miss: str = ""  # reason for a cache miss, in one sentence; empty if there is none
     # False: the engine reports only token counts, and the client measures the time to the first token
     is_detailed: bool = True
+    drafted_tokens: int = 0  # tokens of the reply that were drafted from earlier text
+    accepted_tokens: int = 0  # drafted tokens that turned out right
 
     @property
     def prompt_tokens(self) -> int:

@@ -112,6 +112,8 @@ def usage_of(usage: records.StoredUsage | None) -> types.Usage | None:
         reply_seconds=usage.reply_seconds,
         miss=usage.miss,
         is_detailed=usage.is_detailed,
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
     )
 
 

@@ -292,6 +292,8 @@ class _Fold:
             reply_seconds=reply or self._clock.reply_seconds,
             miss=_sentence(details),
             is_detailed="queue_ms" in self._timings,
+            drafted_tokens=int(self._timings.get("draft_n") or 0),
+            accepted_tokens=int(self._timings.get("draft_n_accepted") or 0),
         )
 
 

@@ -134,6 +134,8 @@ class StoredUsage(Struct, frozen=True, omit_defaults=True):
     miss: str = ""  # why cached tokens of the prompt were not reused, in a sentence
     error: str = ""  # why the reply failed
     is_detailed: bool = True  # False: the server did not report cache sources and queue time
+    drafted_tokens: int = 0  # tokens of the reply that were drafted from earlier text
+    accepted_tokens: int = 0  # drafted tokens that turned out right
 
     @property
     def sources(self) -> TokenSources:

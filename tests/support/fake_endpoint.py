@@ -39,6 +39,7 @@ class FakeEndpoint:
         self.done = 0  # number of replies that were sent completely
         self.model: dict[str, Any] = {"id": "stand-in", "max_model_len": 1 << 24}
         self.usage: dict[str, Any] | None = {"prompt_tokens": 9, "completion_tokens": 2}
+        self.timings: dict[str, float] = {}  # sent with the usage, if not empty
         self._held = threading.Event()
         self._held.set()
         self._server = _Server(("127.0.0.1", 0), self._handler())
@@ -78,7 +79,7 @@ class FakeEndpoint:
         calls = any("tool_calls" in piece for piece in pieces if not isinstance(piece, str))
         yield {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls" if calls else "stop"}]}
         if self.usage is not None:
-            yield {"choices": [], "usage": self.usage}
+            yield {"choices": [], "usage": self.usage} | ({"timings": self.timings} if self.timings else {})
 
     def _handler(endpoint: "FakeEndpoint") -> type[BaseHTTPRequestHandler]:  # noqa: N805  # `self` is the handler
         class Handler(BaseHTTPRequestHandler):

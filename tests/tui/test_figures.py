@@ -1,5 +1,7 @@
 """Tests for formatting numbers as text."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.request import TokenSources
@@ -28,6 +30,12 @@ def test_times_are_formatted(value: float, words: str) -> None:
 )
 def test_counts_are_shortened(count: int, words: str) -> None:
     assert figures.short_count(count) == words
+
+
+def test_cost_names_the_drafts_of_a_reply() -> None:
+    assert "drafted" not in figures.cost(USAGE)
+    drafted = replace(USAGE, drafted_tokens=480, accepted_tokens=312)
+    assert " · 312 of 480 drafted tokens accepted · " in figures.cost(drafted)
 
 
 def test_cost_of_a_reply_is_formatted() -> None:

@@ -345,3 +345,18 @@ def test_extracted_title_is_one_short_line(written: str, title: str) -> None:
 )
 def test_model_name_states_whether_the_model_is_small(model: str, small: bool) -> None:
     assert is_small(model) is small
+
+
+def test_drafts_of_a_reply_are_counted(settings: Settings, endpoint: FakeEndpoint) -> None:
+    endpoint.timings = {"queue_ms": 1.0, "predicted_ms": 900.0, "draft_n": 12, "draft_n_accepted": 9}
+
+    async def work(client: TerminalClient) -> ReplyEvent:
+        chat = (await client.chats.create(ChatSettings())).summary.id
+        message = await client.chats.add(chat, None, "Hi")
+        async with aclosing(client.replies.reply(chat, message.id)) as events:
+            return [event async for event in events][-1]
+
+    end = run(settings, endpoint.url, work)
+    assert isinstance(end, ReplyEnd)
+    assert end.usage is not None
+    assert (end.usage.drafted_tokens, end.usage.accepted_tokens) == (12, 9)
