@@ -48,7 +48,8 @@ class OwnEngine:
         self.measure(load, prompts)
 
     def measure(self, load: Load, prompts: Prompts) -> Sample:
-        params = SamplingParams(temperature=0, max_tokens=load.output_tokens, ignore_eos=True)
+        # A draft would be right too often: the output for random tokens repeats itself.
+        params = SamplingParams(temperature=0, max_tokens=load.output_tokens, ignore_eos=True, drafts=False)
         requests = [self._engine.request(prompt, params, frozenset()) for prompt in prompts]
         arrivals: dict[int, list[float]] = {request.id: [] for request in requests}
         sent = time.perf_counter()

@@ -55,5 +55,6 @@ def own_server(model: Path, settings: Settings, threads: int) -> Iterator[Served
             own = replace(settings, state_dir=Path(folder))
             instance: Instance = process.wait_for(lambda: next(iter(running_instances(own)), None))
             address = urlsplit(instance.url)
-            endpoint = Endpoint(str(address.hostname), instance.port, instance.model, key=own_key(own))
+            raw = {"drafts": False}  # a draft would be right too often: the output for random tokens repeats itself
+            endpoint = Endpoint(str(address.hostname), instance.port, instance.model, raw, own_key(own))
             yield ServedCompetitor(OWN_NAME, own_build(settings.kernels), process.pid, endpoint)

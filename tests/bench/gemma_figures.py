@@ -109,7 +109,7 @@ def reference_engine_logits(path: Path, ids: Sequence[int]) -> Tensor:
 def reference_engine_replies(path: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     with open_checkpoint(path) as checkpoint:
         engine = load_engine(checkpoint, LoadOptions("reference", 512, threads=2))
-    params = SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True, drafts=False)
     requests = [engine.request(tuple(ids), params, frozenset()) for ids in prompts]
     for it in requests:
         engine.add(it)
