@@ -4,6 +4,7 @@ The time of a step is modeled as a fixed cost plus a cost per token. Recent step
 the current load.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from engine.config import BLOCK_SIZE, EngineConfig, Preemption, Restore
@@ -19,7 +20,7 @@ READ_RATE_GROWTH = 1.05
 # assumed time of each further token in a small step, as a share of the time of a step with one token
 TOKEN_SHARE = 0.2
 MAX_SMALL = 64  # largest step, in tokens, whose time is kept separately
-FRESH = 2000  # a measured time is used for this number of small steps
+FRESH = 1000  # a time is dropped if it was not measured in this number of small steps
 RECENT_DECODES = 64  # approximate number of steps in the average time of a decode step
 RECENT = 8  # approximate number of copies in the average rate
 OUTLIER = 4.0  # multiple of the expected time above which another program is assumed to have slowed the step
@@ -36,27 +37,32 @@ class SmallSteps:
 
     _seconds: dict[int, float] = field(default_factory=dict)
     _measured: dict[int, int] = field(default_factory=dict)  # number of tokens -> value of `_steps` when last measured
+    _sizes: list[int] = field(default_factory=list)  # the measured numbers of tokens, in order
     _steps: int = 0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        if tokens <= MAX_SMALL:
-            self._steps += 1
-            known = self._seconds.get(tokens, 0.0)
-            self._seconds[tokens] = _moving_average(known, min(seconds, OUTLIER * known) if known else seconds)
-            self._measured[tokens] = self._steps
+        if tokens > MAX_SMALL:
+            return
+        self._steps += 1
+        known = self._seconds.get(tokens, 0.0)
+        self._seconds[tokens] = _moving_average(known, min(seconds, OUTLIER * known) if known else seconds)
+        self._measured[tokens] = self._steps
+        if tokens not in self._sizes or self._steps % FRESH == 0:
+            self._sizes = sorted(size for size, step in self._measured.items() if step > self._steps - FRESH)
 
     def expected(self, tokens: int) -> float:
         """Return the expected time of a step. Without any measurement, it is relative to a step with one token.
 
         Between two measured sizes the time is interpolated; outside of them it grows by TOKEN_SHARE per token.
         """
-        fresh = [size for size, step in self._measured.items() if step > self._steps - FRESH]
-        lower = max((size for size in fresh if size <= tokens), default=0)
-        upper = min((size for size in fresh if size >= tokens), default=0)
+        index = bisect_left(self._sizes, tokens)
+        lower, upper = self._sizes[max(0, index - 1) : index], self._sizes[index : index + 1]
+        if upper == [tokens]:
+            return self._seconds[tokens]
         if lower and upper:
-            share = (tokens - lower) / (upper - lower) if upper > lower else 0.0
-            return self._seconds[lower] + share * (self._seconds[upper] - self._seconds[lower])
-        size = lower or upper or 1
+            first, second = self._seconds[lower[0]], self._seconds[upper[0]]
+            return first + (second - first) * (tokens - lower[0]) / (upper[0] - lower[0])
+        size = (lower or upper or [1])[0]
         return self._seconds.get(size, 1.0) * _relative(tokens) / _relative(size)
 
 
@@ -147,6 +153,18 @@ class CostModel:
             return self.config.preemption is Preemption.SWAP
         copying = 2 * blocks * self.config.block_bytes / self.copy_rate
         return copying < self._compute_seconds(blocks)
+
+    def draft_budget(self, streams: int, most: int) -> int:
+        """Return how many drafted tokens, at most `most`, the next step may verify while `streams` requests decode.
+
+        If there are several, the step must stay within the target latency, or it verifies none.
+        """
+        most = min(most, MAX_SMALL - streams)
+        if streams < 2 or not self.config.target_latency:
+            return max(0, most)
+        while most > 0 and self.steps.small.expected(streams + most) > self.config.target_latency:
+            most -= 1
+        return max(0, most)
 
     def token_budget(self, streams: int) -> int:
         """Return the token budget of the next step while `streams` requests each wait for one token.

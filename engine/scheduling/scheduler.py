@@ -357,7 +357,7 @@ class Scheduler:
         return self._drafter.choose(
             [request for request in decoding if self._may_draft(request)],
             decoding=len(decoding),
-            most=max(0, most),
+            most=self.costs.draft_budget(len(decoding), most),
             prefills=bool(self._requests.waiting) or any(count > 1 for count in missing.values()),
         )
 

@@ -134,3 +134,13 @@ def test_steps_that_compile_kernels_are_not_observed(depth: int) -> None:
         engine.step()
     # With two steps under way, the step before the one that compiled was collected later as well.
     assert len(times.observed) == launched - depth
+
+
+def test_drafts_of_one_stream_keep_the_others_within_the_target_latency() -> None:
+    costs = CostModel(EngineConfig("test", 100, 10, target_latency=0.05))
+    for tokens in (1, 4, 12, 20):
+        costs.steps.observe(tokens, 0.005 * tokens)
+    assert costs.draft_budget(1, 30) == 30  # there is no other stream
+    assert costs.draft_budget(4, 30) == 6
+    assert costs.draft_budget(4, 3) == 3
+    assert costs.draft_budget(12, 30) == 0  # the step exceeds the target without drafts
