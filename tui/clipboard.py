@@ -6,9 +6,9 @@ Without such a program, the application sends the terminal's escape sequence OSC
 import asyncio
 import enum
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 SECONDS = 2.0  # time limit of a clipboard program, because a display that does not answer must not delay the chat
@@ -74,27 +74,21 @@ class Clipboard:
 
     async def _run(self, program: CopyProgram, text: str) -> bool:
         """Return whether the program accepted the text in time. Its output is not read, because xclip keeps it open."""
+        return await asyncio.to_thread(self._accepts, program, text.encode(program.encoding, "replace"))
+
+    def _accepts(self, program: CopyProgram, content: bytes) -> bool:
         command = shutil.which(program.command[0], path=self._environment.get("PATH", "")) or program.command[0]
-        nowhere = asyncio.subprocess.DEVNULL
+        nowhere = subprocess.DEVNULL
         try:
-            process = await asyncio.create_subprocess_exec(
-                command,
-                *program.command[1:],
-                stdin=asyncio.subprocess.PIPE,
+            done = subprocess.run(
+                [command, *program.command[1:]],
+                input=content,
                 stdout=nowhere,
                 stderr=nowhere,
                 env=dict(self._environment),
+                timeout=SECONDS,
+                check=False,
             )
-        except OSError:
+        except (OSError, subprocess.TimeoutExpired):  # a program that hangs is killed
             return False
-        try:
-            async with asyncio.timeout(SECONDS):
-                await process.communicate(text.encode(program.encoding, "replace"))
-        except (TimeoutError, OSError):
-            return False
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        return process.returncode == 0
+        return done.returncode == 0

@@ -18,6 +18,7 @@ from tui.plain_text import sanitize_paste
 
 _USUAL = ("nano", "vi")
 _WINDOWS = ("notepad",)
+_ENDING_SECONDS = 1.0
 _REMEDY = "The draft is unchanged. VISUAL or EDITOR names the editor."
 
 
@@ -65,6 +66,8 @@ async def _run(command: Sequence[str]) -> int:
     finally:
         if process.returncode is None:  # the chat ends while the editor runs
             process.terminate()
+            with suppress(TimeoutError):  # an editor that ignores the signal does not delay the end of the chat
+                await asyncio.wait_for(process.wait(), _ENDING_SECONDS)
 
 
 @contextmanager
