@@ -31,11 +31,11 @@ class Branches:
         return len(self._messages)
 
     def path(self, leaf: MessageId | None) -> list[Message]:
-        """Return the messages from the first one to `leaf`."""
+        """Return the messages from the first one to `leaf`. A missing message ends the path."""
         path = []
-        while leaf is not None:
-            path.append(self._messages[leaf])
-            leaf = self._messages[leaf].parent
+        while leaf is not None and (message := self._messages.get(leaf)) is not None:
+            path.append(message)
+            leaf = message.parent
         return path[::-1]
 
     def children(self, message: MessageId | None) -> tuple[MessageId, ...]:

@@ -22,6 +22,12 @@ def test_path_runs_from_first_message_to_leaf() -> None:
     assert branches().path(None) == []
 
 
+def test_path_ends_where_a_message_is_missing() -> None:
+    assert branches().path(MessageId("missing")) == []
+    orphans = Branches([message("b", "missing"), message("c", "b")])
+    assert [one.id for one in orphans.path(MessageId("c"))] == ["b", "c"]
+
+
 def test_siblings_are_in_order_of_creation() -> None:
     tree = branches()
     assert tree.siblings(MessageId("b2")) == ("b", "b2")

@@ -1,12 +1,12 @@
 """The plain chat's commands for branches, and for copying the last reply."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from tui.branches import Branches
 from tui.client import Client, ClientError
 from tui.clipboard import Clipboard
 from tui.plain_text import start
-from tui.types import AUTHORS, Chat, MessageId, Role
+from tui.types import AUTHORS, Chat, Message, MessageId, Role
 
 _START = 60  # characters of a message in the list of branches
 
@@ -37,26 +37,33 @@ class PlainBranches:
                 raise ClientError("this chat has no branch with this number", "/branches lists all branches.")
             leaf = leaves[int(rest) - 1]
             await self._client.chats.show_branch(chat.summary.id, leaf)
-            self._say_branch(tree, leaf)
+            for line in branch_lines(tree.path(leaf)):
+                self._say(line)
             return
         for number, leaf in enumerate(leaves, 1):
             shown = " (shown)" if leaf == chat.leaf else ""
             self._say(f"{number}. {start(_first_of_its_own(tree, leaf), _START)}{shown}")
         self._say("/branches NUMBER shows one." if len(leaves) > 1 else "This chat has no other branches.")
 
-    def _say_branch(self, tree: Branches, leaf: MessageId) -> None:
-        for message in tree.path(leaf):
-            self._say(f"{'You' if message.role is Role.USER else 'Model'}: {message.text}")
-
     async def copy(self, rest: str) -> None:
         """Copy the last reply of the open branch to the clipboard."""
-        chat = await self._current()
-        replies = [one for one in Branches(chat.messages).path(chat.leaf) if one.role is Role.ASSISTANT and one.text]
+        replies = [one for one in shown_branch(await self._current()) if one.role is Role.ASSISTANT and one.text]
         if not replies:
             raise ClientError("no reply to copy")
         if (destination := await self._clipboard.copy(replies[-1].text)) is None:
             raise ClientError("no clipboard program accepted the text", "Install wl-copy, xclip, or xsel.")
         self._say(destination.value)
+
+
+def shown_branch(chat: Chat) -> list[Message]:
+    """Return the messages of the branch that a chat shows, oldest first."""
+    return Branches(chat.messages).path(chat.leaf)
+
+
+def branch_lines(branch: Iterable[Message]) -> Iterator[str]:
+    """Yield the messages of a branch with their authors."""
+    for message in branch:
+        yield f"{'You' if message.role is Role.USER else 'Model'}: {message.text}"
 
 
 def _first_of_its_own(tree: Branches, leaf: MessageId) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.chat_backend.plain.branches import PlainBranches
+from app.chat_backend.plain.branches import PlainBranches, branch_lines, shown_branch
 from app.chat_backend.plain.models import PlainModels
 from app.chat_backend.plain.settings import PlainSettings
 from app.chat_backend.plain.tools import PlainTools
@@ -157,13 +157,9 @@ class PlainCommands:
 
     async def _last_question(self) -> Message:
         """Return the last user message in the open branch. Raises ClientError if there is none."""
-        chat = await self.current()
-        messages = {message.id: message for message in chat.messages}
-        leaf = chat.leaf
-        while leaf is not None and leaf in messages:
-            if messages[leaf].role is Role.USER:
-                return messages[leaf]
-            leaf = messages[leaf].parent
+        for message in reversed(shown_branch(await self.current())):
+            if message.role is Role.USER:
+                return message
         raise ClientError("no message to answer")
 
     async def _attach(self, rest: str) -> None:
@@ -212,13 +208,8 @@ class PlainCommands:
         chat = await self.current()
         self.is_private = chat.summary.private
         self._say(f"{chat.summary.title}{' (private)' * self.is_private}:")
-        messages = {message.id: message for message in chat.messages}
-        branch, leaf = [], chat.leaf
-        while leaf is not None and leaf in messages:
-            branch.append(messages[leaf])
-            leaf = messages[leaf].parent
-        for message in branch[::-1]:
-            self._say(f"{'You' if message.role is Role.USER else 'Model'}: {message.text}")
+        for line in branch_lines(shown_branch(chat)):
+            self._say(line)
 
     async def _title(self, rest: str) -> None:
         await self._client.chats.rename((await self.current()).summary.id, rest)
