@@ -18,11 +18,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from engine.config import BLOCK_SIZE, EngineConfig
+from engine.config import EngineConfig
 from engine.cost_model import CostModel
 from engine.counters import Counters, EngineState
-from engine.draft import NO_DRAFT, Draft, DraftCounts
-from engine.drafting.drafter import Drafter
+from engine.draft import NO_DRAFT, Draft
 from engine.errors import PromptTooLong
 from engine.kv.disk.store import DiskStore
 from engine.kv.memory import KVMemory
@@ -33,6 +32,7 @@ from engine.scheduling.beam_groups import BeamGroups
 from engine.scheduling.preemption import Preemption
 from engine.scheduling.priority import priority_key, split_token_budget
 from engine.scheduling.running_set import RunningSet
+from engine.scheduling.verification import Verification
 from engine.step import UNLIMITED, SampledToken, ScheduledRequest, StepLimits, StepPlan
 
 NO_LIMITS = StepLimits()
@@ -59,7 +59,7 @@ class Scheduler:
         self._groups = BeamGroups(config, self._requests, self._memory, self._counters)
         self._preemption = Preemption(self._requests, self._groups, self._memory)
         self._admission = Admission(self._requests, self._preemption, self._memory)
-        self._drafter = Drafter(self.costs.steps.small.expected) if config.drafts else None
+        self._verification = Verification(config, self._requests, self._memory, self.costs, self._counters)
         self._num_steps = 0  # number of steps planned so far
 
     @property
@@ -135,8 +135,9 @@ class Scheduler:
         preempted: list[Request] = []
         running = sorted(self._requests.running.values(), key=priority_key)
         budget = min(limits.tokens, self.costs.token_budget(sum(bool(request.output_ids) for request in running)))
-        share = self._token_shares(running, budget)
-        drafts = self._choose_drafts(running, budget)
+        missing = [(request, self._num_missing(request)) for request in running]
+        share = self._token_shares(missing, budget)
+        drafts = self._verification.choose(missing, budget)
         for request in running:
             if len(scheduled) >= limits.requests:
                 break
@@ -191,8 +192,7 @@ class Scheduler:
     def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
         """See `KVMemory.forget`. The replies with the same cache salt are no longer used for drafts."""
         self._memory.forget(token_ids, origin, kept)
-        if self._drafter is not None:
-            self._drafter.forget(origin.cache_salt)
+        self._verification.forget(origin.cache_salt)
 
     def update(self, plan: StepPlan, sampled: Iterable[SampledToken]) -> list[TokenEvent]:
         """Record the results of a completed step, and return the events. Tokens of requests that have ended are
@@ -214,7 +214,7 @@ class Scheduler:
                 if request.id in self._requests.running:
                     events += self._extend(request, part.stop, result)
             if part.drafted:
-                self._finish_drafts(part)
+                self._verification.finish(part)
         return events
 
     def fail(self, plan: StepPlan, error: str) -> list[TokenEvent]:
@@ -294,11 +294,10 @@ class Scheduler:
 
     # -- planning
 
-    def _token_shares(self, running: Iterable[Request], budget: int) -> Mapping[int, int]:
-        """Return request id -> share of the token budget, for running requests and for waiting requests that may
-        start.
+    def _token_shares(self, missing: Iterable[tuple[Request, int]], budget: int) -> Mapping[int, int]:
+        """Return request id -> share of the token budget, for running requests with their numbers of missing tokens,
+        and for waiting requests that may start.
         """
-        missing = [(request, self._num_missing(request)) for request in running]
         newcomers = self._requests.waiting.head(self._requests.free_slots)
         return split_token_budget([*missing, *((request, request.num_tokens) for request in newcomers)], budget)
 
@@ -346,41 +345,6 @@ class Scheduler:
             return UNLIMITED
         return first + left - request.num_scheduled
 
-    def _choose_drafts(self, running: Sequence[Request], budget: int) -> Mapping[int, Draft]:
-        """Return the drafts to verify in this step, by request id."""
-        if self._drafter is None:
-            return {}
-        self._drafter.drop_ended(self._requests.running)
-        missing = {request.id: self._num_missing(request) for request in running}
-        decoding = [request for request in running if missing[request.id] == 1]
-        most = min(budget, self._config.max_logit_rows or budget) - len(running)
-        return self._drafter.choose(
-            [request for request in decoding if self._may_draft(request)],
-            decoding=len(decoding),
-            most=self.costs.draft_budget(len(decoding), most),
-            prefills=bool(self._requests.waiting) or any(count > 1 for count in missing.values()),
-        )
-
-    def _may_draft(self, request: Request) -> bool:
-        """Whether drafts of a request that decodes can be verified now."""
-        # The masks of a grammar, and the choices of a beam search, depend on tokens that are not known yet.
-        fixed = request.constraint is None and self._requests.group_of(request) is None
-        return fixed and request.params.drafts and bool(request.output_ids) and not self._requests.parts_of(request)
-
-    def _fitting(self, request: Request, start: int, draft: Draft) -> Draft:
-        """Return the part of a draft for which the request's length and the free blocks leave room.
-
-        `start` is the number of tokens before it.
-        """
-        # A further token is sampled after the last draft.
-        most = min(self._memory.max_tokens(request) - 1, self._memory.limit_step(request, start + len(draft.token_ids)))
-        count = min(len(draft.token_ids), max(0, most - start))
-        # Drafts must not take the last blocks, or another request would be preempted for them.
-        spare = BLOCK_SIZE * len(self._requests.running)
-        while count and not self._memory.can_allocate(request, start + count + spare):
-            count -= 1
-        return draft.first(count)
-
     def _schedule(
         self, request: Request, budget: int, scheduled: list[ScheduledRequest], draft: Draft = NO_DRAFT
     ) -> int:
@@ -395,7 +359,7 @@ class Scheduler:
         if not count:
             return 0
         samples = count == missing
-        draft = self._fitting(request, start + count, draft)
+        draft = self._verification.fitting(request, start + count, draft)
         count += len(draft.token_ids)
         room = self._memory.max_tokens(request)
         # Check again, because requests that were admitted earlier may have taken blocks.
@@ -449,25 +413,4 @@ class Scheduler:
                 follower.status, follower.cache = RequestStatus.RUNNING, TokenSources(device=part.stop)
         if request.status is not RequestStatus.FINISHED:
             self._memory.publish(request)
-        self._requests.collect(part)
-
-    def _finish_drafts(self, part: ScheduledRequest) -> None:
-        """Record how many drafted tokens the reply accepted. The keys and values of the others will be overwritten."""
-        request, known = part.request, part.start + part.num_known
-        accepted = max(0, min(request.num_tokens - 1 - known, len(part.drafted)))
-        counts, source = DraftCounts(len(part.drafted), accepted), part.draft.source
-        request.drafts += counts
-        self._counters.computed_tokens += accepted
-        # A new mapping, because other threads may read the old one.
-        self._counters.drafts = {**self._counters.drafts, source: self._counters.drafts[source] + counts}
-        if accepted == len(part.drafted):
-            self._memory.release_sources(part.copies)
-            request.num_computed = part.stop
-        elif self._memory.has_states:  # a state cannot be cut, so its tokens are computed again
-            self._memory.undo(request, part.copies)
-            request.num_scheduled = part.start
-        else:
-            self._memory.release_sources(part.copies)
-            request.num_computed = request.num_scheduled = known + accepted
-        self._memory.publish(request)
         self._requests.collect(part)

@@ -92,12 +92,12 @@ class Bench:
     def _run(self, workload: Workload, number: int, *, drafts: bool) -> tuple[list[Request], float]:
         """Return the requests, and their tokens per second after all have their first token."""
         salt = "again" if workload.is_repeated else str(next(self._salts))
+        seed = workload.params.seed + number * (not workload.is_repeated)
+        params = replace(workload.params, drafts=drafts, seed=seed)
         requests = [
             self._engine.request(
                 tuple(self._encode(QUESTION.format(question))),
-                replace(
-                    workload.params, drafts=drafts, seed=workload.params.seed + number * (not workload.is_repeated)
-                ),
+                params,
                 frozenset(),
                 Origin(cache_salt=salt),
             )
@@ -128,7 +128,7 @@ def main() -> None:
     bench = Bench(engine, lambda text: tokenizer.encode(text, parse_special=True))
     for name in arguments.only:
         workload = WORKLOADS[name]
-        engine._scheduler._drafter = workload.drafter(engine._scheduler.costs.steps.small.expected)
+        engine._scheduler._verification.drafter = workload.drafter(engine._scheduler.costs.steps.small.expected)
         bench.ratio(workload, 0, drafts_first=False)  # measures the steps, and stores the reply to repeat
         found = [bench.ratio(workload, number, drafts_first=number % 2 == 0) for number in range(arguments.rounds)]
         ratios, counts = sorted(ratio for ratio, _ in found), sum((it for _, it in found), NO_DRAFTS)

@@ -36,7 +36,7 @@ def drafter() -> FreeDrafts:
 @pytest.fixture
 def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, drafter: FreeDrafts) -> Iterator[LiveServer]:
     engine, _ = controlled_engine(tokenizer.vocab_size)
-    engine._scheduler._drafter = drafter
+    engine._scheduler._verification.drafter = drafter
     with LiveServer("hash", engine, tokenizer, renderer) as server:
         yield server
     engine.assert_empty()

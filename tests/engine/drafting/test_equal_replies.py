@@ -97,18 +97,18 @@ def test_reply_is_the_same_with_drafts(
     engines: Callable[[str], ModelEngine], case: str, backend: str, right: float
 ) -> None:
     engine, rng = engines(backend), random.Random(f"{case} {right}")
-    drafter = engine._scheduler._drafter
+    drafter = engine._scheduler._verification.drafter
     prompt = tuple(rng.randrange(4, 97) for _ in range(rng.randrange(1, 40)))
     count = 1 if "prompt_logprobs" in CASES[case] else 3
     seeds = [{"seed": seed} if CASES[case]["temperature"] else {} for seed in range(count)]
     several = [SamplingParams(max_tokens=LENGTH, **{**CASES[case], **seed}) for seed in seeds]  # type: ignore[arg-type]
     plain = replies(engine, prompt, [_without_drafts(it) for it in several])
     before = _drafted(engine)
-    engine._scheduler._drafter = ForcedDrafts({prompt: [ids for ids, _ in plain]}, right, rng)
+    engine._scheduler._verification.drafter = ForcedDrafts({prompt: [ids for ids, _ in plain]}, right, rng)
     try:
         assert replies(engine, prompt, several) == plain
     finally:
-        engine._scheduler._drafter = drafter
+        engine._scheduler._verification.drafter = drafter
     counts = DraftCounts(_drafted(engine).drafted - before.drafted, _drafted(engine).accepted - before.accepted)
     if any(len(ids) > 2 for ids, _ in plain):
         assert counts.drafted > 0
@@ -129,7 +129,8 @@ def test_drafts_from_earlier_text_are_accepted_in_a_repeating_reply(
 ) -> None:
     """The drafter itself: a bias makes the model repeat one token, which drafts foresee."""
     engine = engines(backend)
-    monkeypatch.setattr(engine._scheduler._drafter, "_seconds", lambda tokens: 1.0)  # independent of measured times
+    drafter = engine._scheduler._verification.drafter
+    monkeypatch.setattr(drafter, "_seconds", lambda tokens: 1.0)  # independent of measured times
     params = SamplingParams(temperature=0, max_tokens=60, logit_bias=((11, 100.0),))
     before = _drafted(engine)
     [(ids, _)] = replies(engine, (4, 5, 6), [params])

@@ -53,7 +53,7 @@ class ForcedDrafts(Drafter):
 
 def forced_engine(quality: str, seed: int, **options: object) -> Engine[HashTicket]:
     engine, _ = hash_engine(seed=seed, drafts=True, **options)  # type: ignore[arg-type]
-    engine._scheduler._drafter = ForcedDrafts(quality, random.Random(seed), engine)
+    engine._scheduler._verification.drafter = ForcedDrafts(quality, random.Random(seed), engine)
     return engine
 
 

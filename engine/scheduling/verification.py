@@ -1,0 +1,95 @@
+"""Verification of drafts: chooses the drafted tokens of a step, and records how many of them a reply accepted.
+
+The keys and values of rejected tokens are overwritten by later steps. A request whose layers have states, which cannot
+be cut, computes its accepted tokens again.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from engine.config import BLOCK_SIZE, EngineConfig
+from engine.cost_model import CostModel
+from engine.counters import Counters
+from engine.draft import Draft, DraftCounts
+from engine.drafting.drafter import Drafter
+from engine.kv.memory import KVMemory
+from engine.request import Request
+from engine.scheduling.running_set import RunningSet
+from engine.step import ScheduledRequest
+
+
+class Verification:
+    """Adds drafted tokens to steps in which requests decode. Without a drafter it never adds any."""
+
+    def __init__(
+        self, config: EngineConfig, requests: RunningSet, memory: KVMemory, costs: CostModel, counters: Counters
+    ) -> None:
+        self._max_logit_rows = config.max_logit_rows
+        self._requests = requests
+        self._memory = memory
+        self._costs = costs
+        self._counters = counters
+        self.drafter = Drafter(costs.steps.small.expected) if config.drafts else None
+
+    def choose(self, missing: Sequence[tuple[Request, int]], budget: int) -> Mapping[int, Draft]:
+        """Return the drafts to verify in the next step, by request id.
+
+        `missing` has the running requests with their number of known tokens that no step has computed, and `budget` is
+        the maximum number of tokens in the step.
+        """
+        if self.drafter is None:
+            return {}
+        self.drafter.drop_ended(self._requests.running)
+        decoding = [request for request, count in missing if count == 1]
+        most = min(budget, self._max_logit_rows or budget) - len(missing)
+        return self.drafter.choose(
+            [request for request in decoding if self._may_draft(request)],
+            decoding=len(decoding),
+            most=self._costs.draft_budget(len(decoding), most),
+            prefills=bool(self._requests.waiting) or any(count > 1 for _, count in missing),
+        )
+
+    def fitting(self, request: Request, start: int, draft: Draft) -> Draft:
+        """Return the part of a draft for which the request's length and the free blocks leave room.
+
+        `start` is the number of tokens before it.
+        """
+        # A further token is sampled after the last draft.
+        most = min(self._memory.max_tokens(request) - 1, self._memory.limit_step(request, start + len(draft.token_ids)))
+        count = min(len(draft.token_ids), max(0, most - start))
+        # Drafts must not take the last blocks, or another request would be preempted for them.
+        spare = BLOCK_SIZE * len(self._requests.running)
+        while count and not self._memory.can_allocate(request, start + count + spare):
+            count -= 1
+        return draft.first(count)
+
+    def finish(self, part: ScheduledRequest) -> None:
+        """Record how many drafted tokens of a completed step the reply accepted."""
+        request, known = part.request, part.start + part.num_known
+        accepted = max(0, min(request.num_tokens - 1 - known, len(part.drafted)))
+        counts, source = DraftCounts(len(part.drafted), accepted), part.draft.source
+        request.drafts += counts
+        self._counters.computed_tokens += accepted
+        # A new mapping, because other threads may read the old one.
+        self._counters.drafts = {**self._counters.drafts, source: self._counters.drafts[source] + counts}
+        if accepted == len(part.drafted):
+            self._memory.release_sources(part.copies)
+            request.num_computed = part.stop
+        elif self._memory.has_states:  # a state cannot be cut, so its tokens are computed again
+            self._memory.undo(request, part.copies)
+            request.num_scheduled = part.start
+        else:
+            self._memory.release_sources(part.copies)
+            request.num_computed = request.num_scheduled = known + accepted
+        self._memory.publish(request)
+        self._requests.collect(part)
+
+    def forget(self, salt: str) -> None:
+        """Draft no more from earlier replies with this cache salt."""
+        if self.drafter is not None:
+            self.drafter.forget(salt)
+
+    def _may_draft(self, request: Request) -> bool:
+        """Whether drafts of a request that decodes can be verified now."""
+        # The masks of a grammar, and the choices of a beam search, depend on tokens that are not known yet.
+        fixed = request.constraint is None and self._requests.group_of(request) is None
+        return fixed and request.params.drafts and bool(request.output_ids) and not self._requests.parts_of(request)
