@@ -59,7 +59,8 @@ def test_short_notification_covers_only_the_title() -> None:
     """It must not cover the prompt, or the buttons of a message."""
 
     async def main() -> None:
-        app, client = ChatApp(ScriptedClient()), ScriptedClient()
+        client = ScriptedClient()
+        app = ChatApp(client)
         async with app.run_test(size=(80, 24), notifications=True) as pilot:
             chat = Chatting(app, pilot, client)
             app.notify("Copied to the clipboard.")
