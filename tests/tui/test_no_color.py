@@ -105,6 +105,27 @@ def check(step: Step, *, colors: bool) -> None:
     asyncio.run(go())
 
 
+def test_bar_of_the_focused_message_is_thick_without_colors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other bars are thin, so that the bar of each author shows the focus."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    client = ScriptedClient()
+    name = client.keep("First", "one", "a reply")
+
+    async def main() -> None:
+        app = ChatApp(client, chat=name, colors=False)
+        client.engine.loads.set()
+        async with app.run_test(size=(80, 24)) as pilot:
+            chat = Chatting(app, pilot, client)
+            await chat.until(lambda: len(chat.views()) == 2)
+            for focused in chat.views():
+                focused.focus()
+                await chat.pilot.pause()
+                thick = [view for view in chat.views() if view.styles.border_left[0] == "thick"]
+                assert thick == [focused]
+
+    asyncio.run(main())
+
+
 def test_scroll_bar_shows_its_thumb_without_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     client = ScriptedClient()
