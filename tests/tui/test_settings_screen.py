@@ -6,6 +6,7 @@ from textual.widgets import Input, Select, TextArea
 
 from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import ScriptedClient
+from tui.client import ClientError
 from tui.screens.settings import SettingsScreen
 from tui.types import DEFAULT_PRESET, ChatSettings, Preset, Sampling
 
@@ -141,8 +142,19 @@ def test_error_is_in_the_group_of_its_field() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_values_in_force_are_unknown_until_the_model_is_loaded() -> None:
-    async def flow(chat: Chatting) -> None:
-        assert {field.placeholder for field in (await open_settings(chat)).query(Input)} == {"model default"}
+@pytest.mark.parametrize(
+    "problem", [None, pytest.param(ClientError("no memory"), id="the previous model is loaded again")]
+)
+def test_values_in_force_appear_when_the_model_is_loaded(problem: ClientError | None) -> None:
+    client = ScriptedClient()
+    client.engine.problem = problem
 
-    run(ScriptedClient(), flow, loaded=False)
+    async def flow(chat: Chatting) -> None:
+        screen = await open_settings(chat)
+        assert {field.placeholder for field in screen.query(Input)} == {"model default"}
+        screen.query_one("#temperature", Input).value = "0.3"
+        client.engine.loads.set()
+        await chat.until(lambda: screen.query_one("#top_p", Input).placeholder == "0.95 (model)")
+        assert screen.query_one("#temperature", Input).value == "0.3"
+
+    run(client, flow, loaded=False)

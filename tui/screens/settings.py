@@ -1,6 +1,7 @@
 """The settings of one chat: system prompt, sampling, what to do when the context is full, and presets."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import ClassVar
 
 from textual import on, work
@@ -11,7 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Button, Input, Label, Select, TextArea
 
 from tui import sampling_fields
-from tui.client import Client
+from tui.client import Client, ClientError
 from tui.plain_text import sanitize, single_line
 from tui.screens.dialog import Dialog, ask, confirm
 from tui.show_errors import show_errors
@@ -59,7 +60,7 @@ class SettingsScreen(Dialog[ChatSettings]):
     def __init__(self, client: Client, settings: ChatSettings) -> None:
         super().__init__()
         self._chats = client.chats
-        self._recommended = client.engine.default_sampling()
+        self._engine = client.engine
         self._settings = settings
         self._presets: Sequence[Preset] = ()
 
@@ -86,12 +87,23 @@ class SettingsScreen(Dialog[ChatSettings]):
     def _number_fields(self, fields: Sequence[sampling_fields.Field]) -> Iterator[Widget]:
         for field in fields:
             yield Label(field.label, markup=False)
-            yield LineField(id=field.name, placeholder=field.hint(self._recommended), compact=True)
+            yield LineField(id=field.name, placeholder=field.hint(self._engine.default_sampling()), compact=True)
 
     def on_mount(self) -> None:
         self._show(self._settings)
+        self.show_values_in_force()
         self.load_presets()
         self.query_one("#system").focus(scroll_visible=False)
+
+    @work(group="values in force")
+    async def show_values_in_force(self) -> None:
+        """Show the values of empty fields when the model is loaded."""
+        with suppress(ClientError):  # the chat screen reports it; the previous model may have been loaded again
+            async for _ in self._engine.loading():
+                pass
+        recommended = self._engine.default_sampling()
+        for field in sampling_fields.FIELDS:
+            self.query_one(f"#{field.name}", Input).placeholder = field.hint(recommended)
 
     @work(exclusive=True)
     async def load_presets(self, selected: str | None = None) -> None:
