@@ -215,6 +215,8 @@ class ScriptedReplies:
     stopped: list[MessageId] = field(default_factory=list)
     closed: int = 0  # number of streams that were closed early
     deaf: bool = False  # whether `stop` has no effect
+    counts: asyncio.Event | None = None  # token counts wait until it is set; None: they do not wait
+    token_length: int = 4  # characters in a token
 
     async def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
         self.asked.append((chat, to))
@@ -252,7 +254,9 @@ class ScriptedReplies:
         self.stopped.append(message)
 
     async def count_tokens(self, text: str) -> int:
-        return len(text) // 4
+        if self.counts is not None:
+            await self.counts.wait()
+        return len(text) // self.token_length
 
 
 @dataclass

@@ -1,12 +1,15 @@
 """Tests for composing a message: files, pasted text, commands, settings, and a full context."""
 
+import asyncio
 from pathlib import Path
 
+import pytest
 from textual import events
 from textual.widgets import Input, Select, TextArea
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, ScriptedClient
+from tui.engine_types import ModelInfo
 from tui.screens.dialog import Ask, Confirm
 from tui.screens.full_context import FullContextScreen
 from tui.screens.settings import SettingsScreen
@@ -49,6 +52,50 @@ def test_files_and_long_pastes_become_attachments_with_token_counts(tmp_path: Pa
         await chat.until(lambda: any("not found" in notice for notice in chat.notices()))
 
     run(ScriptedClient(), flow)
+
+
+@pytest.mark.parametrize("sent_early", [True, False])
+def test_attachments_show_characters_until_their_tokens_are_counted(tmp_path: Path, *, sent_early: bool) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("some notes " * 40)
+    client = ScriptedClient()
+    client.replies.counts = asyncio.Event()
+
+    async def flow(chat: Chatting) -> None:
+        assert client.replies.counts is not None
+        await paste(chat, f"'{path}'")
+        await chat.until(lambda: chat.label("#attached").startswith("+ notes.txt (440 characters)"))
+        if sent_early:
+            await chat.say("")
+            await chat.until(lambda: chat.label(".file") == "+ notes.txt (440 characters)")
+            client.replies.counts.set()
+        else:
+            client.replies.counts.set()
+            await chat.until(lambda: chat.label("#attached").startswith("+ notes.txt (110 tokens)"))
+            client.replies.counts.clear()  # the count is known
+            await chat.say("")
+        await chat.until(lambda: chat.label(".file") == "+ notes.txt (110 tokens)")
+
+    run(client, flow)
+
+
+def test_attachments_are_counted_again_with_another_model(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("some notes " * 40)
+    client = ScriptedClient()
+    client.models.others = (ModelInfo("qwen3:1b", "Q8_0", 1_000_000, installed=True),)
+
+    async def flow(chat: Chatting) -> None:
+        await paste(chat, f"'{path}'")
+        await chat.say("")
+        await paste(chat, f"'{path}'")
+        await chat.until(lambda: chat.label(".file") == "+ notes.txt (110 tokens)")
+        client.replies.token_length = 2
+        await chat.type("/load qwen3:1b")
+        await chat.until(lambda: chat.label(".file") == "+ notes.txt (220 tokens)")
+        await chat.until(lambda: chat.label("#attached").startswith("+ notes.txt (220 tokens)"))
+
+    run(client, flow)
 
 
 def test_commands_are_suggested_completed_and_rejected() -> None:

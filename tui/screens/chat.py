@@ -201,7 +201,7 @@ class ChatScreen(SteadyScreen):
             if model or not welcome.display:
                 show_error(self, error)
         welcome.show_loaded(model)
-        self.conversation.model = model
+        self.conversation.use_model(model)
         status.model = model or _NONE
         status.loading_model = None
         self.conversation.composer.measure()

@@ -5,7 +5,6 @@ Shortly after the last key, the draft is saved and the context budget is updated
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from textual import on, work
@@ -16,6 +15,7 @@ from textual.message import Message
 from textual.widgets import Label, TextArea
 
 from tui import commands
+from tui.attachment_sizes import AttachmentSizes
 from tui.client import Client, NotLoaded
 from tui.completion import Completions
 from tui.drafts import Drafts, Prompt, read_attachment
@@ -28,18 +28,6 @@ from tui.widgets.status_line import StatusLine
 from tui.widgets.text_fields import WordButtons, word
 
 _PAUSE = 0.4  # seconds after the last key until the draft is saved and the context is measured
-
-
-@dataclass(slots=True)
-class Attached:
-    """An attachment, with its number of tokens once it is known."""
-
-    attachment: Attachment
-    tokens: int | None = None
-
-    def __str__(self) -> str:
-        cost = "…" if self.tokens is None else f"{self.tokens:,}"
-        return f"{self.attachment.name} ({cost} tokens)"
 
 
 class Composer(Vertical):
@@ -62,9 +50,10 @@ class Composer(Vertical):
             super().__init__()
             self.name, self.argument = name, argument
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, sizes: AttachmentSizes) -> None:
         super().__init__()
         self._client = client
+        self._sizes = sizes
         self._chat = OpenChat()
         self.menu = PromptMenu(
             Completions(client, lambda: self.app.available_themes, lambda: self._chat.title),
@@ -73,7 +62,7 @@ class Composer(Vertical):
         self.status = StatusLine()
         self.drafts = Drafts(client.chats)
         self.sending: Prompt | None = None  # the message that is being sent, until the client has stored it
-        self._attached: list[Attached] = []
+        self._attached: list[Attachment] = []
         self._queue: list[Prompt] = []
         self._aside: Prompt | None = None  # the prompt to restore after the user has edited a message
         self.is_leaving = False  # whether the open chat is being left: text typed now belongs to the next chat
@@ -96,32 +85,27 @@ class Composer(Vertical):
     @property
     def prompt(self) -> Prompt:
         """The message that Enter would send."""
-        return Prompt(self.area.text.strip(), self._files)
-
-    @property
-    def _files(self) -> tuple[Attachment, ...]:
-        return tuple(attached.attachment for attached in self._attached)
+        return Prompt(self.area.text.strip(), tuple(self._attached))
 
     def write(self, prompt: Prompt) -> None:
         """Replace the text and the attachments."""
-        self._attached = [Attached(attachment) for attachment in prompt.attachments]
+        self._attached = list(prompt.attachments)
         self.area.write(prompt.text)
-        for attached in self._attached:
-            self.price(attached)
-        self._show_attached()
+        self.count_attached()
 
     def attach(self, found: Attachment) -> None:
         """Attach a file to the next message."""
-        self._attached.append(Attached(found))
-        self._show_attached()
-        self.price(self._attached[-1])
+        self._attached.append(found)
+        self.count_attached()
 
-    @work(description="price")
-    async def price(self, attached: Attached) -> None:
-        """Count the tokens of an attachment. If no model is loaded, another notice has already said so."""
-        with show_errors(self), suppress(NotLoaded):
-            attached.tokens = await self._client.replies.count_tokens(attached.attachment.text)
-            self._show_attached()
+    @work(exclusive=True, group="count", description="count")
+    async def count_attached(self) -> None:
+        """Show the attachments, with their tokens when they are counted."""
+        self._show_attached()
+        with show_errors(self), suppress(NotLoaded):  # another notice has already said that no model is loaded
+            for file in list(self._attached):
+                await self._sizes.count(file)
+                self._show_attached()
 
     # --- drafts and the context
 
@@ -141,7 +125,7 @@ class Composer(Vertical):
         """Return all text that is not sent: the queue and the prompt, without `sending` and without a message that is
         being edited.
         """
-        typed = Prompt(self.area.draft.strip(), self._files)
+        typed = Prompt(self.area.draft.strip(), tuple(self._attached))
         return Prompt.of([*self._queue, typed if self._aside is None else self._aside])
 
     async def save_draft(self) -> None:
@@ -176,7 +160,7 @@ class Composer(Vertical):
     def show_draft(self, draft: Prompt) -> None:
         """Show the draft of the chat that was opened, followed by the text typed meanwhile."""
         self.is_leaving = False
-        self.write(Prompt(draft.text + self.area.text, (*draft.attachments, *self._files)))
+        self.write(Prompt(draft.text + self.area.text, (*draft.attachments, *self._attached)))
 
     def switch_chat(self, chat: OpenChat) -> None:
         """From now on, typed text belongs to this chat."""
@@ -308,7 +292,7 @@ class Composer(Vertical):
     @on(PromptArea.LongPasted)
     def attach_pasted(self, event: PromptArea.LongPasted) -> None:
         event.stop()
-        number = 1 + sum(attached.attachment.name.startswith("pasted") for attached in self._attached)
+        number = 1 + sum(file.name.startswith("pasted") for file in self._attached)
         self.attach(Attachment(f"pasted-{number}.txt", event.text))
 
     @on(PromptArea.PathPasted)
@@ -334,7 +318,7 @@ class Composer(Vertical):
         self._show_attached()
 
     def _show_attached(self) -> None:
-        names = ", ".join(str(attached) for attached in self._attached)
+        names = ", ".join(self._sizes.describe(file) for file in self._attached)
         label = self.query_one("#attached", WordButtons)
         label.update(Content.assemble(f"+ {names}  ", word("remove", "detach")))
         label.display = bool(names)

@@ -17,6 +17,7 @@ from textual.message import Message as Posted
 from textual.widgets import TextArea
 from textual.worker import Worker
 
+from tui.attachment_sizes import AttachmentSizes
 from tui.client import Client, ClientError, NotLoaded
 from tui.double_press import DoublePress
 from tui.drafts import Prompt
@@ -47,6 +48,7 @@ from tui.types import (
     ToolReturned,
     TrimPlan,
 )
+from tui.widgets.attached_file import AttachedFile
 from tui.widgets.composer import Composer
 from tui.widgets.message_view import MessageView
 from tui.widgets.prompt_area import PromptArea
@@ -103,9 +105,10 @@ class Conversation(Vertical):
     def __init__(self, client: Client) -> None:
         super().__init__()
         self._client = client
-        self.transcript = Transcript()
+        self._sizes = AttachmentSizes(client.replies)
+        self.transcript = Transcript(self._sizes)
         self.welcome = Welcome()
-        self.composer = Composer(client)
+        self.composer = Composer(client, self._sizes)
         self.model = ""  # the loaded model; empty until one is loaded
         self.chat = OpenChat()
         self._activity = ""  # the text of the last Activity message
@@ -156,6 +159,15 @@ class Conversation(Vertical):
     def running_chats(self) -> Collection[ChatId]:
         """The chats in which a reply is being generated."""
         return self._replies.chats
+
+    def use_model(self, model: str) -> None:
+        """Use a loaded model from now on; "" if none is loaded."""
+        if model != self.model:
+            self.model = model
+            self._sizes.forget()
+            self.composer.count_attached()
+            for file in self.query(AttachedFile):
+                file.count()
 
     # --- the open chat
 

@@ -12,8 +12,10 @@ from textual.widget import Widget
 from textual.widgets import Label, Static
 
 from tui import figures
+from tui.attachment_sizes import AttachmentSizes
 from tui.plain_text import head, model_name
 from tui.types import CallId, Finish, Message, MessageId, Role, ToolCalled, ToolReturned
+from tui.widgets.attached_file import AttachedFile
 from tui.widgets.folded import Folded, Reasoning
 from tui.widgets.growing import Column
 from tui.widgets.outcome import Outcome, has_outcome
@@ -78,7 +80,13 @@ class MessageView(Column, can_focus=True):
             self.step = step
 
     def __init__(
-        self, message: Message, siblings: tuple[MessageId, ...], *, left_out: bool = False, summary: str = ""
+        self,
+        message: Message,
+        siblings: tuple[MessageId, ...],
+        sizes: AttachmentSizes,
+        *,
+        left_out: bool = False,
+        summary: str = "",
     ) -> None:
         """Create the view of a message.
 
@@ -87,6 +95,7 @@ class MessageView(Column, can_focus=True):
         super().__init__(classes=f"{message.role.value}{' left-out' if left_out else ''}")
         self.message = message
         self._siblings = siblings
+        self._sizes = sizes
         self._left_out = left_out
         self._summary = summary
 
@@ -98,7 +107,7 @@ class MessageView(Column, can_focus=True):
         else:
             yield Static(Content(head(message.text, _LONGEST_TYPED)), classes="typed")
             for attachment in message.attachments:
-                yield Label(f"+ {attachment.name} ({len(attachment.text):,} characters)", markup=False, classes="file")
+                yield AttachedFile(attachment, self._sizes)
         if has_outcome(message):
             yield Outcome(message)
         if self._summary:

@@ -11,6 +11,7 @@ from textual.geometry import Region, Size
 from textual.screen import Screen
 from textual.strip import Strip
 
+from tui.attachment_sizes import AttachmentSizes
 from tui.types import Message, MessageId
 from tui.widgets.growing import Column, keep_position, render_uniform, size_by_layout
 from tui.widgets.message_view import MessageView
@@ -32,8 +33,9 @@ class Transcript(VerticalScroll, can_focus=False):
 
     virtual_size = size_by_layout()
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: AttachmentSizes) -> None:
         super().__init__()
+        self._sizes = sizes
         self.status = ReplyStatus()  # below the last message
         self._path: list[Message] = []
         self._siblings: Siblings = lambda message: (message,)
@@ -153,6 +155,7 @@ class Transcript(VerticalScroll, can_focus=False):
             MessageView(
                 message,
                 self._siblings(message.id),
+                self._sizes,
                 left_out=message.id in self._left_out,
                 summary=self._left_out.get(message.id, ""),
             )
