@@ -65,7 +65,7 @@ def test_random_keys_do_not_break_the_chat() -> None:
 def test_choosing_a_row_twice_closes_one_screen() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f2")
-        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))
+        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and chat.app.screen.is_mounted)
         screen, listing = chat.app.screen, chat.app.screen.query_one(Listing)
         await chat.until(lambda: listing.row_count)
         for _ in range(2):
