@@ -35,6 +35,7 @@ class Finish(enum.Enum):
     COMPLETE = "complete"
     LENGTH = "length"  # it reached max_tokens
     STOPPED = "stopped"  # the user stopped it
+    EDITED = "edited"  # the user's version of a reply
     FAILED = "failed"  # the engine raised an error
     CUT_OFF = "cut_off"  # the program ended during the reply; noticed when the chat is opened again
 

@@ -17,6 +17,7 @@ _FINISH = {
     records.State.WHOLE: types.Finish.COMPLETE,
     records.State.CUT: types.Finish.LENGTH,
     records.State.STOPPED: types.Finish.STOPPED,
+    records.State.EDITED: types.Finish.EDITED,
     records.State.FAILED: types.Finish.FAILED,
 }
 _WORDS = 8  # a chat without a title is shown with the first words of its first message: at most 8

@@ -81,10 +81,13 @@ class Messages:
     def rewrite(self, chat: int, reply: int, text: str) -> StoredMessage:
         """Store the user's version of a reply as a sibling of that reply."""
         with self._database.writing():
-            parent = next((message.parent for message in self.in_chat(chat) if message.id == reply), None)
-            return self.add(
-                StoredMessage(id=0, chat=chat, parent=parent, role=Role.ASSISTANT, text=text, created=time.time())
-            )
+            original = next((message for message in self.in_chat(chat) if message.id == reply), None)
+            parent, model = (None, "") if original is None else (original.parent, original.model)
+            edited = StoredMessage(
+                id=0, chat=chat, parent=parent, role=Role.ASSISTANT, text=text, model=model, state=State.EDITED,
+                created=time.time(),
+            )  # fmt: skip
+            return self.add(edited)
 
     def start_reply(self, chat: int, parent: int, model: str) -> StoredMessage:
         empty = StoredMessage(

@@ -45,6 +45,7 @@ class State(enum.StrEnum):
     WHOLE = "whole"
     CUT = "cut"  # the token limit ended it
     STOPPED = "stopped"  # the user stopped it
+    EDITED = "edited"  # the user's version of a reply
     FAILED = "failed"  # an error ended it
 
 

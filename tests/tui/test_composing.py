@@ -221,3 +221,20 @@ def test_presets_are_saved_and_deleted_from_any_field() -> None:
         await chat.until(lambda: not presets)
 
     run(client, flow)
+
+
+@pytest.mark.parametrize("end", ["enter", "escape"])
+def test_up_key_does_not_recall_an_edited_reply(end: str) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("question")
+        chat.views()[1].focus()
+        await chat.pilot.press("ctrl+up")
+        await chat.until(lambda: chat.composer.area.text == "Hello.")
+        if end == "enter":
+            await chat.type("!", enter=False)
+        await chat.pilot.press(end)
+        await chat.until(lambda: chat.composer.area.text == "")
+        await chat.pilot.press("up")
+        assert chat.composer.area.text == "question"
+
+    run(ScriptedClient(), flow)

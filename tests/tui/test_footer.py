@@ -48,6 +48,21 @@ def test_footer_shows_how_to_end_editing() -> None:
     run(ScriptedClient(), flow, size=(80, 24))
 
 
+def test_footer_of_an_edited_reply_offers_to_save_until_it_is_saved() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("go")
+        chat.views()[1].focus()
+        await chat.pilot.press("ctrl+up")
+        await chat.until(lambda: footer(chat).startswith("esc Cancel edit ⏎ Save as branch"))
+        await chat.type("!")
+        await shows(chat, f"{IDLE} ^g Editor")
+        header = chat.lines()[chat.views()[1].region.y]
+        assert "smollm2:135m  ‹ 2/2 ›" in header
+        assert "edited" in header
+
+    run(ScriptedClient(), flow, size=(80, 24))
+
+
 def test_branch_keys_are_shown_only_for_messages_with_branches() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("go")

@@ -238,12 +238,13 @@ class Composer(Vertical):
 
     # --- editing a message
 
-    def edit(self, prompt: Prompt) -> None:
-        """Put a sent message into the prompt for editing. The current prompt is kept aside."""
+    def edit(self, prompt: Prompt, *, is_reply: bool) -> None:
+        """Put a message into the prompt for editing. The current prompt is kept aside."""
         if self._aside is None:
             self._aside = self.prompt
         self.add_class("editing")
         self.write(prompt)
+        self.area.edited_reply = self.area.text if is_reply else ""
         self.area.focus()
 
     def end_editing(self) -> None:
@@ -252,6 +253,7 @@ class Composer(Vertical):
             draft, self._aside = self._aside, None
             self.remove_class("editing")
             self.area.put_away()
+            self.area.edited_reply = ""
             self.write(draft)
 
     # --- input

@@ -153,7 +153,10 @@ class Conversation(Vertical):
             return {}
         if is_replying:
             return {"escape": "Stop", "enter": "Queue"}
-        return {} if self._editing is None else {"escape": "Cancel edit", "enter": "Send as branch"}
+        if self._editing is None:
+            return {}
+        saves = "Send as branch" if self._editing.role is Role.USER else "Save as branch"
+        return {"escape": "Cancel edit", "enter": saves}
 
     @property
     def running_chats(self) -> Collection[ChatId]:
@@ -286,6 +289,7 @@ class Conversation(Vertical):
         """Store a message, show it, and request a reply. If the message cannot be sent, put it back into the prompt."""
         chat, edited = self.chat, self._editing
         self._editing = None
+        self.refresh_bindings()
         message: Message | None = None
         with show_errors(self):
             message = await self._store(chat, prompt, edited)
@@ -545,7 +549,7 @@ class Conversation(Vertical):
 
     def _begin_editing(self, message: Message, prompt: Prompt) -> None:
         self._editing = message
-        self.composer.edit(prompt)
+        self.composer.edit(prompt, is_reply=message.role is Role.ASSISTANT)
         self.refresh_bindings()
 
     def _is_busy(self) -> bool:

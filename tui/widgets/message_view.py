@@ -1,5 +1,6 @@
 """One message of a chat: its author, text, and cost, and the actions on it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ from tui.widgets.outcome import Outcome, has_outcome
 from tui.widgets.text_fields import SplitLine, clickable, word
 from tui.widgets.tool_call import PermissionAsk, ToolCallLine
 
+_STATES: Mapping[Finish | None, str] = {Finish.STOPPED: "stopped", Finish.EDITED: "edited"}  # what the header says about a reply
 _LONGEST_TYPED = 20_000  # characters of a user's message that are shown; copying and editing use the whole text
 
 
@@ -150,8 +152,8 @@ class MessageView(Column, can_focus=True):
         """Return versions of the reply's cost as text, from long to short."""
         usage = self.message.usage
         words = [] if usage is None else [figures.brief_cost(usage), figures.brief_speed(usage)]
-        stopped = ["stopped"] if self.message.finish is Finish.STOPPED else []
-        costs = [" · ".join([*stopped, *([one] if one else [])]) for one in [*words, ""]]
+        state = _STATES.get(self.message.finish, "")
+        costs = [" · ".join(filter(None, (state, one))) for one in [*words, ""]]
         return [one for one in costs if one]
 
     def _details(self) -> str:

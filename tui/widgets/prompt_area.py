@@ -86,6 +86,7 @@ class PromptArea(TextField, ActiveCursor):
         self._index = 0  # index of the shown input; equal to the number of inputs for new text
         self._unsent: dict[int, str] = {}  # edited inputs that were not sent, by index
         self._hint_end: Timer | None = None
+        self.edited_reply = ""  # the reply that is being edited: the up key recalls only texts of the user
 
     def remember(self, inputs: Sequence[str]) -> None:
         """Add inputs of earlier runs. `inputs`: newest first."""
@@ -126,7 +127,7 @@ class PromptArea(TextField, ActiveCursor):
 
     def put_away(self) -> None:
         """Add the current text to the inputs before it is replaced, so that the up key recalls it."""
-        if self.text not in self._earlier:
+        if self.text not in (*self._earlier, self.edited_reply):
             self._append(self.text)
 
     def _set_aside(self) -> None:
@@ -167,7 +168,8 @@ class PromptArea(TextField, ActiveCursor):
     def _submit(self, text: str) -> None:
         self._menu.close()
         self._set_aside()
-        self._append(text)
+        if not self.edited_reply:
+            self._append(text)
         self.write("")
         self.post_message(self.Entered(text))
 

@@ -76,6 +76,8 @@ def test_branches_share_their_first_messages(history: History) -> None:
     assert history.chats.get(chat.id).shown == left
     rewritten = history.messages.rewrite(chat.id, answer, "zwei")
     assert (rewritten.parent, rewritten.role) == (first.id, Role.ASSISTANT)
+    original = messages[answer]
+    assert (rewritten.model, rewritten.state) == (original.model, State.EDITED)
 
 
 def test_user_title_overrides_generated_title(history: History) -> None:
