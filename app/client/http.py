@@ -21,18 +21,28 @@ _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _REASONS = ("error", "message", "detail", "msg")  # JSON keys under which servers report the reason of an error
 _LONGEST_REASON = 300  # maximum length of the shown reason in characters
 
-_ERROR_KINDS: Mapping[object, type[InglenookError]] = {
-    "context_length_exceeded": PromptTooLong,
-    "model_not_found": ModelNotFound,
-}
-
 
 class ServerUnreachable(AppError):
     """The server does not respond, or closed the connection."""
 
 
+class ServerSilent(ServerUnreachable):
+    """The server accepted the connection, and does not answer. It may be loading its model."""
+
+
 class ServerError(AppError):
     """The server returned an error."""
+
+
+class ServerLoading(ServerError):
+    """The server is loading its model."""
+
+
+_ERROR_KINDS: Mapping[object, type[InglenookError]] = {
+    "context_length_exceeded": PromptTooLong,
+    "model_not_found": ModelNotFound,
+    503: ServerLoading,  # llama.cpp's server
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +127,9 @@ class HTTPClient:
         return problem
 
     def _unreachable(self, problem: httpx.HTTPError) -> ServerUnreachable:
+        if isinstance(problem, httpx.ReadTimeout):
+            reason = f"no answer in {self._answer_seconds:g} s"
+            return ServerSilent(f"the server at {self._url} does not respond: {reason}", self._remedies.unreachable)
         reason = str(problem) or type(problem).__name__
         return ServerUnreachable(f"the server at {self._url} does not respond: {reason}", self._remedies.unreachable)
 

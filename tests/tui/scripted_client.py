@@ -128,7 +128,9 @@ class ScriptedChats:
 
     async def rewrite(self, chat: ChatId, reply: MessageId, text: str) -> Message:
         old = next(one for one in self.chats[chat].messages if one.id == reply)
-        return self.put(chat, replace(old, id=MessageId(f"message-{self.name()}"), text=text, usage=None, finish=Finish.EDITED))
+        return self.put(
+            chat, replace(old, id=MessageId(f"message-{self.name()}"), text=text, usage=None, finish=Finish.EDITED)
+        )
 
     async def show_branch(self, chat: ChatId, leaf: MessageId) -> None:
         self.chats[chat] = replace(self.chats[chat], leaf=leaf)

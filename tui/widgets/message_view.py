@@ -23,7 +23,10 @@ from tui.widgets.outcome import Outcome, has_outcome
 from tui.widgets.text_fields import SplitLine, clickable, word
 from tui.widgets.tool_call import PermissionAsk, ToolCallLine
 
-_STATES: Mapping[Finish | None, str] = {Finish.STOPPED: "stopped", Finish.EDITED: "edited"}  # what the header says about a reply
+_STATES: Mapping[Finish | None, str] = {
+    Finish.STOPPED: "stopped",
+    Finish.EDITED: "edited",
+}  # what the header says about a reply
 _LONGEST_TYPED = 20_000  # characters of a user's message that are shown; copying and editing use the whole text
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from app.chat_backend.endpoint import ChatEndpoint, ServedName
 
 _WAKE_SECONDS = 5.0  # maximum time from the registration of a new server to its first answer
+_LOAD_SECONDS = 1800.0  # maximum time that a remote server may take to load its model
 _TURN_SECONDS = 0.2  # seconds between two checks whether another chat has started the engine
 
 
@@ -324,7 +325,7 @@ class EngineConnection:
             with client_errors():
                 if self._engine is None or not await self._answers(target.model):
                     await self._release_engine(state)
-                    find = self._attach_remote(target) if self._remote else self._find_or_start(target, state)
+                    find = self._attach_remote(target, state) if self._remote else self._find_or_start(target, state)
                     self._engine = await find
         except ClientError as problem:
             if self._served is not None and self._served != target:
@@ -374,13 +375,13 @@ class EngineConnection:
                 await asyncio.shield(process.stop())  # the process must be stopped even if this task is cancelled
         self._leases.close()
 
-    async def _attach_remote(self, target: _TargetModel) -> ReadyEngine:
+    async def _attach_remote(self, target: _TargetModel, state: LoadingState) -> ReadyEngine:
         from app.chat_backend.endpoint import ChatEndpoint
 
         endpoint = ChatEndpoint(self._remote, self._key, is_inglenook=False)
         async with AsyncExitStack() as unless_used:
             unless_used.push_async_callback(endpoint.close)
-            names = await endpoint.names()
+            names = await _wait_for_names(endpoint, state)
             requested = target.model if target.is_required else ""
             found = (
                 next((one for one in names if one.name == requested), None) if requested else next(iter(names), None)
@@ -461,6 +462,21 @@ class EngineConnection:
                 default_sampling = await asyncio.to_thread(sampling_from_files, instance)
             unless_used.pop_all()
             return ReadyEngine(endpoint, instance.model, int(report["context_length"]), default_sampling)
+
+
+async def _wait_for_names(endpoint: "ChatEndpoint", state: LoadingState) -> Sequence["ServedName"]:
+    """Return the models of a remote server. Waits while it loads its model, for at most _LOAD_SECONDS."""
+    from app.client.http import ServerLoading, ServerSilent
+
+    patience = asyncio.get_running_loop().time() + _LOAD_SECONDS
+    while True:
+        try:
+            return await endpoint.names()
+        except (ServerLoading, ServerSilent):
+            if asyncio.get_running_loop().time() > patience:
+                raise
+            state.update(state.model, "the server does not answer yet; it may be loading its model")
+            await asyncio.sleep(_TURN_SECONDS)
 
 
 async def _wait_for_report(endpoint: "ChatEndpoint") -> Any:

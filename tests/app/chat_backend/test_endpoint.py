@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 import pytest
@@ -306,6 +307,32 @@ def test_endpoint_models_are_listed_without_a_loaded_one(settings: Settings, end
         assert await client.models.installed() == [ModelInfo("stand-in", elsewhere=True)]
 
     run(other, endpoint.url, work)
+
+
+async def loaded_when_ready(client: TerminalClient, is_ready: Callable[[], object]) -> str:
+    """Follow the loading of a model. Call `is_ready` when the server is reported to load, and return the last stage."""
+    stage = ""
+    async for now in client.engine.loading():
+        stage = now.stage
+        if "may be loading its model" in stage:
+            is_ready()
+    return stage
+
+
+def test_chat_waits_for_an_endpoint_that_accepts_connections_and_does_not_answer_yet(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.chat_backend.endpoint._ANSWER_SECONDS", 0.3)
+    with ExitStack() as serving:
+        silent = FakeEndpoint()
+        start = lru_cache(lambda: serving.enter_context(silent))
+        assert run(settings, silent.url, lambda client: loaded_when_ready(client, start)) == "loaded"
+
+
+def test_chat_waits_for_a_llama_cpp_server_that_loads_its_model(settings: Settings, endpoint: FakeEndpoint) -> None:
+    endpoint.refusal = 503, b'{"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}'
+    done = partial(setattr, endpoint, "refusal", None)
+    assert run(settings, endpoint.url, lambda client: loaded_when_ready(client, done)) == "loaded"
 
 
 def test_unreachable_endpoint_is_reported(settings: Settings) -> None:
