@@ -236,10 +236,21 @@ class ChatApp(App[None]):
 
     def action_use_theme(self, name: str = "") -> None:
         """Use the theme `name`. If there is no such theme, open the list of themes."""
-        if name in self.available_themes:
-            self.theme = name
-        else:
-            self.action_change_theme()
+        from tui.theme_list import find_theme
+
+        if (found := find_theme(name, self.available_themes)) is not None:
+            self.theme = found
+            return
+        if name:
+            self.notify(f"No theme {name}. Choose one of the list.", severity="warning", markup=False)
+        self.search_themes()
+
+    def search_themes(self) -> None:
+        from textual.command import CommandPalette
+
+        from tui.theme_list import ThemeList
+
+        self.push_screen(CommandPalette(providers=[ThemeList], placeholder="Search for themes…"))
 
     def action_load(self, name: str = "") -> None:
         if name:

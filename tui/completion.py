@@ -169,7 +169,9 @@ class Completions:
         return [Suggestion(one.name, single_line(one.name), single_line(one.settings.system)) for one in presets]
 
     async def _theme_names(self, _: str) -> Sequence[Suggestion]:
-        return [Suggestion(name, name) for name in sorted(self._themes())]
+        from tui.theme_list import ordered
+
+        return [Suggestion(name, name) for name in ordered(self._themes())]
 
     async def _files(self, folder: str) -> Sequence[Suggestion]:
         from tui.file_search import find_files

@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tui.branches import Branches
-from tui.types import Chat, ChatId, ChatSettings, ChatSummary, Message, MessageId, Role
+from tui.client import Chats
+from tui.types import DEFAULT_PRESET, Chat, ChatId, ChatSettings, ChatSummary, Message, MessageId, Role
+
+
+async def settings_of_new_chats(chats: Chats) -> ChatSettings:
+    """Return the settings of the preset that the user made the default. Raises ClientError."""
+    presets = await chats.presets()
+    return next((one.settings for one in presets if one.name == DEFAULT_PRESET), ChatSettings())
 
 
 @dataclass(slots=True)

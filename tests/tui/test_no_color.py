@@ -66,9 +66,9 @@ async def message(chat: Chatting) -> str:
 
 async def theme_palette(chat: Chatting) -> str:
     await chat.type("/theme")
-    await chat.until(lambda: chat.app.screen.query("CommandList") and any("dracula" in one for one in chat.lines()))
+    await chat.until(lambda: chat.app.screen.query("CommandList") and any("nord" in one for one in chat.lines()))
     await chat.pilot.press("down")
-    return "ansi-light"
+    return "hearth-light"
 
 
 STEPS: tuple[Step, ...] = (command_menu, chat_list, models, select_field, message, theme_palette)

@@ -48,6 +48,12 @@ def test_new_chat_starts_with_the_default_settings() -> None:
 
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: chat.conversation.chat.settings == PIRATE)
+        status = chat.composer.status
+        await chat.until(lambda: status.settings == PIRATE)
+        for private in (False, True, True, False):
+            await chat.conversation.configure(chat.conversation.chat, ChatSettings("Only here."))
+            await chat.conversation.open_new(private=private)
+            assert (chat.conversation.chat.settings, status.settings) == (PIRATE, PIRATE)
 
     run(client, flow)
 

@@ -21,14 +21,14 @@ class Lined(App[None]):
 
 
 def shown(model: str, loading: Loading | None, *, width: int = 120) -> str:
-    """Return the status line of a private chat that has set a temperature."""
+    """Return the status line of a private chat with a temperature and a system prompt."""
 
     async def show() -> str:
         async with Lined().run_test(size=(width, 24)) as pilot:
             line = pilot.app.query_one(StatusLine)
             line.model, line.loading_model = model, loading
             line.budget, line.is_private = HALF, True
-            line.settings = ChatSettings(sampling=Sampling(temperature=0.2))
+            line.settings = ChatSettings("Be brief.", Sampling(temperature=0.2))
             return line.render().plain
 
     return asyncio.run(show())
@@ -44,7 +44,7 @@ def shown(model: str, loading: Loading | None, *, width: int = 120) -> str:
     ],
 )
 def test_status_line_shows_model_context_and_settings(model: str, loading: Loading | None, first: str) -> None:
-    rest = "private   ▓▓▓▓▓░░░░░ context 50 % · 4.0k free   temp 0.2"
+    rest = "private   ▓▓▓▓▓░░░░░ context 50 % · 4.0k free   temp 0.2   system prompt"
     assert shown(model, loading, width=140) == f"{first}   {rest}"
 
 

@@ -23,11 +23,12 @@ from tui.commands import COMMANDS, Command, Owner
 from tui.double_press import DoublePress
 from tui.drafts import Prompt
 from tui.engine_types import Loading
+from tui.open_chat import settings_of_new_chats
 from tui.plain_text import is_web_address, sanitize, single_line
 from tui.screens.dialog import ask, confirm
 from tui.show_errors import show_error, show_errors
 from tui.terminal_window import TerminalWindow
-from tui.types import DEFAULT_PRESET, ChatId, ChatSettings, ToolServer
+from tui.types import ChatId, ChatSettings, ToolServer
 from tui.widgets.chat_list import ChatList
 from tui.widgets.composer import Composer
 from tui.widgets.conversation import Conversation
@@ -157,10 +158,9 @@ class ChatScreen(SteadyScreen):
         """Apply the preset that the user made the default."""
         chat = self.conversation.chat
         with show_errors(self):
-            presets = await self._client.chats.presets()
-            settings = next((one.settings for one in presets if one.name == DEFAULT_PRESET), None)
-            if settings is not None and chat.id is None:
-                chat.settings = settings
+            settings = await settings_of_new_chats(self._client.chats)
+            if chat.id is None:
+                await self.conversation.configure(chat, settings)
 
     async def _offer_last_chat(self) -> None:
         with show_errors(self):

@@ -21,7 +21,7 @@ from tui.attachment_sizes import AttachmentSizes
 from tui.client import Client, ClientError, NotLoaded
 from tui.double_press import DoublePress
 from tui.drafts import Prompt
-from tui.open_chat import OpenChat
+from tui.open_chat import OpenChat, settings_of_new_chats
 from tui.plain_text import single_line
 from tui.reply_progress import ReplyProgress
 from tui.running_replies import RunningReplies
@@ -193,9 +193,9 @@ class Conversation(Vertical):
             self.composer.show_draft(self.composer.drafts.with_files(chat, found.draft))
 
     async def open_new(self, *, private: bool = False) -> None:
-        """Open a new chat. It takes the settings of the previous chat, unless that one is private."""
+        """Open a new chat with the settings of new chats."""
         async with self._leaving() as left:
-            settings = self.chat.settings if private or not self.chat.private else ChatSettings()
+            settings = await settings_of_new_chats(self._client.chats)
             if await self._save_left_draft(left):
                 self.app.notify("Draft saved to the chat list.", timeout=_BRIEF, markup=False)
             await self._show(OpenChat(settings=settings, private=private), None)

@@ -23,10 +23,8 @@ from tui.widgets.outcome import Outcome, has_outcome
 from tui.widgets.text_fields import SplitLine, clickable, word
 from tui.widgets.tool_call import PermissionAsk, ToolCallLine
 
-_STATES: Mapping[Finish | None, str] = {
-    Finish.STOPPED: "stopped",
-    Finish.EDITED: "edited",
-}  # what the header says about a reply
+# finish of a reply -> word in its header
+_STATES: Mapping[Finish | None, str] = {Finish.STOPPED: "stopped", Finish.EDITED: "edited"}
 _LONGEST_TYPED = 20_000  # characters of a user's message that are shown; copying and editing use the whole text
 
 

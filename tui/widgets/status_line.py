@@ -1,4 +1,4 @@
-"""The status line below the prompt: model, context, temperature, and whether the chat is private."""
+"""The status line below the prompt: model, context, settings of the chat, and whether the chat is private."""
 
 from collections.abc import Sequence
 
@@ -45,7 +45,7 @@ class StatusLine(Widget):
 
     def _parts(self) -> list[Sequence[Content]]:
         """Return the forms of each part, the longest first."""
-        parts = [(self._model(),), (self._private(),), self._fullness(), (self._temperature(),)]
+        parts = [(self._model(),), (self._private(),), self._fullness(), (self._temperature(),), (self._system(),)]
         return [forms for forms in parts if forms and forms[0]]
 
     def _model(self) -> Content:
@@ -70,6 +70,9 @@ class StatusLine(Widget):
     def _temperature(self) -> Content:
         temperature = self.settings.sampling.temperature
         return Content("" if temperature is None else f"temp {temperature:g}")
+
+    def _system(self) -> Content:
+        return Content("system prompt" if self.settings.system.strip() else "")
 
     def on_click(self, event: Click) -> None:
         part = event.style.meta.get("part")

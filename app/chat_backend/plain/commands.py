@@ -17,12 +17,12 @@ from tui.client import Client, ClientError
 from tui.clipboard import Clipboard
 from tui.commands import COMMANDS, Command, Owner, find_command
 from tui.drafts import read_attachment
+from tui.open_chat import settings_of_new_chats
 from tui.types import (
     AUTHORS,
     Attachment,
     Chat,
     ChatId,
-    ChatSettings,
     ChatSummary,
     ExportFormat,
     Message,
@@ -120,7 +120,8 @@ class PlainCommands:
     async def current(self) -> Chat:
         """Return the open chat. Creates one if none is open."""
         if self._chat is None:
-            made = await self._client.chats.create(ChatSettings(), private=self.is_private)
+            settings = await settings_of_new_chats(self._client.chats)
+            made = await self._client.chats.create(settings, private=self.is_private)
             self._chat = made.summary.id
             return made
         return await self._client.chats.open(self._chat)

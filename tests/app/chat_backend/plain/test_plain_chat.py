@@ -22,12 +22,14 @@ from tui.clipboard import Clipboard, Destination
 from tui.commands import COMMANDS
 from tui.engine_types import Loading, Recommendation
 from tui.types import (
+    DEFAULT_PRESET,
     CallId,
     ChatSettings,
     Finish,
     FullContext,
     Notice,
     Permission,
+    Preset,
     ReplyEnd,
     Role,
     Sampling,
@@ -65,8 +67,6 @@ def test_piped_questions_are_answered(
     clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     async def short() -> None:
-        from tui.types import ChatSettings, Preset, Sampling
-
         async with clients() as client:
             await client.chats.save_preset(Preset("short", ChatSettings(sampling=Sampling(max_tokens=5, seed=1))))
 
@@ -517,3 +517,11 @@ def test_copy_without_a_clipboard_program_says_what_to_install(
     client.engine.loads.set()
     scripted(client, monkeypatch, "Hi", "/copy")
     assert "Install wl-copy, xclip, or xsel." in capsys.readouterr().err
+
+
+def test_new_chats_start_with_the_default_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, brief = ScriptedClient(), ChatSettings("Be brief.")
+    client.chats.kept_presets[DEFAULT_PRESET] = Preset(DEFAULT_PRESET, brief)
+    client.engine.loads.set()
+    assert scripted(client, monkeypatch, "/system Be kind.", "/new", "hi") == 0
+    assert [chat.settings for chat in client.chats.chats.values()] == [ChatSettings("Be kind."), brief]
