@@ -200,5 +200,6 @@ FINISHES = {
     Finish.LENGTH: "Reply cut at the length limit. Raise Max tokens in the settings.",
     Finish.FAILED: "The reply failed.",
     Finish.CUT_OFF: "Interrupted: Inglenook closed during this reply.",
+    Finish.ELSEWHERE: "Another window is writing this reply. Open the chat again to read it.",
 }
 """Labels of replies that were neither complete nor stopped by the user."""

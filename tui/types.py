@@ -38,6 +38,7 @@ class Finish(enum.Enum):
     EDITED = "edited"  # the user's version of a reply
     FAILED = "failed"  # the engine raised an error
     CUT_OFF = "cut_off"  # the program ended during the reply; noticed when the chat is opened again
+    ELSEWHERE = "elsewhere"  # another window is generating it
 
 
 class TokenSources(Protocol):
@@ -274,6 +275,7 @@ class ChatSummary(Sanitized):
     pinned: bool = False
     archived: bool = False
     private: bool = False  # never written to disk, and lost when the program ends
+    replying_elsewhere: bool = False  # whether another window is generating a reply in it
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,11 @@ class ChatRepository:
         return await to_thread(self._summaries, archived)
 
     def _summaries(self, archived: bool) -> Sequence[ChatSummary]:
-        stored = [summary_of(chat, private=False) for chat in self._history.chats.listed(archived=archived)]
+        elsewhere = self._history.replies_elsewhere()
+        stored = [
+            summary_of(chat, private=False, replying_elsewhere=chat.id in elsewhere)
+            for chat in self._history.chats.listed(archived=archived)
+        ]
         private = [summary_of(chat, private=True) for chat in self._private.chats.listed(archived=archived)]
         return sorted([*private, *stored], key=lambda chat: (not chat.pinned, -chat.updated))
 
@@ -107,9 +111,10 @@ class ChatRepository:
     def _open(self, chat: ChatId) -> Chat:
         history, number = self.locate(chat)
         in_progress = {message for where, message in self.in_progress if where == chat}
+        elsewhere = history.replies_elsewhere().get(number, ())
         found, messages = history.chats.get(number), history.messages.in_chat(number)
-        draft = history.inputs.draft(number)
-        return chat_of(found, messages, draft, private=history is self._private, in_progress=in_progress)
+        draft, private = history.inputs.draft(number), history is self._private
+        return chat_of(found, messages, draft, private=private, in_progress=in_progress, elsewhere=elsewhere)
 
     async def add(
         self, chat: ChatId, parent: MessageId | None, text: str, attachments: Sequence[Attachment] = ()

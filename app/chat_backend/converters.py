@@ -32,7 +32,7 @@ def message_id(message: int) -> types.MessageId:
     return types.MessageId(str(message))
 
 
-def summary_of(chat: records.Chat, *, private: bool) -> types.ChatSummary:
+def summary_of(chat: records.Chat, *, private: bool, replying_elsewhere: bool = False) -> types.ChatSummary:
     return types.ChatSummary(
         id=chat_id(chat.id, private=private),
         title=single_line(chat.title) or first_words(chat.beginning),
@@ -41,6 +41,7 @@ def summary_of(chat: records.Chat, *, private: bool) -> types.ChatSummary:
         pinned=chat.is_pinned,
         archived=chat.is_archived,
         private=private,
+        replying_elsewhere=replying_elsewhere,
     )
 
 
@@ -57,13 +58,17 @@ def chat_of(
     *,
     private: bool,
     in_progress: Container[int],
+    elsewhere: Container[int] = (),
 ) -> types.Chat:
-    """Convert a chat and its messages. `in_progress`: numbers of the replies that this program is generating."""
+    """Convert a chat and its messages.
+
+    `in_progress`: numbers of the replies that this program is generating. `elsewhere`: those of other windows.
+    """
     known = {message.id for message in messages}
     return types.Chat(
         summary=summary_of(chat, private=private),
         settings=settings_of(chat.settings),
-        messages=tuple(message_of(message, known, in_progress) for message in messages),
+        messages=tuple(message_of(message, known, in_progress, elsewhere) for message in messages),
         leaf=message_id(chat.shown) if chat.shown in known and chat.shown is not None else None,
         draft=draft,
         left_out=frozenset(message_id(message) for message in chat.trim.left_out),
@@ -72,14 +77,19 @@ def chat_of(
 
 
 def message_of(
-    message: records.StoredMessage, known: Container[int] | None = None, in_progress: Container[int] = ()
+    message: records.StoredMessage,
+    known: Container[int] | None = None,
+    in_progress: Container[int] = (),
+    elsewhere: Container[int] = (),
 ) -> types.Message:
     """Convert a message. A message whose parent is not in `known` becomes the first of a branch: its parent was lost.
 
-    `in_progress`: numbers of the replies that this program is generating.
+    `in_progress`: numbers of the replies that this program is generating. `elsewhere`: those of other windows.
     """
     parent = message.parent if message.parent is not None and (known is None or message.parent in known) else None
     is_reply = message.role is records.Role.ASSISTANT
+    is_elsewhere = message.state is records.State.COMING and message.id in elsewhere
+    finish = types.Finish.ELSEWHERE if is_elsewhere else _FINISH[message.state]
     return types.Message(
         id=message_id(message.id),
         parent=None if parent is None else message_id(parent),
@@ -91,7 +101,7 @@ def message_of(
         reasoning_seconds=message.reasoning_seconds,
         steps=tuple(step_of(step) for step in message.steps),
         model=message.model,
-        finish=_FINISH[message.state] if is_reply and message.id not in in_progress else None,
+        finish=finish if is_reply and message.id not in in_progress else None,
         usage=usage_of(message.usage),
         error=message.usage.error if message.usage else "",
     )

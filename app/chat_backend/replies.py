@@ -157,6 +157,7 @@ class ChatReplies:
             finally:
                 if not growing.has_ended:  # the caller closed the generator
                     growing.save(State.STOPPED)
+                growing.history.unmark_reply(growing.message)
                 self._chats.in_progress.discard((chat, growing.message))
                 self._in_progress.pop(growing.message, None)
 
@@ -184,7 +185,9 @@ class ChatReplies:
     async def _begin(self, chat: types.ChatId, to: int, engine: ReadyEngine) -> _ReplyInProgress:
         def begin() -> tuple[StoredMessage, History]:
             history, number = self._chats.locate(chat)
-            return history.messages.start_reply(number, to, engine.model), history
+            message = history.messages.start_reply(number, to, engine.model)
+            history.mark_reply(number, message.id)
+            return message, history
 
         message, history = await to_thread(begin)
         growing = _ReplyInProgress(message.id, chat, history, engine)

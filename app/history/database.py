@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.errors import AppError
+from app.history import lock_files
 from app.history.files import stamp_of
 from app.history.notices import HistoryNotice, Rescue
-from app.history.open_marks import unmark
 from app.history.opening import Opened, Tell, in_memory, open_file, open_history
 from app.history.records import HistoryDamaged
 from app.history.sqlite_errors import FAILURES, describe_damage, history_errors, is_corrupt
@@ -60,6 +60,11 @@ class Database:
     def notices(self) -> Sequence[HistoryNotice]:
         """The notices that no subscriber has received."""
         return tuple(self._notices)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether changes are saved in the file, where other processes see them."""
+        return self._path is not None and not self._opened.unsaved
 
     @property
     def rescue(self) -> Rescue | None:
@@ -160,7 +165,7 @@ class Database:
         with suppress(sqlite3.Error):
             self._opened.connection.close()
         if self._opened.mark is not None:
-            unmark(self._opened.mark)
+            lock_files.remove(self._opened.mark)
 
     def _repair(self, path: Path, damage: str) -> None:
         """Repair the file, and raise HistoryDamaged for the change in progress."""

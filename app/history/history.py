@@ -1,7 +1,7 @@
 """The chat history as one object, with all operations on its file."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,6 +13,7 @@ from app.history.messages import Messages
 from app.history.notices import HistoryNotice, Rescue
 from app.history.opening import Tell
 from app.history.records import ChatSettings
+from app.history.reply_marks import ReplyMarks
 from app.history.search import Search
 from app.history.windows import Window
 
@@ -33,6 +34,7 @@ class History:
         self.inputs = Inputs(self._database)
         self.search = Search(self._database, self.chats)
         self._window = Window(folder)
+        self._reply_marks = ReplyMarks(folder)
         self._deleted: list[int] = []  # chats that this process deleted
 
     @property
@@ -58,6 +60,18 @@ class History:
         """Remove a chat from all lists. It is erased when this history is closed, unless it is restored before."""
         self.chats.delete(chat)
         self._deleted.append(chat)
+
+    def mark_reply(self, chat: int, message: int) -> None:
+        """Show other windows that this process is generating a reply, until `unmark_reply` or the process's end."""
+        if self._database.is_saved:
+            self._reply_marks.hold(chat, message)
+
+    def unmark_reply(self, message: int) -> None:
+        self._reply_marks.release(message)
+
+    def replies_elsewhere(self) -> Mapping[int, Collection[int]]:
+        """Return the replies that other windows are generating, as messages by chat."""
+        return self._reply_marks.of_others() if self._database.is_saved else {}
 
     def new_draft(self) -> str:
         """Return the draft that this window's new chat had when the window was last closed.

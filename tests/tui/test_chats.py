@@ -214,6 +214,24 @@ def test_list_shows_changes_of_other_windows_and_running_replies() -> None:
     run(client, flow, size=WIDE)
 
 
+def test_list_marks_replies_of_other_windows() -> None:
+    client = ScriptedClient()
+    name = client.keep("First", "a question", "an answer")
+
+    def set_replying(value: bool) -> None:
+        chat = client.chats.chats[name]
+        client.chats.chats[name] = replace(chat, summary=replace(chat.summary, replying_elsewhere=value))
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: lines(chat) == ["First"])
+        set_replying(True)
+        await chat.until(lambda: "⠋" <= lines(chat)[0][0] <= "⣿")
+        set_replying(False)
+        await chat.until(lambda: lines(chat) == ["First"])
+
+    run(client, flow, size=WIDE)
+
+
 def test_list_groups_chats_by_day_and_shows_their_age() -> None:
     client = ScriptedClient()
     for title, hours in (("Old", 24 * 400), ("Recent", 0.1)):

@@ -71,7 +71,7 @@ class ChatList(Vertical):
             self.title = title
 
     def __init__(self, chats: Chats, running: Callable[[], Container[ChatId]]) -> None:
-        """Create an empty list. `running` returns the ids of the chats in which a reply is being generated."""
+        """Create an empty list. `running` returns the ids of the chats in which this window is generating a reply."""
         super().__init__(id="chats")
         self._chats = chats
         self._running_chats = running
@@ -115,15 +115,15 @@ class ChatList(Vertical):
             found = await self._read()
             is_changed = list(found.values()) != list(self._summaries.values())
             self._summaries = found
-            if is_changed or any(map(self._is_running, found)) or self._looks % _AGE_POLL == 0 or self._spun:
+            if is_changed or any(map(self._is_running, found.values())) or self._looks % _AGE_POLL == 0 or self._spun:
                 self._show()
 
     async def _read(self) -> dict[ChatId, ChatSummary]:
         found = await self._chats.summaries(archived=self._archived)
         return {summary.id: summary for summary in found}
 
-    def _is_running(self, chat: ChatId) -> bool:
-        return chat in self._running_chats()
+    def _is_running(self, summary: ChatSummary) -> bool:
+        return summary.replying_elsewhere or summary.id in self._running_chats()
 
     def _show(self) -> None:
         for options in self.query(OptionList):  # there is no list before it is composed
@@ -137,7 +137,7 @@ class ChatList(Vertical):
             elif highlighted is not None and self._summaries:  # the highlighted chat was removed: keep the row
                 chat = list(self._summaries)[min(row, len(self._summaries) - 1)]
                 options.highlighted = options.get_option_index(chat)
-            self._spun = any(map(self._is_running, self._summaries))
+            self._spun = any(map(self._is_running, self._summaries.values()))
             self.query_one("#chats-title", Label).update("Archive" if self._archived else "Chats")
 
     def _row(self, options: OptionList) -> int:
@@ -159,7 +159,7 @@ class ChatList(Vertical):
         words = "".join(word for word, holds in signs.items() if holds)
         is_open = summary.id == self._open
         mark = "›" if is_open else "•" if summary.pinned else " "
-        running = _SPINNER[self._looks % len(_SPINNER)] if self._is_running(summary.id) else ""
+        running = _SPINNER[self._looks % len(_SPINNER)] if self._is_running(summary) else ""
         age = "" if running else figures.short_age(summary.updated, now)
         title = Content.assemble(
             (f"{running or mark} ", "$text-accent"),

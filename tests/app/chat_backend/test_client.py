@@ -111,6 +111,26 @@ def test_closing_the_stream_ends_the_reply(clients: Clients, running: LiveServer
     run(clients, work)
 
 
+def test_other_windows_see_that_a_reply_is_being_generated(clients: Clients, running: LiveServer) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client, LONG)
+        async with clients() as other:
+            with held(running) as steps:
+                steps.release(SOME)
+                async with aclosing(client.replies.reply(chat, question)) as coming:
+                    async for event in coming:
+                        if isinstance(event, TextDelta):
+                            break
+                    [seen], [own] = await other.chats.summaries(), await client.chats.summaries()
+                    assert (seen.replying_elsewhere, own.replying_elsewhere) == (True, False)
+                    assert (await other.chats.open(chat)).messages[-1].finish is Finish.ELSEWHERE
+            [seen] = await other.chats.summaries()
+            assert not seen.replying_elsewhere
+            assert (await other.chats.open(chat)).messages[-1].finish is Finish.STOPPED
+
+    run(clients, work)
+
+
 @pytest.mark.usefixtures("running")
 def test_reply_of_a_killed_process_is_cut_off(clients: Clients, settings: object) -> None:
     async def work(client: TerminalClient) -> ChatId:
