@@ -319,9 +319,7 @@ def attend_tile(
     later = partials + heads * QUERIES * size
     for start in range(first_visible(pos, kv.window) // PIECE * PIECE, pos + queries, PIECE):
         blocks = table + start // BLOCK_SIZE * 8
-        # Tokens first..last see positions of this piece. Earlier tokens precede the piece; the windows of later ones
-        # start after it.
-        first, last = max(0, start - pos), min(queries, start + PIECE + kv.window - 1 - pos)
+        first, last = tokens_of_piece(pos, queries, start, kv.window)
         # tokens first..started see no earlier piece
         started = first if start == 0 else min(last, max(first, start + kv.window - 1 - pos))
         for head in range(heads):
@@ -335,6 +333,15 @@ def attend_tile(
     for head in range(heads):
         for row in range(queries):
             finish(partials + (head * QUERIES + row) * size, dim, out + row * out_stride + 4 * dim * head)
+
+
+@jit
+def tokens_of_piece(pos: int, tokens: int, start: int, window: int) -> tuple[int, int]:
+    """Return the range of tokens, the first of which is at position `pos`, that see the piece from `start` on.
+
+    Earlier tokens precede the piece; the windows of later ones start after it.
+    """
+    return max(0, start - pos), min(tokens, start + PIECE + window - 1 - pos)
 
 
 @jit

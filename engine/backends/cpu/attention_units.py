@@ -1,9 +1,9 @@
 """The attention instructions, divided into units of work (see `units`): rope and KV store, attention, and merging.
 
-A tile is up to QUERIES consecutive tokens of one request. A tile of several tokens is one unit per KV head. The context
-of a single token is divided into pieces, which are separate units; the MERGE instruction after it combines them.
-Everything here is compiled and takes the words of an instruction and of the step header. Nothing is checked here:
-`program` has already checked all addresses.
+A tile is up to QUERIES consecutive tokens of one request. A divided tile is one unit per KV head and piece of its
+context. The MERGE instruction after it combines the partial results, which have a slot for each token. A whole tile is
+one unit per KV head and needs no slots. The bits of both are the same. Everything here is compiled and takes the words
+of an instruction and of the step header. Nothing is checked here: `program` has already checked all addresses.
 """
 
 from engine.backends.cpu.attention import (
@@ -14,10 +14,11 @@ from engine.backends.cpu.attention import (
     attend_piece,
     attend_tile,
     first_visible,
+    tokens_of_piece,
 )
 from engine.backends.cpu.kv_store import rotate, store_key_value
-from engine.backends.cpu.partials import PARTIAL_TAIL, merge_partials
-from engine.backends.cpu.program import ONE_BITS, Record
+from engine.backends.cpu.partials import merge_partials, partial_bytes
+from engine.backends.cpu.program import ONE_BITS, TILE_WORDS, WHOLE, Record
 from engine.config import BLOCK_SIZE
 from quant.cpu.activations import FORM_KERNELS, GROUP, Form, write_row
 from quant.cpu.kernel import jit, word
@@ -59,58 +60,82 @@ def rope_store(a: Record, h: Record, first: int, last: int) -> None:
 
 
 @jit
-def _pieces(a: Record, h: Record, tile: int) -> int:
-    """Return the number of pieces in the context of a single-token tile; 0 for a tile of several tokens."""
-    if word(h.tile_list, 3 * tile + 1) > 1:
-        return 0
-    position = word(h.positions, word(h.tile_list, 3 * tile))
-    pieces: int = position // PIECE + 1 - first_visible(position, a.window) // PIECE
-    return pieces
+def _tile(h: Record, number: int) -> tuple[int, int, int, int]:
+    """Return a tile's first token, number of tokens, request, and first slot."""
+    at = h.tile_list + 8 * TILE_WORDS * number
+    return word(at, 0), word(at, 1), word(at, 2), word(at, 3)
+
+
+@jit
+def _pieces(a: Record, h: Record, token: int, tokens: int) -> tuple[int, int]:
+    """Return the first piece that consecutive tokens of a request see, and the number of pieces from there on."""
+    position = word(h.positions, token)
+    first = first_visible(position, a.window) // PIECE
+    return first, (position + tokens - 1) // PIECE + 1 - first
+
+
+@jit
+def _partial(a: Record, slot: int, head: int, piece: int) -> int:
+    """Return the address of the partial results of a KV head's query heads for one piece."""
+    at: int = a.partials + ((slot * a.kv_heads + head) * a.max_pieces + piece) * a.heads * partial_bytes(a.head_dim)
+    return at
+
+
+@jit
+def _units(a: Record, h: Record, number: int) -> int:
+    token, tokens, _, slot = _tile(h, number)
+    return a.kv_heads * (1 if slot == WHOLE else _pieces(a, h, token, tokens)[1])
 
 
 @jit
 def count_attend_units(a: Record, h: Record) -> int:
-    """Count the units of ATTEND: one per KV head for a tile of several tokens, one per KV head and piece for a single
-    token.
-    """
+    """Count the units of ATTEND: one per KV head for a whole tile, one per KV head and piece for a divided tile."""
     units = 0
-    for tile in range(h.tiles):
-        units += max(1, _pieces(a, h, tile))
-    return units * a.kv_heads
+    for number in range(h.tiles):
+        units += _units(a, h, number)
+    return units
 
 
 @jit
 def attend(a: Record, h: Record, first: int, last: int, scratch: int) -> None:
-    partial_size = 4 * a.head_dim + PARTIAL_TAIL
-    unit, tables = 0, h.tables + a.group * h.table_group
-    for tile in range(h.tiles):
-        at = h.tile_list + 24 * tile
-        token, tokens, request = word(at, 0), word(at, 1), word(at, 2)
-        pieces, position = _pieces(a, h, tile), word(h.positions, token)
-        here, table = max(1, pieces) * a.kv_heads, tables + request * h.table_stride
+    """Compute units of ATTEND."""
+    unit = 0
+    for number in range(h.tiles):
+        here = _units(a, h, number)
         for i in range(max(0, first - unit), min(here, last - unit)):
-            head, piece = i % a.kv_heads, i // a.kv_heads
-            q = a.x + token * a.x_stride + head * a.heads * a.head_dim * 4
-            cache = a.cache + head * a.head_bytes
-            kv = HeadBlocks(
-                cache, a.block_bytes, a.head_dim, a.window, a.softcap, a.scores, a.softmax, a.weighted_sum
-            )  # fmt: skip
-            if pieces == 0:
-                out = a.out + token * a.out_stride + head * a.heads * a.head_dim * 4
-                partials = scratch + QUERIES * SCORE_ROW
-                attend_tile(
-                    q, a.x_stride, a.heads, position, tokens, table, kv, scratch, partials, out, a.out_stride
-                )  # fmt: skip
-            else:
-                start = (first_visible(position, a.window) // PIECE + piece) * PIECE
-                partial = a.partials + ((request * a.kv_heads + head) * a.max_pieces + piece) * a.heads * partial_size
-                blocks = table + start // BLOCK_SIZE * 8
-                attend_piece(
-                    a.heads, q, 4 * a.head_dim, position + 1 - start, 0, blocks, kv, scratch, partial, partial_size
-                )
+            _attend_unit(a, h, number, i % a.kv_heads, i // a.kv_heads, scratch)
         unit += here
         if unit >= last:
             return
+
+
+@jit
+def _attend_unit(a: Record, h: Record, number: int, head: int, piece: int, scratch: int) -> None:
+    """Compute attention of a tile for one KV head, over the whole context or over the piece with this index."""
+    token, tokens, request, slot = _tile(h, number)
+    position, offset = word(h.positions, token), head * a.heads * a.head_dim * 4
+    q, table = a.x + token * a.x_stride + offset, h.tables + a.group * h.table_group + request * h.table_stride
+    cache = a.cache + head * a.head_bytes
+    kv = HeadBlocks(cache, a.block_bytes, a.head_dim, a.window, a.softcap, a.scores, a.softmax, a.weighted_sum)
+    if slot == WHOLE:
+        out = a.out + token * a.out_stride + offset
+        partials = scratch + QUERIES * SCORE_ROW
+        attend_tile(q, a.x_stride, a.heads, position, tokens, table, kv, scratch, partials, out, a.out_stride)
+        return
+    piece += _pieces(a, h, token, tokens)[0]
+    partial, start = _partial(a, slot, head, piece), piece * PIECE
+    table += start // BLOCK_SIZE * 8
+    size = partial_bytes(a.head_dim)
+    if tokens == 1:
+        attend_piece(a.heads, q, 4 * a.head_dim, position + 1 - start, 0, table, kv, scratch, partial, size)
+        return
+    stride = _partial(a, slot + 1, head, piece) - partial
+    row, stop = tokens_of_piece(position, tokens, start, a.window)
+    for member in range(a.heads):
+        attend_piece(
+            stop - row, q + row * a.x_stride + member * 4 * a.head_dim, a.x_stride, position + row + 1 - start, 1,
+            table, kv, scratch, partial + row * stride + member * size, stride,
+        )  # fmt: skip
 
 
 @jit
@@ -119,7 +144,7 @@ def _tile_of(h: Record, token: int) -> int:
     first, last = 0, h.tiles
     while last - first > 1:
         middle = (first + last) // 2
-        if word(h.tile_list, 3 * middle) <= token:
+        if _tile(h, middle)[0] <= token:
             first = middle
         else:
             last = middle
@@ -127,32 +152,25 @@ def _tile_of(h: Record, token: int) -> int:
 
 
 @jit
-def _merge_token(a: Record, h: Record, tile: int, m: int, out: int, scratch: int) -> None:
-    """Write the row of token `m` in the form that its reader needs.
-
-    If the token is the only one in its tile, its pieces are combined first.
-    """
+def _merge_token(a: Record, h: Record, token: int, out: int, scratch: int) -> None:
+    """Write the row of a token in the form that its reader needs. The pieces of a divided tile are combined first."""
     size = 4 * a.head_dim
-    partial_size = size + PARTIAL_TAIL
-    request, pieces = word(h.tile_list, 3 * tile + 2), _pieces(a, h, tile)
-    row = a.x + m * a.x_stride
-    if pieces > 0:
+    partial_size = partial_bytes(a.head_dim)
+    first_token, _, _, slot = _tile(h, _tile_of(h, token))
+    row = a.x + token * a.x_stride
+    if slot != WHOLE:
         row = scratch + partial_size
+        first, pieces = _pieces(a, h, token, 1)
         for query in range(a.kv_heads * a.heads):
             head, member = query // a.heads, query % a.heads
-            partial = a.partials + ((request * a.kv_heads + head) * a.max_pieces * a.heads + member) * partial_size
+            partial = _partial(a, slot + token - first_token, head, first) + member * partial_size
             merge_partials(partial, a.heads * partial_size, pieces, a.head_dim, scratch, row + query * size)
     write_row(a.kernel, row, a.groups, out)
 
 
 @jit
 def merge(a: Record, h: Record, first: int, last: int, copy: int, scratch: int) -> None:
-    """Compute units of MERGE. A unit is a tile, or an output row if the `gather` word is set."""
+    """Compute units of MERGE. A unit is a token, or an output row if the `gather` word is set."""
     for unit in range(first, last):
-        if a.gather:
-            token, out = word(h.output_rows, unit), a.out + unit * a.out_stride + copy * a.out_copy
-            _merge_token(a, h, _tile_of(h, token), token, out, scratch)
-            continue
-        token, tokens = word(h.tile_list, 3 * unit), word(h.tile_list, 3 * unit + 1)
-        for m in range(token, token + tokens):
-            _merge_token(a, h, unit, m, a.out + m * a.out_stride + copy * a.out_copy, scratch)
+        token, out = word(h.output_rows, unit) if a.gather else unit, a.out + unit * a.out_stride + copy * a.out_copy
+        _merge_token(a, h, token, out, scratch)

@@ -81,9 +81,9 @@ class Buffers:
         return Buffer(self._arena.allocate(f"{form.name} rows of {width}", size), stride, copy)
 
     def partials(self, kv: LayerKV, heads: int) -> Region:
-        """Return memory for the partial attention results of single tokens. All layers share it."""
+        """Return memory for the partial attention results of divided tiles. All layers share it."""
         limits = self._limits
-        count = limits.requests * kv.kv_heads * limits.pieces * heads
+        count = limits.slots * kv.kv_heads * limits.pieces * heads
         return self._arena.shared(f"pieces of {heads} heads", count * partial_bytes(kv.head_dim))
 
     def constant(self, values: Tensor) -> Region:

@@ -1,6 +1,7 @@
 """The CPU device: records a model as a program, and runs it for each batch."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from engine.backends.cpu.attention import PIECE, QUERIES
 from engine.backends.cpu.code_cache import load_code, load_draw
 from engine.backends.cpu.memory import packed_bytes, step_bytes
 from engine.backends.cpu.operations import CpuOperations, LogitRows, block_shape
-from engine.backends.cpu.program import COUNTS, HEADER, Limits, Program
+from engine.backends.cpu.program import COUNTS, DIVIDED_TOKENS, HEADER, TILE_WORDS, WHOLE, Limits, Program
 from engine.backends.cpu.thread_pool import MAX_POOL_THREADS, WorkerPool
 from engine.backends.cpu.token_draw import CompiledDraw
 from engine.backends.runner import ModelRunner
@@ -138,7 +139,7 @@ class CpuStep:
         self._header = arena.allocate("header", HEADER.itemsize).view(HEADER, 1)
         self._token_ids, self._positions = words("token ids", limits.tokens), words("positions", limits.tokens)
         self._slots = words("slots", len(kv.groups), limits.tokens)
-        self._outputs, self._tiles = words("output rows", limits.outputs), words("tiles", limits.tokens, 3)
+        self._outputs, self._tiles = words("output rows", limits.outputs), words("tiles", limits.tokens, TILE_WORDS)
         self._tables = words("block tables", len(kv.groups), limits.requests, blocks)
         self._counts = self._header.view(np.int64)[: len(COUNTS)]
         self._tables_there: list[list[Sequence[int]]] = [[[]] * limits.requests for _ in kv.groups]
@@ -188,14 +189,20 @@ class CpuStep:
         return Logits(self._values, self._best[:rows].tolist(), rows, self._draw)
 
 
-def _tiles(batch: Batch) -> list[tuple[int, int, int]]:
-    """Return (first token, number of tokens, request) of each tile: up to QUERIES tokens of one request."""
-    spans = zip(batch.query_starts, batch.query_starts[1:], strict=False)
-    return [
-        (first, min(QUERIES, stop - first), request)
-        for request, (start, stop) in enumerate(spans)
-        for first in range(start, stop, QUERIES)
-    ]
+def _tiles(batch: Batch) -> list[tuple[int, int, int, int]]:
+    """Return (first token, number of tokens, request, slot) of each tile: up to QUERIES tokens of one request.
+
+    All tiles of a short step are divided into pieces, and the tiles of single tokens in any step.
+    """
+    tiles, slot = [], 0
+    longest = QUERIES if len(batch.token_ids) <= DIVIDED_TOKENS else 1  # the longest tile that is divided
+    for request, (start, stop) in enumerate(pairwise(batch.query_starts)):
+        for first in range(start, stop, QUERIES):
+            tokens = min(QUERIES, stop - first)
+            divided = tokens <= longest
+            tiles.append((first, tokens, request, slot if divided else WHOLE))
+            slot += tokens if divided else 0
+    return tiles
 
 
 def why_unsupported(model: ModelConfig, samples: Iterable[QTensor]) -> str | None:

@@ -15,6 +15,7 @@ from quant.cpu.vector import F32, I32, I64, LANES, Emit
 PARTIAL_TAIL = 64  # bytes after the weighted sum: peak, total, padding
 
 
+@jit
 def partial_bytes(head_dim: int) -> int:
     """Return the size of one partial result in bytes."""
     return 4 * head_dim + PARTIAL_TAIL

@@ -24,6 +24,10 @@ from quant.cpu.ggml_formats import GROUP, PAIR
 
 TOKENS = 128  # rows of activations that are multiplied by a pair of tiles before the next pair is loaded
 SEGMENT = 4096  # logits per unit of the argmax
+# Steps of at most this many tokens divide all tiles into pieces. Longer steps have enough tiles for all threads.
+DIVIDED_TOKENS = 32
+TILE_WORDS = 4  # int64 words of a tile in the step header
+WHOLE = -1  # the slot of a tile that is not divided
 
 
 class Op(IntEnum):
@@ -37,9 +41,8 @@ class Op(IntEnum):
     GATED = 5  # gate and up projection, then the gated product; the result is as for NORM
     GATE = 6  # gated product of rows that hold gate and up side by side
     ROPE_STORE = 7  # normalize and rotate q and k, store k and v
-    # attention: a tile of several tokens is one unit per KV head, a single token is one unit per KV head and piece
-    ATTEND = 8
-    MERGE = 9  # combine the pieces of single tokens into rows
+    ATTEND = 8  # attention of tiles (see `attention_units`)
+    MERGE = 9  # combine the pieces of divided tiles, and write rows
     ARGMAX_SEGMENTS = 10  # apply the soft cap to logits, and find the largest in each segment of a row
     ARGMAX_ROWS = 11  # find the largest logit of a row among its segments
 
@@ -100,7 +103,7 @@ _WORDS = (
     "scores",  # addresses of the attention kernels for this cache type
     "softmax",
     "weighted_sum",
-    "partials",  # address of the partial results, [request][KV head][piece][head]
+    "partials",  # address of the partial results, [slot][KV head][piece][head]
     "max_pieces",
 )
 INSTRUCTION = np.dtype([(name, np.int64) for name in _WORDS])
@@ -118,7 +121,7 @@ HEADER_WORDS = (
     "positions",
     "slots",  # [groups][tokens]
     "output_rows",
-    "tile_list",  # [tiles][3]: first token, number of tokens, request
+    "tile_list",  # [tiles][TILE_WORDS]: first token, number of tokens, request, first slot or WHOLE
     "tables",  # [groups][requests][blocks]
     "slot_group",  # bytes between the slots of two KV groups
     "table_group",  # bytes between the tables of two KV groups
@@ -152,6 +155,11 @@ class Limits:
     @property
     def pieces(self) -> int:
         return -(-self.context // PIECE)
+
+    @property
+    def slots(self) -> int:
+        """Return the number of tokens with partial results: those of a short step, or one for each request."""
+        return max(self.requests, DIVIDED_TOKENS)
 
     @property
     def table_blocks(self) -> int:
@@ -302,8 +310,9 @@ def _rope_store(row: Instruction, limits: Limits) -> Touched:
 
 
 def _partials(row: Instruction, limits: Limits) -> Touched:
-    count = limits.requests * row["kv_heads"] * row["max_pieces"] * row["heads"]
+    count = limits.slots * row["kv_heads"] * row["max_pieces"] * row["heads"]
     yield "partials", row["partials"], count * partial_bytes(row["head_dim"])
+    yield "max_pieces", row["partials"], row["max_pieces"] - limits.pieces  # must be at least those of a context
     # the window must be at least 1, so that there is at least one piece
     yield "window", row["partials"], min(row["window"], 1) - 1
 

@@ -203,8 +203,6 @@ def count_units(a: Record, h: Record) -> int:
         return n * a.kv_heads
     if a.op == _ATTEND:
         return count_attend_units(a, h)
-    if a.op == _MERGE:
-        return n if a.gather else h.tiles
     if a.op == _ARGMAX_SEGMENTS:
         return n * ((a.rows + SEGMENT - 1) // SEGMENT)
     return n

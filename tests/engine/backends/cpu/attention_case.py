@@ -109,7 +109,9 @@ class Case:
     released: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
-    def recorded(cls, shape: Shape, rows: Tensor, code_cache: Path, kv_type: torch.dtype = torch.float16) -> "Case":
+    def recorded(
+        cls, shape: Shape, rows: Tensor, code_cache: Path, kv_type: torch.dtype = torch.float16, threads: int = 2
+    ) -> "Case":
         attention = shape.attention  # keeps the attention alive, because its tensors are constants of the program
 
         def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
@@ -118,7 +120,8 @@ class Case:
             return ops.attend(q, batch, kv.layer(LAYER), attention)
 
         groups = [KVGroup((0, 1), shape.kv_heads, shape.head_dim)]
-        return cls(shape, rows, record(code_cache, forward, groups=groups, num_blocks=BLOCKS, kv_type=kv_type))
+        it = record(code_cache, forward, groups=groups, num_blocks=BLOCKS, kv_type=kv_type, threads=threads)
+        return cls(shape, rows, it)
 
     def run(self, steps: Iterator[list[tuple[HeldRequest, int]]]) -> dict[int, Tensor]:
         """Run steps. Returns the output of each token by id. One in eight steps uses two threads."""

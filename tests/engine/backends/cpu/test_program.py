@@ -198,8 +198,9 @@ def test_overlapping_heads_are_rejected(recorded: Recorder) -> None:
 
 def test_buffers_for_smaller_limits_are_rejected(recorded: Recorder) -> None:
     """Buffers that fit one batch do not fit the next larger one."""
-    numbers = ("tokens", "outputs", "requests", "context")
-    for larger in (*({name: getattr(LIMITS, name) + 1} for name in numbers), {"num_blocks": (21,)}):
+    numbers = ("tokens", "outputs", "context")
+    others = {"requests": LIMITS.slots + 1}, {"num_blocks": (21,)}
+    for larger in (*({name: getattr(LIMITS, name) + 1} for name in numbers), *others):
         program = Program(recorded.arena, replace(LIMITS, **larger))
         for op, words in recorded.calls:
             program.append(op, **words)
