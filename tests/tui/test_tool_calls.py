@@ -1,8 +1,10 @@
 """Tests for tool calls in replies."""
 
+import json
+
 import pytest
 
-from tests.tui.pilots import Chatting, run
+from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
 from tui.types import (
     CallId,
@@ -119,6 +121,24 @@ def test_f9_goes_to_the_question_from_a_prompt_with_text(monkeypatch: pytest.Mon
         assert chat.composer.area.text == "half"
 
     run(ScriptedClient([TextDelta("a"), WAIT, ASKED, WAIT, RETURNED, END]), flow)
+
+
+@pytest.mark.parametrize("size", [(60, 15), (80, 24)])
+def test_question_about_long_arguments_shows_the_tool_and_all_answers(size: tuple[int, int]) -> None:
+    arguments = json.dumps({f"name {number}": number for number in range(40)})
+    asked = ToolCalled(CALL, "files.read", arguments, asks=True)
+
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: chat.screen.query(PermissionAsk))
+        await chat.until(lambda: any("Deny" in line for line in chat.lines()))
+        shown = "\n".join(await at_rest(chat.pilot, chat.lines))
+        assert [one for one in ("Run files.read?", '"name 0": 0', "Allow once", "Deny") if one not in shown] == []
+        for _ in range(40):
+            await chat.pilot.press("pagedown")
+        assert any('"name 39": 39' in line for line in await at_rest(chat.pilot, chat.lines))
+
+    run(ScriptedClient([TextDelta("I look.\n\n" * 20), asked, WAIT, RETURNED, END]), flow, size=size)
 
 
 def test_question_is_shown_again_when_the_chat_is_opened() -> None:

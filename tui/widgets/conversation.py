@@ -147,7 +147,8 @@ class Conversation(Vertical):
     def keys_of_the_moment(self) -> Mapping[str, str]:
         """Return the actions of Escape and Enter, for the footer. Empty if the frame of the prompt has the keys."""
         is_replying = self.current_reply is not None or self._trimmer.is_trimming(self.chat.id)
-        if isinstance(self.screen.focused, MessageView):
+        focused = self.screen.focused
+        if focused is not None and any(isinstance(one, MessageView) for one in focused.ancestors_with_self):
             return {"escape": "Stop" if is_replying else "Back"}
         if not self.composer.area.has_focus or self.composer.menu.is_open:
             return {}

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
-from textual.containers import Vertical
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
 from textual.widgets import Label, OptionList
@@ -27,7 +28,9 @@ _GUARD_SECONDS = 0.4
 # Terminals and desktops use F10 (menu), F11 (full screen), and F12 (drop-down terminals, web developer tools).
 ALLOW_KEY, CHOOSE_KEY = "f8", "f9"
 ALLOW, CHOOSE = key_name(ALLOW_KEY), key_name(CHOOSE_KEY)
-KEYS = f"↑↓ choose · ⏎ answer · {ALLOW} allow once · {CHOOSE} go here"
+# the keys of a question with and without the focus
+FOCUSED_KEYS = f"↑↓ choose · ⏎ answer · {ALLOW} allow once"
+KEYS = f"{ALLOW} allow once · {CHOOSE} other answers"
 
 _ANSWERS = (
     (Permission.ONCE, "Allow once"),
@@ -101,12 +104,27 @@ def pretty_json(text: str) -> str:
         return text
 
 
+def members(text: str) -> str:
+    """Return a JSON object without its braces, with one value on each line. Other text is returned as `pretty_json`."""
+    pretty = pretty_json(text)
+    is_object = pretty.startswith("{\n") and pretty.endswith("\n}")
+    return "\n".join(line.removeprefix("  ") for line in pretty.splitlines()[1:-1]) if is_object else pretty
+
+
 def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 class PermissionAsk(Vertical):
-    """The question whether a tool call may run. The user clicks an answer, or presses its key, also in the prompt."""
+    """The question whether a tool call may run. The user clicks an answer, or presses its key, also in the prompt.
+
+    Long arguments scroll, so that the name of the tool and all answers are visible in a low terminal.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("pageup", "page(-1)", "Arguments up", show=False, priority=True),
+        Binding("pagedown", "page(1)", "Arguments down", show=False, priority=True),
+    ]
 
     class Answered(Message):
         def __init__(self, call: CallId, permission: Permission) -> None:
@@ -116,6 +134,8 @@ class PermissionAsk(Vertical):
 
     DEFAULT_CSS: ClassVar[str] = """
     PermissionAsk { height: auto; border: round $warning; padding: 0 1; margin: 0 0 1 0; }
+    PermissionAsk VerticalScroll { height: auto; scrollbar-size-vertical: 1; }
+    PermissionAsk Label { width: 1fr; }
     PermissionAsk OptionList { height: auto; background: transparent; padding: 0; }
     """
 
@@ -125,13 +145,29 @@ class PermissionAsk(Vertical):
         self._asked_at = monotonic()
 
     def compose(self) -> ComposeResult:
-        yield Label(f"Run {single_line(self.called.name)}?", markup=False, classes="question")
-        yield Label(head(pretty_json(self.called.arguments), _LONGEST_RESULT), markup=False)
+        with VerticalScroll(can_focus=False):
+            yield Label(head(members(self.called.arguments), _LONGEST_RESULT), markup=False)
         yield OptionList(*(Option(words, id=kind.value) for kind, words in _ANSWERS))
 
     def on_mount(self) -> None:
+        self.border_title = Content(f"Run {single_line(self.called.name)}?")
         self.border_subtitle = KEYS
         self.query_one(OptionList).highlighted = 0
+
+    def on_resize(self) -> None:
+        """Limit the lines of the arguments, so that the whole question is visible above the prompt."""
+        self.query_one(VerticalScroll).styles.max_height = max(1, self.app.size.height // 3 - len(_ANSWERS))
+
+    def on_descendant_focus(self) -> None:
+        self.border_subtitle = FOCUSED_KEYS
+
+    def on_descendant_blur(self) -> None:
+        self.border_subtitle = KEYS
+
+    def action_page(self, step: int) -> None:
+        """Scroll the arguments by a page."""
+        shown = self.query_one(VerticalScroll)
+        shown.scroll_relative(y=step * shown.size.height, animate=False)
 
     @on(OptionList.OptionSelected)
     def answer(self, event: OptionList.OptionSelected) -> None:
