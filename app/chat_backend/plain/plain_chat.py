@@ -324,6 +324,8 @@ class PlainChat:
     def _complain(self, problem: ClientError) -> None:
         self._failed = True
         self._note(f"error: {problem.message}")
+        for line in problem.details.splitlines():
+            self._note(line)
         if problem.remedy:
             self._note(f"try: {problem.remedy}")
 

@@ -46,7 +46,7 @@ def prepare_kernels(layouts: frozenset[Layout] | None, options: LoadOptions, pro
                 "Choose another folder with INGLE_CACHE_DIR."
             )
         else:
-            label += ", once on this machine"
+            label += ", once on this machine (about a minute)"
         with progress.task(label, None):
             run_uninterruptible(lambda: compile_layouts(layouts, options))
 

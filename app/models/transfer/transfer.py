@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     import httpx
 
-AGAIN = "Check the network and try again; the part that has arrived is kept. Or give the path of a model file."
+USE_FILE = "use a model file: --model PATH, or /load PATH in the chat"
+CHECK_NETWORK = f"Check the network and try again, or {USE_FILE}."
+AGAIN = f"Check the network and try again; the part that has arrived is kept. Or {USE_FILE}."
 CONNECT = 10.0  # seconds until a connection is established
 STALL = 30.0  # seconds without a byte
 _WINDOW, _LEAST_BYTES = 30.0, 30_000  # a download counts as too slow if fewer bytes arrive in this many seconds

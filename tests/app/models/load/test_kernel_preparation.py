@@ -64,4 +64,4 @@ def test_kernels_that_cannot_be_saved_are_reported_once(monkeypatch: pytest.Monk
         assert progress.lines[0] == "Preparing the CPU engine None"
     else:
         assert said == []
-        assert progress.lines[0] == "Preparing the CPU engine, once on this machine None"
+        assert progress.lines[0] == "Preparing the CPU engine, once on this machine (about a minute) None"
