@@ -14,6 +14,7 @@ from typing import Generic
 
 from engine.config import EngineConfig
 from engine.counters import EngineState
+from engine.drafting.draft_model import DraftModel
 from engine.errors import DeviceLost, InvalidSampling, OutOfMemory
 from engine.freed_memory import release_frames
 from engine.kv.disk.store import DiskStore
@@ -47,10 +48,11 @@ class Engine(Generic[TicketT]):
         block_transfer: BlockTransfer | None = None,
         store: DiskStore | None = None,
         clock: Callable[[], float] = time.monotonic,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self.config = config
         self.vocab_size = vocab_size
-        self._scheduler = Scheduler(config, block_transfer, store, clock)
+        self._scheduler = Scheduler(config, block_transfer, store, clock, draft_model)
         self._runner = runner
         self._under_way: deque[_LaunchedStep[TicketT]] = deque()
         self._collected = 0.0  # time at which the last step was collected

@@ -4,6 +4,7 @@ The time of a step is modeled as a fixed cost plus a cost per token. Recent step
 the current load.
 """
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
@@ -159,12 +160,16 @@ class CostModel:
 
         If there are several, the step must stay within the target latency, or it verifies none.
         """
-        most = min(most, MAX_SMALL - streams)
-        if streams < 2 or not self.config.target_latency:
-            return max(0, most)
-        while most > 0 and self.steps.small.expected(streams + most) > self.config.target_latency:
+        most, longest = min(most, MAX_SMALL - streams), self.longest_step(streams)
+        while most > 0 and self.steps.small.expected(streams + most) > longest:
             most -= 1
         return max(0, most)
+
+    def longest_step(self, streams: int) -> float:
+        """Return the maximum seconds of a step with drafts while `streams` requests decode: the target latency if there
+        are several.
+        """
+        return self.config.target_latency or math.inf if streams > 1 else math.inf
 
     def token_budget(self, streams: int) -> int:
         """Return the token budget of the next step while `streams` requests each wait for one token.

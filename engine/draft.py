@@ -11,19 +11,25 @@ class Source(enum.Enum):
     PREDICTION = "prediction"  # the reply that the client predicts
     HISTORY = "history"  # the request's own prompt and reply
     CORPUS = "corpus"  # earlier replies with the same cache salt
+    MODEL = "model"  # a smaller model with the same vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens that may come next. They follow an earlier occurrence of the last `match_length` tokens."""
+    """Tokens that may come next."""
 
     source: Source
-    match_length: int
+    match_length: int  # number of tokens before the draft that occurred before it earlier; 0 for a model's draft
     token_ids: tuple[int, ...]
+    percentages: tuple[int, ...] = ()  # probability of each token by the draft model; empty for other sources
+
+    def evidence(self, offset: int) -> int:
+        """Return what supports the token at an offset: its percentage, or the number of matching tokens before it."""
+        return self.percentages[offset] if self.percentages else self.match_length + offset
 
     def first(self, count: int) -> Self:
         """Return the draft's first `count` tokens."""
-        return replace(self, token_ids=self.token_ids[:count])
+        return replace(self, token_ids=self.token_ids[:count], percentages=self.percentages[:count])
 
 
 NO_DRAFT = Draft(Source.HISTORY, 0, ())

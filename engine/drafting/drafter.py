@@ -1,5 +1,6 @@
-"""Drafter: follows the running requests, and drafts the next tokens of each from earlier text."""
+"""Drafter: follows the running requests, and drafts the next tokens of each from earlier text or with a draft model."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -7,9 +8,14 @@ from typing import Self
 from engine.draft import NO_DRAFT, Draft, Source
 from engine.drafting.acceptance import MAX_DRAFT, Acceptance
 from engine.drafting.corpus import LEAD, Corpora
-from engine.drafting.plan import choose_drafts
+from engine.drafting.draft_model import DraftModel
+from engine.drafting.model_drafts import ModelDrafts
+from engine.drafting.plan import Room, choose_drafts
 from engine.drafting.token_index import MAX_MATCH, TokenIndex
-from engine.request import Request, RequestStatus
+from engine.errors import DeviceLost
+from engine.request import Origin, Request, RequestStatus
+
+log = logging.getLogger(__name__)
 
 MATCHED_TOKENS = 2  # maximum number of drafted tokens per matched token
 
@@ -33,25 +39,37 @@ class _Followed:
 
 
 class Drafter:
-    """Drafts from the request's predicted reply, its own tokens, and earlier replies with the same cache salt."""
+    """Drafts from the reply that the client predicts, the request's own tokens, and earlier replies with the same cache
+    salt, and with a draft model.
+    """
 
-    def __init__(self, seconds: Callable[[int], float]) -> None:
+    def __init__(self, seconds: Callable[[int], float], model: DraftModel | None = None) -> None:
         """`seconds` returns the expected time of a step by its number of tokens."""
         self._seconds = seconds
         self.acceptance = Acceptance()
+        self._model = ModelDrafts(model, self.acceptance, seconds) if model is not None else None
         self._corpora = Corpora()
         self._followed: dict[int, _Followed] = {}  # keyed by request id
 
-    def choose(self, requests: Sequence[Request], *, decoding: int, most: int, prefills: bool) -> dict[int, Draft]:
-        """Return the drafts to verify in the next step, together at most `most` tokens, by request id.
-
-        `decoding` is the number of requests that decode in the step, those in `requests` included. A step that also
-        `prefills` verifies no drafts, because it takes long already.
-        """
+    def choose(self, requests: Sequence[Request], room: Room) -> Mapping[int, Draft]:
+        """Return the drafts to verify in the next step, by request id. `requests` are those that may have drafts."""
         drafts = {request.id: self.draft(request) for request in requests}
-        if prefills:
+        if room.prefills:
             return {}
-        return choose_drafts(drafts, self.acceptance, self._seconds, decoding=decoding, most=most)
+        plan = choose_drafts(drafts, self.acceptance, self._seconds, room)
+        if self._model is None:
+            return plan.drafts
+        try:
+            by_model = self._model.choose(requests, plan, room)
+        except DeviceLost:
+            raise
+        except Exception:
+            log.exception("the draft model failed, and is not used any more")
+            self._model = None
+            return plan.drafts
+        for request_id, draft in by_model.items():
+            drafts[request_id] = max(drafts[request_id], draft, key=lambda it: sum(self.acceptance.reach(it)))
+        return choose_drafts(drafts, self.acceptance, self._seconds, room).drafts
 
     def draft(self, request: Request) -> Draft:
         """Return a draft for the tokens after the last known one; NO_DRAFT if nothing matches."""
@@ -73,12 +91,16 @@ class Drafter:
             request = self._followed[request_id].request
             if request.status is RequestStatus.FINISHED:
                 del self._followed[request_id]
+                if self._model is not None:
+                    self._model.drop(request_id)
                 lead = list(request.prompt_ids[-LEAD:])
                 self._corpora.add(request.origin.cache_salt, [*lead, *request.output_ids])
 
-    def forget(self, salt: str) -> None:
-        """Drop the earlier replies with this cache salt."""
-        self._corpora.forget(salt)
+    def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
+        """See `KVMemory.forget`. All earlier replies with the same cache salt are dropped."""
+        self._corpora.forget(origin.cache_salt)
+        if self._model is not None:
+            self._model.forget(token_ids, origin, kept)
 
     def _find(self, followed: _Followed) -> Draft:
         """Return the draft after the longest match of all sources, the first source among equals."""

@@ -5,7 +5,9 @@ gives the most accepted tokens per second by the measured times of steps (the go
 large batch the answer is usually none.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from engine.draft import Draft
 from engine.drafting.acceptance import Acceptance
@@ -13,33 +15,51 @@ from engine.drafting.acceptance import Acceptance
 MIN_GAIN = 1.03  # smallest expected ratio of tokens per second, with drafts to without
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The room for drafts in a step."""
+
+    decoding: int  # number of requests that decode in the step
+    most: int  # maximum number of drafted tokens
+    longest: float = math.inf  # maximum seconds of the step, drafting included
+    prefills: bool = False  # whether the step also prefills; it then takes long already, and verifies no drafts
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """The drafts that a step verifies, by request id, and the tokens per second that are expected of the step."""
+
+    drafts: Mapping[int, Draft]
+    rate: float
+
+
 def choose_drafts(
     drafts: Mapping[int, Draft],
     acceptance: Acceptance,
     seconds: Callable[[int], float],
-    *,
-    decoding: int,
-    most: int,
-) -> dict[int, Draft]:
-    """Return the drafts to verify, cut to the tokens that pay, by request id. Requests without any are left out.
+    room: Room,
+) -> DraftPlan:
+    """Plan the drafts to verify, cut to the tokens that pay. Requests without any are left out.
 
-    `drafts` has the drafts by request id, `seconds` returns the expected time of a step by its number of tokens,
-    `decoding` is the number of requests that decode one token in the step, and `most` the maximum number of drafted
-    tokens.
+    `drafts` has the drafts by request id, and `seconds` returns the expected time of a step by its number of tokens.
     """
     # The chances of a draft never increase, so each prefix of the sorted list has prefixes of the drafts.
     candidates = sorted(
         ((reached, request_id) for request_id, draft in drafts.items() for reached in acceptance.reach(draft)),
         key=lambda candidate: -candidate[0],
-    )[:most]
+    )[: room.most]
+    best, rate = _best_count([chance for chance, _ in candidates], seconds, room.decoding)
     counts: dict[int, int] = {}
-    for _, request_id in candidates[: _best_count([chance for chance, _ in candidates], seconds, decoding)]:
+    for _, request_id in candidates[:best]:
         counts[request_id] = counts.get(request_id, 0) + 1
-    return {request_id: drafts[request_id].first(count) for request_id, count in counts.items()}
+    return DraftPlan({request_id: drafts[request_id].first(count) for request_id, count in counts.items()}, rate)
 
 
-def _best_count(chances: Sequence[float], seconds: Callable[[int], float], decoding: int) -> int:
-    """Return how many of the candidates to verify, most likely first, for the most expected tokens per second."""
+def _best_count(chances: Sequence[float], seconds: Callable[[int], float], decoding: int) -> tuple[int, float]:
+    """Return how many of the candidates to verify, most likely first, and the expected tokens per second.
+
+    The rate without any counts MIN_GAIN times.
+    """
     best, best_rate = 0, MIN_GAIN * decoding / max(seconds(decoding), 1e-9)
     expected = float(decoding)
     for count, chance in enumerate(chances, 1):
@@ -47,4 +67,4 @@ def _best_count(chances: Sequence[float], seconds: Callable[[int], float], decod
         rate = expected / max(seconds(decoding + count), 1e-9)
         if rate > best_rate:
             best, best_rate = count, rate
-    return best
+    return best, best_rate

@@ -22,6 +22,7 @@ from engine.config import EngineConfig
 from engine.cost_model import CostModel
 from engine.counters import Counters, EngineState
 from engine.draft import NO_DRAFT, Draft
+from engine.drafting.draft_model import DraftModel
 from engine.errors import PromptTooLong
 from engine.kv.disk.store import DiskStore
 from engine.kv.memory import KVMemory
@@ -49,6 +50,7 @@ class Scheduler:
         block_transfer: BlockTransfer | None = None,
         store: DiskStore | None = None,
         clock: Callable[[], float] = time.monotonic,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -59,7 +61,7 @@ class Scheduler:
         self._groups = BeamGroups(config, self._requests, self._memory, self._counters)
         self._preemption = Preemption(self._requests, self._groups, self._memory)
         self._admission = Admission(self._requests, self._preemption, self._memory)
-        self._verification = Verification(config, self._requests, self._memory, self.costs, self._counters)
+        self._verification = Verification(config, self._requests, self._memory, self.costs, self._counters, draft_model)
         self._num_steps = 0  # number of steps planned so far
 
     @property
@@ -192,7 +194,7 @@ class Scheduler:
     def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
         """See `KVMemory.forget`. The replies with the same cache salt are no longer used for drafts."""
         self._memory.forget(token_ids, origin, kept)
-        self._verification.forget(origin.cache_salt)
+        self._verification.forget(token_ids, origin, kept)
 
     def update(self, plan: StepPlan, sampled: Iterable[SampledToken]) -> list[TokenEvent]:
         """Record the results of a completed step, and return the events. Tokens of requests that have ended are

@@ -10,9 +10,11 @@ from engine.config import BLOCK_SIZE, EngineConfig
 from engine.cost_model import CostModel
 from engine.counters import Counters
 from engine.draft import Draft, DraftCounts
+from engine.drafting.draft_model import DraftModel
 from engine.drafting.drafter import Drafter
+from engine.drafting.plan import Room
 from engine.kv.memory import KVMemory
-from engine.request import Request
+from engine.request import Origin, Request
 from engine.scheduling.running_set import RunningSet
 from engine.step import ScheduledRequest
 
@@ -21,14 +23,20 @@ class Verification:
     """Adds drafted tokens to steps in which requests decode. Without a drafter it never adds any."""
 
     def __init__(
-        self, config: EngineConfig, requests: RunningSet, memory: KVMemory, costs: CostModel, counters: Counters
+        self,
+        config: EngineConfig,
+        requests: RunningSet,
+        memory: KVMemory,
+        costs: CostModel,
+        counters: Counters,
+        draft_model: DraftModel | None,
     ) -> None:
         self._max_logit_rows = config.max_logit_rows
         self._requests = requests
         self._memory = memory
         self._costs = costs
         self._counters = counters
-        self.drafter = Drafter(costs.steps.small.expected) if config.drafts else None
+        self.drafter = Drafter(costs.steps.small.expected, draft_model) if config.drafts else None
 
     def choose(self, missing: Sequence[tuple[Request, int]], budget: int) -> Mapping[int, Draft]:
         """Return the drafts to verify in the next step, by request id.
@@ -43,9 +51,12 @@ class Verification:
         most = min(budget, self._max_logit_rows or budget) - len(missing)
         return self.drafter.choose(
             [request for request in decoding if self._may_draft(request)],
-            decoding=len(decoding),
-            most=self._costs.draft_budget(len(decoding), most),
-            prefills=bool(self._requests.waiting) or any(count > 1 for _, count in missing),
+            Room(
+                decoding=len(decoding),
+                most=self._costs.draft_budget(len(decoding), most),
+                longest=self._costs.longest_step(len(decoding)),
+                prefills=bool(self._requests.waiting) or any(count > 1 for _, count in missing),
+            ),
         )
 
     def fitting(self, request: Request, start: int, draft: Draft) -> Draft:
@@ -83,10 +94,10 @@ class Verification:
         self._memory.publish(request)
         self._requests.collect(part)
 
-    def forget(self, salt: str) -> None:
-        """Draft no more from earlier replies with this cache salt."""
+    def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
+        """See `Drafter.forget`."""
         if self.drafter is not None:
-            self.drafter.forget(salt)
+            self.drafter.forget(token_ids, origin, kept)
 
     def _may_draft(self, request: Request) -> bool:
         """Whether drafts of a request that decodes can be verified now."""

@@ -56,7 +56,7 @@ def test_earlier_reply_with_the_same_salt_is_drafted_from_its_start() -> None:
 def test_forgotten_replies_are_not_drafted() -> None:
     made = drafter()
     end(made, request(1, [1, 2, 3], [20, 21, 22, 23]))
-    made.forget("")
+    made.forget([], Origin(), kept=0)
     assert made.draft(request(2, [1, 2, 3], [20])) is NO_DRAFT
 
 

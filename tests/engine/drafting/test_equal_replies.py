@@ -9,6 +9,7 @@ import pytest
 
 from engine.draft import NO_DRAFTS, Draft, DraftCounts, Source
 from engine.drafting.drafter import Drafter
+from engine.drafting.plan import Room
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import Request, TokenEvent, TokenLogprobs
@@ -46,7 +47,7 @@ class ForcedDrafts(Drafter):
     def __post_init__(self) -> None:
         super().__init__(lambda tokens: 1.0)
 
-    def choose(self, requests: Sequence[Request], *, decoding: int, most: int, prefills: bool) -> dict[int, Draft]:
+    def choose(self, requests: Sequence[Request], room: Room) -> dict[int, Draft]:
         return {request.id: Draft(Source.HISTORY, 3, self._tokens(request)) for request in requests}
 
     def _tokens(self, request: Request) -> tuple[int, ...]:

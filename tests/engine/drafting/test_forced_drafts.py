@@ -13,6 +13,7 @@ from engine.config import Preemption
 from engine.core import Engine
 from engine.draft import NO_DRAFTS, Draft, Source
 from engine.drafting.drafter import Drafter
+from engine.drafting.plan import Room
 from engine.request import Origin, Request, ServiceClass
 from tests.engine.hash_run import Run
 from tests.engine.test_hash_model import GROUPS, Load
@@ -33,8 +34,8 @@ class ForcedDrafts(Drafter):
     def __post_init__(self) -> None:
         super().__init__(lambda tokens: 1.0)
 
-    def choose(self, requests: Sequence[Request], *, decoding: int, most: int, prefills: bool) -> dict[int, Draft]:
-        drafts = {}
+    def choose(self, requests: Sequence[Request], room: Room) -> dict[int, Draft]:
+        drafts, most = {}, room.most
         for request in requests:
             count = min(most, self.random.randrange(0, 16))
             most -= count

@@ -8,7 +8,7 @@ import pytest
 from engine.cost_model import FRESH, SmallSteps
 from engine.draft import Draft, Source
 from engine.drafting.acceptance import MAX_DRAFT, Acceptance
-from engine.drafting.plan import MIN_GAIN, choose_drafts
+from engine.drafting.plan import MIN_GAIN, Room, choose_drafts
 
 
 def draft(match_length: int, count: int = MAX_DRAFT) -> Draft:
@@ -27,10 +27,9 @@ def learned(chance: float) -> Acceptance:
 
 def chosen(acceptance: Acceptance, seconds: list[float], drafts: dict[int, Draft], decoding: int = 1) -> dict[int, int]:
     """Return the number of drafted tokens per request, with `seconds[n]` as the time of a step of n tokens."""
-    planned = choose_drafts(
-        drafts, acceptance, lambda tokens: seconds[tokens], decoding=decoding, most=len(seconds) - 1 - decoding
-    )
-    return {request_id: len(it.token_ids) for request_id, it in planned.items()}
+    room = Room(decoding, most=len(seconds) - 1 - decoding)
+    planned = choose_drafts(drafts, acceptance, lambda tokens: seconds[tokens], room)
+    return {request_id: len(it.token_ids) for request_id, it in planned.drafts.items()}
 
 
 LINEAR = [float(tokens) for tokens in range(40)]  # no token is cheaper than the first
