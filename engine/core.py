@@ -48,11 +48,10 @@ class Engine(Generic[TicketT]):
         block_transfer: BlockTransfer | None = None,
         store: DiskStore | None = None,
         clock: Callable[[], float] = time.monotonic,
-        draft_model: DraftModel | None = None,
     ) -> None:
         self.config = config
         self.vocab_size = vocab_size
-        self._scheduler = Scheduler(config, block_transfer, store, clock, draft_model)
+        self._scheduler = Scheduler(config, block_transfer, store, clock)
         self._runner = runner
         self._under_way: deque[_LaunchedStep[TicketT]] = deque()
         self._collected = 0.0  # time at which the last step was collected
@@ -125,6 +124,10 @@ class Engine(Generic[TicketT]):
             raise InvalidSampling("width", f"too wide for a vocabulary of {self.vocab_size} tokens")
         self._scheduler.validate_beam_search(results[0])
         return results
+
+    def draft_with(self, model: DraftModel) -> None:
+        """Let a small model draft tokens where this is faster. Requires `config.drafts`."""
+        self._scheduler.draft_with(model)
 
     def add(self, *requests: Request) -> None:
         """Queue one request, several with the same prompt, or the results of a beam search. A shared prompt is

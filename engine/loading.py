@@ -20,6 +20,7 @@ from engine.checkpoints.weights import LoadProgress, Weights
 from engine.config import EngineConfig, ModelConfig
 from engine.core import Engine
 from engine.device import Device
+from engine.drafting.draft_model import DraftModel
 from engine.errors import DeviceLost, NoCompiler, OutOfMemory, UnsupportedModel
 from engine.freed_memory import trim
 from engine.kv.blocks import root_key
@@ -94,6 +95,35 @@ def _load_engine(
             gpu.drop_caches()
         options = replace(options, device="cpu")
     return _load_on(host_device(options, model, checkpoint.path, stored), model, checkpoint, options, progress, output)
+
+
+def load_draft_model(
+    checkpoint: Checkpoint, options: LoadOptions, engine: ModelEngine, progress: LoadProgress | None = None
+) -> DraftModel:
+    """Load a small model that drafts for an engine, with the engine's load options. Its vocabulary must be the same.
+
+    Raises the errors of `load_engine`, and UnsupportedModel if the engine verifies no drafts.
+    """
+    if not engine.config.drafts:
+        raise UnsupportedModel(
+            f"The {engine.config.backend} engine verifies no drafts here",
+            "Leave out --draft, or use --device cpu.",
+        )
+    model = models.read_config(checkpoint.metadata)
+    stored = models.stored_weights(checkpoint)
+    context = min(engine.config.context_length, model.context_length)
+    options = replace(options, context_length=context, host_cache=0, disk=None)
+    with raising_out_of_memory():
+        device = host_device(options, model, checkpoint.path, stored)
+        config = _resolve(model, device, options, ("drafts",), sum(weight.nbytes for weight in stored.values()))
+        weights = Weights(checkpoint.path, stored, progress, min(device.threads, MAX_LOADING_THREADS))
+        loaded = device.load(model, weights, config)
+        trim()
+        config = config.with_pools([len(pool) for pool in loaded.kv.pools])
+        runner = device.runner(loaded, model.vocab_size, config.groups)
+        drafting = DraftModel(config, model.vocab_size, engine.vocab_size, runner)
+        drafting.measure()
+    return drafting
 
 
 def compile_gpu_kernels(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> None:

@@ -43,13 +43,17 @@ class Drafter:
     salt, and with a draft model.
     """
 
-    def __init__(self, seconds: Callable[[int], float], model: DraftModel | None = None) -> None:
+    def __init__(self, seconds: Callable[[int], float]) -> None:
         """`seconds` returns the expected time of a step by its number of tokens."""
         self._seconds = seconds
         self.acceptance = Acceptance()
-        self._model = ModelDrafts(model, self.acceptance, seconds) if model is not None else None
+        self._model: ModelDrafts | None = None
         self._corpora = Corpora()
         self._followed: dict[int, _Followed] = {}  # keyed by request id
+
+    def draft_with(self, model: DraftModel) -> None:
+        """Draft with a small model too, where this is faster."""
+        self._model = ModelDrafts(model, self.acceptance, self._seconds)
 
     def choose(self, requests: Sequence[Request], room: Room) -> Mapping[int, Draft]:
         """Return the drafts to verify in the next step, by request id. `requests` are those that may have drafts."""

@@ -47,10 +47,11 @@ class ModelDrafts:
         depth = self._depth(len(able), sum(missing.values()) - len(able), plan.rate, room) if able else 0
         if not depth:
             return {}
-        late = [request for request in able if missing[request.id] > BLOCK_SIZE]
+        chunk = self._chunk(room)
+        late = [request for request in able if missing[request.id] > chunk]
         if late:
-            self._model.prefill(late[0], self._chunk(room))
-        ready = [request for request in able if missing[request.id] <= BLOCK_SIZE]
+            self._model.prefill(late[0], chunk)
+        ready = [request for request in able if missing[request.id] <= chunk]
         return self._draft(ready, depth, self._least(len(ready), plan.rate, room)) if ready else {}
 
     def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:

@@ -50,7 +50,6 @@ class Scheduler:
         block_transfer: BlockTransfer | None = None,
         store: DiskStore | None = None,
         clock: Callable[[], float] = time.monotonic,
-        draft_model: DraftModel | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -61,7 +60,7 @@ class Scheduler:
         self._groups = BeamGroups(config, self._requests, self._memory, self._counters)
         self._preemption = Preemption(self._requests, self._groups, self._memory)
         self._admission = Admission(self._requests, self._preemption, self._memory)
-        self._verification = Verification(config, self._requests, self._memory, self.costs, self._counters, draft_model)
+        self._verification = Verification(config, self._requests, self._memory, self.costs, self._counters)
         self._num_steps = 0  # number of steps planned so far
 
     @property
@@ -114,6 +113,12 @@ class Scheduler:
         """Raise InvalidSampling or PromptTooLong if the beam search of this result can never fit into memory."""
         if result.params.beams is not None:
             self._groups.max_tokens(result, result.params.beams)
+
+    def draft_with(self, model: DraftModel) -> None:
+        """Let a small model draft tokens where this is faster. Requires `config.drafts`."""
+        if self._verification.drafter is None:
+            raise ValueError("this engine verifies no drafts")
+        self._verification.drafter.draft_with(model)
 
     def add(self, *requests: Request) -> None:
         """Queue a request that passed `validate_request`, and others with the same prompt. The prompt is prefilled

@@ -10,7 +10,6 @@ from engine.config import BLOCK_SIZE, EngineConfig
 from engine.cost_model import CostModel
 from engine.counters import Counters
 from engine.draft import Draft, DraftCounts
-from engine.drafting.draft_model import DraftModel
 from engine.drafting.drafter import Drafter
 from engine.drafting.plan import Room
 from engine.kv.memory import KVMemory
@@ -23,20 +22,14 @@ class Verification:
     """Adds drafted tokens to steps in which requests decode. Without a drafter it never adds any."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        requests: RunningSet,
-        memory: KVMemory,
-        costs: CostModel,
-        counters: Counters,
-        draft_model: DraftModel | None,
+        self, config: EngineConfig, requests: RunningSet, memory: KVMemory, costs: CostModel, counters: Counters
     ) -> None:
         self._max_logit_rows = config.max_logit_rows
         self._requests = requests
         self._memory = memory
         self._costs = costs
         self._counters = counters
-        self.drafter = Drafter(costs.steps.small.expected, draft_model) if config.drafts else None
+        self.drafter = Drafter(costs.steps.small.expected) if config.drafts else None
 
     def choose(self, missing: Sequence[tuple[Request, int]], budget: int) -> Mapping[int, Draft]:
         """Return the drafts to verify in the next step, by request id.
