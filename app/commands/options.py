@@ -25,7 +25,9 @@ def read_by(read: Callable[[str], int]) -> Callable[[click.Context, click.Parame
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-ENGINE_OPTIONS = ("context", "threads", "device", "gpu_memory", "deterministic", "kernels", "quantize", "kv_disk_gb")
+ENGINE_OPTIONS = (
+    "context", "threads", "device", "gpu_memory", "deterministic", "kernels", "quantize", "draft", "kv_disk_gb",
+)  # fmt: skip
 
 model_option = click.option(
     "-m",
@@ -70,6 +72,12 @@ _ENGINE_OPTIONS = (
         "--quantize",
         metavar="METHOD",
         help="Quantize 16- and 32-bit layers while loading: fp8, int4, or nf4. Default: none.",
+    ),
+    click.option(
+        "--draft",
+        metavar="MODEL",
+        help="Small model with the same vocabulary that drafts tokens, which changes only the speed. auto: the known "
+        "one of the family. Default: none.",
     ),
     click.option(
         "--kv-disk-gb",

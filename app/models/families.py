@@ -106,7 +106,7 @@ def load_families(path: Path = FAMILIES_FILE) -> Families:
         raise ValueError(f"families: missing or unknown key: {problem}") from None
     defaults = {name: f"{name}:{size}" for name, size in bare}
     by_name = {model.name: model for model in models}
-    named = [*defaults.values(), *(model.draft for model in models if model.draft), *recommended]
+    named = [*defaults.values(), *recommended]
     if len(by_name) != len(models) or len(defaults) != len(bare) or not by_name.keys() >= set(named):
         raise ValueError("families: a name is defined twice, or refers to no model")
     return Families(by_name, defaults, tuple(by_name[name] for name in recommended))

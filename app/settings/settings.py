@@ -45,6 +45,7 @@ MAX_LATENCY_MS = 60_000
 MAX_REQUESTS = 1 << 20
 MAX_KEEP_ALIVE_S = 1_000_000
 DEFAULT_REQUESTS = 256
+AUTO_DRAFT = "auto"  # the draft model that families.toml names
 AUTO_THEME = "auto"  # the theme that fits the terminal's background
 
 
@@ -324,6 +325,14 @@ class Settings:
             "same. Default: auto.",
         )
     )
+    draft: str = field(
+        metadata=_read_by(
+            text,
+            "none",
+            "Small model that drafts tokens, which the model verifies several at a time: a model with the same "
+            "vocabulary, auto (the known one of the family), or none. Replies are the same. Default: none.",
+        )
+    )
     sampling_defaults: str = field(
         metadata=_read_by(
             one_of("model", "none"),
@@ -442,6 +451,11 @@ class Settings:
     def quantize_method(self) -> str | None:
         """Format to which layers are quantized while a model loads; None: they are not quantized."""
         return None if self.quantize == "none" else self.quantize
+
+    @property
+    def draft_name(self) -> str | None:
+        """Name of the draft model, or AUTO_DRAFT; None: there is none."""
+        return None if self.draft == "none" or self.drafts == "off" else self.draft
 
     @property
     def kv_disk_limit(self) -> int | None:

@@ -155,6 +155,7 @@ class Tokenizer:
     def __init__(self, text_encoder: TextEncoder, vocabulary: Vocabulary) -> None:
         self._text_encoder = text_encoder
         self._vocabulary = vocabulary
+        self.texts = vocabulary.texts  # by id, as in the file; "" for an unused id
         self.vocab_size = len(vocabulary.texts)
         self.bos_id = vocabulary.bos_id
         self.eos_id = vocabulary.eos_id

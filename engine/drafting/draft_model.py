@@ -121,7 +121,6 @@ class DraftModel:
     def drop(self, request_id: int) -> None:
         """Release the blocks of a request. Those of its full blocks stay cached."""
         if shadow := self._shadows.pop(request_id, None):
-            shadow.own.num_computed = min(shadow.own.num_computed, shadow.num_known)
             self._memory.publish(shadow.own)
             self._memory.release(shadow.own)
 

@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from app.models.catalog import Sampling, load_catalog
 from app.models.digests import DIGESTS, digest_of
 from app.models.fit import compare_with_plan, plan_loading
+from app.models.load.draft_models import add_draft_model, find_draft_model, tokenizer_of
 from app.models.load.kernel_preparation import common_options, loading, lowered_context, prepare_kernels
 from app.models.sampling_defaults import DEFAULT_SAMPLING, catalogued_sampling, read_sampling
 from app.models.stored_model import StoredModel, record_use
 from app.progress import Progress
 from app.settings.settings import Settings
-from app.text.folder_tokenizer import from_folder
-from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
 from engine.backends.device_choice import layouts_to_compile
 from engine.config import EngineConfig, Preemption
@@ -42,19 +41,23 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> C
     """Load a stored model.
 
     Raises OutOfMemory if it does not fit, before its weights are read; ModelFileError, UnsupportedModel,
-    UnsupportedTier, UnsupportedTokenizer, or OSError if it cannot be read.
+    UnsupportedTier, UnsupportedTokenizer, or OSError if it cannot be read. A draft model can cause the same errors, and
+    those of `pull`.
     """
     options = _options(settings)
     with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
         read_config(checkpoint.metadata)  # raises for a model that cannot chat, before its vocabulary is read
         plan = plan_loading(checkpoint, options, stored, settings, progress)
         values = checkpoint.metadata.values
-        tokenizer = from_folder(stored.path) if stored.is_folder else from_gguf(values)
+        tokenizer = tokenizer_of(stored, checkpoint)
+        draft_model = find_draft_model(stored, tokenizer, settings, progress)
         sampling = catalogued_sampling(stored.name, load_catalog()) or read_sampling(stored.path, values)
         prepare_kernels(layouts_to_compile(checkpoint, options), options, progress)
         options = _keeping_on_disk(options, stored, settings, progress)
         with compare_with_plan(plan, stored.name, progress), loading(stored, progress) as reports:
             engine = load_engine(checkpoint, replace(options, report_kernels=reports.compiled), reports.read)
+    if draft_model is not None:
+        add_draft_model(engine, draft_model, options, progress)
     record_use(stored, settings.models_dir)
     if tokenizer.vocab_size > engine.vocab_size:
         raise UnsupportedModel(

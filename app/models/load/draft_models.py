@@ -1,0 +1,69 @@
+"""Draft models: find and load the small model that drafts tokens for another one, for the setting `draft`."""
+
+from itertools import count
+
+from app.models.families import load_families
+from app.models.load.kernel_preparation import loading, prepare_kernels
+from app.models.repository import RepositoryName
+from app.models.sources import pull
+from app.models.stored_model import StoredModel
+from app.progress import Progress
+from app.settings.settings import AUTO_DRAFT, Settings
+from app.text.folder_tokenizer import from_folder
+from app.text.gguf_tokenizer import from_gguf
+from app.text.tokenizer import Tokenizer
+from engine.backends.device_choice import layouts_to_compile
+from engine.checkpoints.checkpoint import Checkpoint
+from engine.errors import UnsupportedModel
+from engine.load_options import LoadOptions
+from engine.loading import ModelEngine, load_draft_model, open_checkpoint
+
+
+def tokenizer_of(stored: StoredModel, checkpoint: Checkpoint) -> Tokenizer:
+    """Return the tokenizer of a stored chat model. Raises UnsupportedTokenizer."""
+    return from_folder(stored.path) if stored.is_folder else from_gguf(checkpoint.metadata.values)
+
+
+def find_draft_model(
+    target: StoredModel, tokenizer: Tokenizer, settings: Settings, progress: Progress
+) -> StoredModel | None:
+    """Return the model that drafts for `target`, downloaded if it is missing; None if there is none.
+
+    Raises UnsupportedModel if its vocabulary differs, and the errors of `pull` and `open_checkpoint`.
+    """
+    name = settings.draft_name
+    if name == AUTO_DRAFT:
+        name = known_draft_model(target.name)
+        if name is None:
+            progress.say(f"No small model is known that could draft for {target.title}.")
+    if name is None:
+        return None
+    stored = pull(name, settings, progress)
+    with open_checkpoint(stored.path) as checkpoint:
+        own = tokenizer_of(stored, checkpoint)
+    for token_id, text, other in zip(count(), tokenizer.texts, own.texts, strict=False):
+        if text != other and text and other:  # an empty text is an unused id
+            raise UnsupportedModel(
+                f"{stored.title} cannot draft for {target.title}: token {token_id:,} is {other!r} in its vocabulary, "
+                f"not {text!r}",
+                "Choose a smaller model of the same family, or leave out --draft.",
+            )
+    return stored
+
+
+def known_draft_model(name: str) -> str | None:
+    """Return the short name of a small model with the vocabulary of the model `name`; None if none is known."""
+    asked = RepositoryName.parse(name)
+    repository = asked.repo if asked else None
+    return next((it.draft for it in load_families() if it.name == name or it.repository.repo == repository), None)
+
+
+def add_draft_model(engine: ModelEngine, stored: StoredModel, options: LoadOptions, progress: Progress) -> None:
+    """Load a draft model and let it draft for `engine`, whose load options are `options`.
+
+    Raises the errors of `load_draft_model`.
+    """
+    with open_checkpoint(stored.path) as checkpoint:
+        prepare_kernels(layouts_to_compile(checkpoint, options), options, progress)
+        with loading(stored, progress) as reports:
+            engine.draft_with(load_draft_model(checkpoint, options, engine, reports.read))
