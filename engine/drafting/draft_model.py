@@ -62,7 +62,7 @@ class DraftModel:
     def measure(self) -> None:
         """Measure the time of steps, so that the first plans can rely on it."""
         for number in range(TRIAL_ROUNDS):
-            prompt = tuple(1 + (number + i) % 7 for i in range(TRIAL_TOKENS))  # no two begin with the same block
+            prompt = tuple(1 + (number + i) % 7 for i in range(TRIAL_TOKENS))  # different first blocks
             trial = Request(0, prompt, GREEDY)
             self.draft([trial], TRIAL_ROUNDS, lambda draft: True)
             self.drop(trial.id)
