@@ -50,11 +50,17 @@ async def edit(app: App[None], chosen: str, draft: str) -> str:
 @contextmanager
 def _suspended(app: App[None]) -> Iterator[None]:
     """Leave the terminal to another program. On Windows the editor has a window, and the chat stays visible."""
+    failure: Exception | None = None
     with ExitStack() as stack:
         stack.enter_context(app.batch_update())  # the chat draws nothing while the editor runs
         with suppress(SuspendNotSupported):
             stack.enter_context(app.suspend())
-        yield
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - raised below: Textual does not take the terminal back if one is raised
+            failure = error
+    if failure is not None:
+        raise failure
 
 
 async def _run(command: Sequence[str]) -> int:

@@ -168,3 +168,16 @@ def test_editor_owns_the_terminal_during_a_reply(tmp_path: Path) -> None:
     ended = terminal.ended()
     assert (ended.status, ended.modes, ended.attributes_are_back) == (0, frozenset(), True)
     assert b"'chat-1': 'from the editor'" in ended.output
+
+
+def test_editor_that_is_not_installed_gives_the_terminal_back() -> None:
+    terminal = Terminal(python("-c", PROGRAM, "no-such-editor"), {})
+    terminal.resize(80, 24)
+    terminal.read_until(lambda output: b"sk anything" in output)
+    terminal.type("a draft\x07")
+    terminal.read_until(lambda output: b"could not be" in output)
+    assert terminal.output.count(b"\x1b[?1049h") == terminal.output.count(b"\x1b[?1049l") + 1
+    terminal.type("\x11")
+    ended = terminal.ended()
+    assert (ended.status, ended.modes, ended.attributes_are_back) == (0, frozenset(), True)
+    assert b"a draft" in ended.output
