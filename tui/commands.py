@@ -54,7 +54,7 @@ COMMANDS = (
     Command("title", Owner.CHATS, "rename", "Rename this chat", "TITLE"),
     Command("pin", Owner.CHATS, "pin", "Pin or unpin"),
     Command("archive", Owner.CHATS, "archive", "Archive or unarchive"),
-    Command("archived", Owner.CHATS, "toggle_archived", "Show archived chats"),
+    Command("archived", Owner.SCREEN, "toggle_archive", "Show archived chats"),
     Command("delete", Owner.CHATS, "delete", "Delete this chat"),
     Command("undo", Owner.CHATS, "undelete", "Undo delete", key="ctrl+z in the list"),
     Command("export", Owner.CHATS, "export", "Export (.md: this branch, .json: everything)", "PATH", aliases=("save",)),

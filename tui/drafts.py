@@ -19,17 +19,23 @@ def read_attachment(path: Path) -> Attachment:
             data = file.read(LARGEST + 1)
     except FileNotFoundError as error:
         raise ClientError(f"{path} not found.", "Check the path.") from error
+    except IsADirectoryError as error:
+        raise ClientError(f"{path} is a folder.", "Attach its files.") from error
     except OSError as error:
         raise ClientError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
+    if b"\0" in data:
+        raise _not_text(path)
     if len(data) > LARGEST:
-        raise ClientError(f"{path.name} is larger than {LARGEST:,} bytes.", "Attach only the part that you need.")
+        most = LARGEST // 1_000_000
+        raise ClientError(f"{path.name} is larger than {most} MB.", "Attach only the part that you need.")
     try:
-        text = data.decode("utf-8-sig")
+        return Attachment(path.name, data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise ClientError(f"{path.name} is not a text file.", "Images are not supported yet.") from error
-    if "\0" in text:
-        raise ClientError(f"{path.name} is not a text file.", "Images are not supported yet.")
-    return Attachment(path.name, text)
+        raise _not_text(path) from error
+
+
+def _not_text(path: Path) -> ClientError:
+    return ClientError(f"{path.name} is not a text file.", "Only text files can be attached.")
 
 
 def dropped_path(pasted: str) -> Path | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from tui.branches import Branches
 from tui.client import Chats
-from tui.types import DEFAULT_PRESET, Chat, ChatId, ChatSettings, ChatSummary, Message, MessageId, Role
+from tui.types import DEFAULT_PRESET, NEW_CHAT, Chat, ChatId, ChatSettings, ChatSummary, Message, MessageId, Role
 
 
 async def settings_of_new_chats(chats: Chats) -> ChatSettings:
@@ -47,7 +47,7 @@ class OpenChat:
         title = "" if self.summary is None else self.summary.title
         if self.private:
             return f"Private · {title}" if title else "Private chat"
-        return title or "New chat"
+        return title or NEW_CHAT
 
     def rename(self, title: str) -> None:
         if self.summary is not None:

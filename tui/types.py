@@ -8,7 +8,7 @@ import enum
 from dataclasses import dataclass, fields
 from typing import NewType, Protocol
 
-from tui.plain_text import sanitize
+from tui.plain_text import sanitize, single_line
 
 ChatId = NewType("ChatId", str)
 MessageId = NewType("MessageId", str)
@@ -263,6 +263,10 @@ class Preset(Sanitized):
     settings: ChatSettings
 
 
+NEW_CHAT = "New chat"
+"""The name of a chat without a title."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatSummary(Sanitized):
     """A chat in a list."""
@@ -276,6 +280,11 @@ class ChatSummary(Sanitized):
     archived: bool = False
     private: bool = False  # never written to disk, and lost when the program ends
     replying_elsewhere: bool = False  # whether another window is generating a reply in it
+
+    @property
+    def name(self) -> str:
+        """The title on one line, as lists show it."""
+        return single_line(self.title) or NEW_CHAT
 
 
 @dataclass(frozen=True, slots=True)

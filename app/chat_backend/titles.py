@@ -16,6 +16,7 @@ _TOKENS = 24
 _LONGEST = 60  # maximum length of a title in characters
 _CUT = "…"
 _SMALL = re.compile(r"(?<![\w.])(?:\d+m|0?\.\d+b)(?![a-z])", re.IGNORECASE)  # matches model sizes such as 135m and 0.5b
+_EMPHASIS = re.compile(r"(?<!\w)(\*{1,3}|`+)(?=\S)(.+?)(?<=\S)\1(?!\w)")  # Markdown's
 _QUOTES = "\"'“”„«»`*# "
 
 
@@ -70,10 +71,12 @@ def is_small(model: str) -> bool:
 
 
 def extract_title(text: str) -> str:
-    """Return the first line that can serve as a title, without quotation marks and cut at a word; "" if there is none.
+    """Return the first line that can serve as a title, without quotation marks and emphasis and cut at a word; "" if
+    there is none.
 
     A line that ends with a colon is skipped, because it only announces the title.
     """
     lines = [line for line in text.splitlines() if line.strip(_QUOTES) and not line.rstrip(_QUOTES).endswith(":")]
-    title = single_line(lines[0]).removeprefix("Title:").strip(_QUOTES).rstrip(".") if lines else ""
+    line = _EMPHASIS.sub(r"\2", single_line(lines[0])) if lines else ""
+    title = line.removeprefix("Title:").strip(_QUOTES).rstrip(".")
     return shorten(title, _LONGEST, placeholder=_CUT).removeprefix(_CUT)

@@ -15,6 +15,21 @@ def test_text_file_becomes_an_attachment(tmp_path: Path) -> None:
     assert (found.name, found.text) == ("a file.py", "print('é')\n")
 
 
+def test_refusal_says_what_a_file_is(tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(b"%PDF\0" + b"x" * LARGEST)
+    (tmp_path / "long.txt").write_bytes(b"x" * (LARGEST + 1))
+    reasons = {}
+    for name in ("", "a.pdf", "long.txt"):
+        with pytest.raises(ClientError) as refused:
+            read_attachment(tmp_path / name)
+        reasons[name] = refused.value.sentences
+    assert reasons == {
+        "": f"{tmp_path} is a folder. Attach its files.",
+        "a.pdf": "a.pdf is not a text file. Only text files can be attached.",
+        "long.txt": "long.txt is larger than 2 MB. Attach only the part that you need.",
+    }
+
+
 @pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"text\0more", b"x" * (LARGEST + 1), None])
 def test_files_that_are_not_text_are_rejected(tmp_path: Path, data: bytes | None) -> None:
     path = tmp_path / "file"

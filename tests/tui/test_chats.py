@@ -35,7 +35,7 @@ def test_chats_are_listed_opened_renamed_pinned_archived_deleted_and_restored() 
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: lines(chat) == ["Second", "First"])
         chat.app.screen.query_one("ChatList OptionList").focus()
-        await chat.pilot.press("down", "down", "enter")
+        await chat.pilot.press("down", "enter")
         await chat.until(lambda: chat.texts() == ["a question", "an answer"])
         assert chat.app.focused is chat.composer.area
         await chat.type("/title My [b]title[/b]")
@@ -210,6 +210,80 @@ def test_list_shows_changes_of_other_windows_and_running_replies() -> None:
         await chat.until(lambda: "⠋" <= lines(chat)[0][0] <= "⣿")
         client.replies.gate.set()
         await chat.until(lambda: lines(chat) == ["Renamed elsewhere"])
+
+    run(client, flow, size=WIDE)
+
+
+def test_title_of_the_open_chat_is_that_of_the_list() -> None:
+    client = ScriptedClient()
+    name = client.keep("", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        bar = chat.screen.query_one(TopBar)
+        await chat.conversation.open(name)
+        await chat.until(lambda: bar.chat_title == "New chat")
+        await client.chats.rename(name, "a question")
+        await chat.until(lambda: bar.chat_title == "a question")
+        assert chat.conversation.chat.title == "a question"
+
+    run(client, flow, size=WIDE)
+
+
+def test_chat_without_a_title_has_a_name_in_the_search() -> None:
+    client = ScriptedClient()
+    client.keep("", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f7")
+        await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "Last chats")
+        row = chat.app.screen.query_one(OptionList).options[0]
+        assert str(row.prompt).startswith("New chat  ")
+
+    run(client, flow)
+
+
+def test_list_that_gets_the_focus_highlights_its_first_chat() -> None:
+    client = ScriptedClient()
+    client.keep("First", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: lines(chat) == ["First"])
+        await chat.pilot.press("f6", "delete")
+        await chat.until(lambda: chat.label(".about").startswith("First"))
+
+    run(client, flow)
+
+
+def test_archive_opens_in_a_narrow_terminal_and_chats_are_listed_again() -> None:
+    client = ScriptedClient()
+    client.keep("First", "a question", "an answer")
+    archived = client.keep("Second", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        await client.chats.archive(archived, True)
+        await chat.type("/archived")
+        await chat.until(lambda: any("Archive" in line for line in chat.lines()))
+        await chat.until(lambda: any("Second" in line for line in chat.lines()))
+        await chat.pilot.press("escape")
+        await chat.type("/resume")
+        await chat.until(lambda: any("First" in line for line in chat.lines()))
+        assert not any("Second" in line for line in chat.lines())
+
+    run(client, flow, size=(80, 24))
+
+
+def test_footer_names_the_actions_of_the_shown_list() -> None:
+    client = ScriptedClient()
+    client.keep("First", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.type("/resume")
+        await chat.until(lambda: "Archive" in chat.lines()[-1] and "View archive" in chat.lines()[-1])
+        await chat.pilot.press("ctrl+a", "ctrl+v")
+        await chat.until(lambda: "Unarchive" in chat.lines()[-1] and "View chats" in chat.lines()[-1])
+        assert "View archive" not in chat.lines()[-1]
+        await chat.pilot.press("ctrl+a")
+        await chat.until(lambda: not any(chat.client.chats.chats[one].summary.archived for one in client.chats.chats))
 
     run(client, flow, size=WIDE)
 

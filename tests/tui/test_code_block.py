@@ -137,7 +137,7 @@ def test_long_line_ends_with_a_mark_until_it_is_wrapped(width: int) -> None:
         await chat.until(lambda: any(shown.rstrip().endswith("…") for shown in chat.lines()))
         await click_word(chat, "wrap")
         await chat.until(lambda: any("the_end" in shown for shown in chat.lines()))
-        await click_word(chat, "cut")
+        await click_word(chat, "unwrap")
         await chat.until(lambda: any(shown.rstrip().endswith("…") for shown in chat.lines()))
 
     script: list[ReplyEvent] = [TextDelta(f"```python\nshort\n{line}\n```"), ReplyEnd(Finish.COMPLETE, USAGE)]

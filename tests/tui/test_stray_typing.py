@@ -200,7 +200,7 @@ def test_deleting_from_the_list_asks_and_can_be_undone(pressed: str) -> None:
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: listed_chats(chat) == 3)
         options(chat).focus()
-        await chat.pilot.press("down", pressed)
+        await chat.pilot.press(pressed)
         await chat.until(lambda: isinstance(chat.app.screen, Confirm) and chat.label(".about"))
         assert chat.label(".about").startswith("Chat 2")
         await chat.pilot.press("enter")  # presses the button that has the focus, which cancels
@@ -227,7 +227,7 @@ def test_chat_is_renamed_pinned_and_archived_from_the_list() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: listed_chats(chat) == 3)
         options(chat).focus()
-        await chat.pilot.press("down", "ctrl+k")
+        await chat.pilot.press("ctrl+k")
         await chat.until(lambda: client.chats.chats[kept[2]].summary.pinned)
         await chat.pilot.press("ctrl+e")
         await chat.until(lambda: isinstance(chat.app.screen, Ask))

@@ -79,10 +79,13 @@ def test_long_reasons_are_wrapped_and_the_left_edge_is_fixed(size: tuple[int, in
 def test_failed_load_names_the_reason_and_enter_retries() -> None:
     client = ScriptedClient()
     client.engine.problem = ClientError("No model named nosuch:9b", "Installed: smollm2:135m.")
+    client.keep("Last", "a question", "an answer")
 
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: "No model named nosuch:9b" in chat.label("#welcome"))
         assert "Installed: smollm2:135m." in chat.label("#welcome")
+        await chat.until(lambda: "Continue: Last" in chat.label("#welcome"))
+        assert chat.label("#welcome").count("[⏎]") == 1
         client.engine.problem = None
         await chat.pilot.press("enter")
         await chat.until(lambda: "smollm2:135m is ready." in chat.label("#welcome"))

@@ -325,17 +325,25 @@ class ChatScreen(SteadyScreen):
     def action_toggle_chats(self) -> None:
         """Hide the list of chats if it is visible, or show it."""
         self.toggle_class("toggled")
-        chats = self.query_one(ChatList)
-        if chats.display:
-            chats.query_one("OptionList").focus()
+        if self.query_one(ChatList).display:
+            self.action_open_chats()
         else:
             self.conversation.composer.area.focus()
 
     def action_open_chats(self) -> None:
         """Show the list and focus it."""
-        if not self.query_one(ChatList).display:
+        self._show_chats(archive=False)
+
+    def action_toggle_archive(self) -> None:
+        """Show the archived chats in the list, or the others if the archived ones are shown."""
+        self._show_chats(archive=not self.query_one(ChatList).shows_archive)
+
+    def _show_chats(self, *, archive: bool) -> None:
+        chats = self.query_one(ChatList)
+        if not chats.display:
             self.toggle_class("toggled")
-        self.query_one(ChatList).query_one("OptionList").focus()
+        chats.view(archive=archive)
+        chats.query_one("OptionList").focus()
 
     @on(ChatList.Left)
     def turn_to_prompt(self) -> None:

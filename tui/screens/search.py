@@ -108,7 +108,7 @@ def _count(hits: int) -> str:
 def _summary(chat: ChatSummary) -> Content:
     return Content.assemble(
         ("private " * chat.private, "italic"),
-        (single_line(chat.title), "bold"),
+        (chat.name, "bold"),
         (f"  {figures.age(chat.updated, time.time())}", "dim"),
     )
 
@@ -122,7 +122,7 @@ def _lines(hits: Sequence[SearchHit]) -> list[Content]:
 def _titled(hit: SearchHit) -> Content:
     return Content.assemble(
         ("private " * hit.chat.private, "italic"),
-        (single_line(hit.chat.title), "bold"),
+        (hit.chat.name, "bold"),
         (f"  {figures.age(hit.chat.updated, time.time())}", "dim"),
         "\n",
         _excerpt(hit),

@@ -40,9 +40,11 @@ class ChatList(Vertical):
         Binding("ctrl+e", "rename", "Rename"),
         Binding("ctrl+k", "pin", "Pin"),
         Binding("ctrl+a", "archive", "Archive"),
+        Binding("ctrl+a", "unarchive", "Unarchive"),
         Binding("delete,ctrl+d", "confirm_deletion", "Delete", key_display="del"),
         Binding("ctrl+z", "undelete", "Undo"),
-        Binding("ctrl+v,left,right", "toggle_archived", "View archive", key_display="^v"),
+        Binding("ctrl+v,left,right", "view_archive", "View archive", key_display="^v"),
+        Binding("ctrl+v,left,right", "view_chats", "View chats", key_display="^v"),
     ]
 
     class Left(Message):
@@ -63,7 +65,7 @@ class ChatList(Vertical):
             self.chat = chat
 
     class Renamed(Message):
-        """A chat was renamed."""
+        """A chat has another title."""
 
         def __init__(self, chat: ChatId, title: str) -> None:
             super().__init__()
@@ -79,7 +81,8 @@ class ChatList(Vertical):
         self._spun = False  # whether a running reply was drawn at the last poll
         self._summaries: dict[ChatId, ChatSummary] = {}
         self._open: ChatId | None = None
-        self._archived = False
+        self.shows_archive = False
+        self._reported: tuple[ChatId, str] | None = None  # the open chat and its title in the last Renamed
         self._deleted: list[ChatId] = []
 
     def compose(self) -> ComposeResult:
@@ -93,6 +96,9 @@ class ChatList(Vertical):
     def on_resize(self) -> None:
         self._show()
 
+    def on_descendant_focus(self) -> None:
+        self._show()
+
     def mark_open(self, chat: ChatId | None) -> None:
         """Mark the chat that is shown next to the list."""
         self._open = chat
@@ -104,6 +110,7 @@ class ChatList(Vertical):
         with show_errors(self):
             self._summaries = await self._read()
             self._show()
+            self._report_title()
 
     @work(exclusive=True, group="chat-list")
     async def poll(self) -> None:
@@ -115,12 +122,20 @@ class ChatList(Vertical):
             found = await self._read()
             is_changed = list(found.values()) != list(self._summaries.values())
             self._summaries = found
+            self._report_title()
             if is_changed or any(map(self._is_running, found.values())) or self._looks % _AGE_POLL == 0 or self._spun:
                 self._show()
 
     async def _read(self) -> dict[ChatId, ChatSummary]:
-        found = await self._chats.summaries(archived=self._archived)
+        found = await self._chats.summaries(archived=self.shows_archive)
         return {summary.id: summary for summary in found}
+
+    def _report_title(self) -> None:
+        """Report the title of the open chat: it may have been given by its first message, or in another window."""
+        found = None if self._open is None else self._summaries.get(self._open)
+        if found is not None and found.title and (found.id, found.title) != self._reported:
+            self._reported = found.id, found.title
+            self.post_message(self.Renamed(found.id, found.title))
 
     def _is_running(self, summary: ChatSummary) -> bool:
         return summary.replying_elsewhere or summary.id in self._running_chats()
@@ -134,11 +149,11 @@ class ChatList(Vertical):
             keep = highlighted if highlighted in self._summaries else self._open
             if keep in self._summaries:
                 options.highlighted = options.get_option_index(keep or "")
-            elif highlighted is not None and self._summaries:  # the highlighted chat was removed: keep the row
+            elif self.has_focus_within and self._summaries:  # keep the row of a chat that was removed
                 chat = list(self._summaries)[min(row, len(self._summaries) - 1)]
                 options.highlighted = options.get_option_index(chat)
             self._spun = any(map(self._is_running, self._summaries.values()))
-            self.query_one("#chats-title", Label).update("Archive" if self._archived else "Chats")
+            self.query_one("#chats-title", Label).update("Archive" if self.shows_archive else "Chats")
 
     def _row(self, options: OptionList) -> int:
         """Return the row of the highlighted chat. Rows of group headings are not counted."""
@@ -164,7 +179,7 @@ class ChatList(Vertical):
         title = Content.assemble(
             (f"{running or mark} ", "$text-accent"),
             (words, "italic"),
-            (single_line(summary.title) or "New chat", "bold" if is_open else ""),
+            (summary.name, "bold" if is_open else ""),
         ).truncate(width - len(age) - bool(age), ellipsis=True)
         return Content.assemble(title, " " * (width - title.cell_length - len(age)), (age, "dim"))
 
@@ -184,7 +199,7 @@ class ChatList(Vertical):
         """
         chat = self._target_chat()
         if chat not in self._summaries:
-            others = await self._chats.summaries(archived=not self._archived)
+            others = await self._chats.summaries(archived=not self.shows_archive)
             found = next((summary for summary in others if summary.id == chat), None)
         else:
             found = self._summaries[chat]
@@ -229,15 +244,33 @@ class ChatList(Vertical):
                 self.app.notify(done, markup=False)
                 self.reload()
 
+    def action_unarchive(self) -> None:
+        self.action_archive()
+
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Hide the key that undoes a deletion if nothing was deleted."""
-        return action != "undelete" or bool(self._deleted) or not self.has_focus_within
+        """Hide keys without an effect in the shown list. Commands are always allowed."""
+        hidden = {
+            "undelete": not self._deleted,
+            "archive": self.shows_archive,
+            "view_archive": self.shows_archive,
+            "unarchive": not self.shows_archive,
+            "view_chats": not self.shows_archive,
+        }
+        return not (self.has_focus_within and hidden.get(action, False))
 
     def action_leave(self) -> None:
         self.post_message(self.Left())
 
-    def action_toggle_archived(self) -> None:
-        self._archived = not self._archived
+    def action_view_archive(self) -> None:
+        self.view(archive=True)
+
+    def action_view_chats(self) -> None:
+        self.view(archive=False)
+
+    def view(self, *, archive: bool) -> None:
+        """List the archived chats, or the others."""
+        self.shows_archive = archive
+        self.refresh_bindings()
         self.reload()
 
     @work
@@ -250,7 +283,7 @@ class ChatList(Vertical):
         """Ask before a key deletes a chat. /delete does not ask, because a command is not typed by accident."""
         with show_errors(self):
             if (summary := await self._target_summary()) is not None:
-                about = f"{single_line(summary.title) or 'New chat'}\n\n{_UNDO}"
+                about = f"{summary.name}\n\n{_UNDO}"
                 if await confirm(self, "Delete this chat?", about, "Delete"):
                     await self._delete(summary.id)
 

@@ -76,7 +76,7 @@ class CodeBlock(Fence):
 
     def _bar(self) -> tuple[Content, Content]:
         language = self.lexer.split(" ")[0][:24] or "text"
-        words = word("copy", "copy"), word("save", "save"), word("cut" if self.is_wrapped else "wrap", "wrap")
+        words = word("copy", "copy"), word("save", "save"), word("unwrap" if self.is_wrapped else "wrap", "wrap")
         return Content(language), Content("  ").join(words)
 
     def show_language(self) -> None:

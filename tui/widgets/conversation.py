@@ -22,13 +22,13 @@ from tui.client import Client, ClientError, NotLoaded
 from tui.double_press import DoublePress
 from tui.drafts import Prompt
 from tui.open_chat import OpenChat, settings_of_new_chats
-from tui.plain_text import single_line
 from tui.reply_progress import ReplyProgress
 from tui.running_replies import RunningReplies
 from tui.screens.full_context import FullContextScreen
 from tui.show_errors import show_error, show_errors
 from tui.trimming import ContextTrimmer
 from tui.types import (
+    NEW_CHAT,
     CallId,
     Chat,
     ChatId,
@@ -505,8 +505,8 @@ class Conversation(Vertical):
         """Return the titles of the chats in which a reply is being generated. Raises ClientError."""
         if not self.running_chats:
             return []
-        titles = {one.id: single_line(one.title) for one in await self._client.chats.summaries()}
-        return [titles.get(chat) or "New chat" for chat in self.running_chats]
+        names = {one.id: one.name for one in await self._client.chats.summaries()}
+        return [names.get(chat, NEW_CHAT) for chat in self.running_chats]
 
     def _leave_or_edit(self) -> None:
         """Handle Escape without a reply: end editing or return to the prompt.

@@ -135,8 +135,9 @@ class Welcome(Vertical):
             )
         if self._last is not None:
             age = figures.age(self._last.updated, time.time())
-            title = start(self._last.title, self._width() - 26)
-            yield Content.assemble(word(f"Continue: {title}", "continue"), (f" · {age} [⏎]", "dim"))
+            title = start(self._last.name, self._width() - 26)
+            key = " [⏎]" if self._problem is None else ""  # Enter loads a model again after a failure
+            yield Content.assemble(word(f"Continue: {title}", "continue"), (f" · {age}{key}", "dim"))
 
     def _tips(self) -> Iterator[Content]:
         yield Content("    ").join([Content.assemble((key, "bold"), (f" {what}", "dim")) for key, what in _TIPS])

@@ -344,7 +344,10 @@ def test_unreachable_endpoint_is_reported(settings: Settings) -> None:
     ("written", "title"),
     [
         ('"Rivers of Norway."\n', "Rivers of Norway"),
-        ("\n\n**Title: x**", "Title: x"),
+        ("\n\n**Title: x**", "x"),
+        ("Here is the **answer**", "Here is the answer"),
+        ("*Two* uses of `a * b * c`", "Two uses of a * b * c"),
+        ("Sort by 2 * 3 ** 4", "Sort by 2 * 3 ** 4"),
         ("Title: Rivers", "Rivers"),
         ("Here's a title:\n\n**Rivers**", "Rivers"),
         ("Here's a title for **you:**", ""),
