@@ -37,14 +37,14 @@ def short_count(count: int) -> str:
 
 
 def seconds(value: float) -> str:
-    """Format a duration in few characters: 85 ms, 0.41 s, 12.3 s, 3:25."""
+    """Format a duration in few characters: 85 ms, 0.41 s, 12.3 s, 3 min 25 s."""
     if value < 0.1:
         return f"{value * 1000:.0f} ms"
     if value < 10:
         return f"{value:.2f} s"
     if value < 60:
         return f"{value:.1f} s"
-    return f"{int(value) // 60}:{int(value) % 60:02}"
+    return f"{int(value) // 60} min {int(value) % 60} s"
 
 
 def time_left(value: float) -> str:

@@ -284,5 +284,7 @@ def _summary(model: str, text: str, reasoning: str, end: "ReplyEnd") -> dict[str
             "ttft_ms": round(end.first_token_seconds * 1000, 1),
             "total_ms": round(end.total_seconds * 1000, 1),
             "decode_tok_s": None if rate is None else round(rate, 2),
+            "draft_n": end.drafts.drafted,
+            "draft_n_accepted": end.drafts.accepted,
         },
     }

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.errors import AppError, ModelNotFound
+from app.errors import AppError, ModelNotFound, Offline
 from app.models.hub_listing import list_repository
 from app.models.load.kernel_preparation import common_options
 from app.models.machine_memory import is_likely_to_fit, machine_memory, resident_bytes
@@ -64,8 +64,15 @@ def fit_model(name: str, settings: Settings, progress: Progress | None = None, m
         repository = store.source_repository(name)
         if repository is None or settings.offline:
             raise
-        with remote_headers(repository, settings, progress) as remote:
-            return _model_fit(str(remote.name), remote.path, remote.size, remote.choices, settings, memory)
+        try:
+            with remote_headers(repository, settings, progress) as remote:
+                return _model_fit(str(remote.name), remote.path, remote.size, remote.choices, settings, memory)
+        except Offline as problem:
+            known = store.families.models.get(name.lower())
+            if known is None:
+                raise
+            estimate = f"By its number of weights, {known.name} takes about {format_bytes(known.usual_size)}."
+            raise Offline(problem.message, f"{estimate} Check the network for exact numbers.") from None
     return fit_stored(stored, settings, progress, memory)
 
 
@@ -159,7 +166,7 @@ def _contexts(found: Fit) -> str:
 
 def in_thousands(tokens: int) -> str:
     """Return a context length in thousands, such as "32k"."""
-    return f"{tokens // 1000}k" if tokens >= 10_000 else str(tokens)
+    return f"{tokens // 1000}k" if tokens >= 10_000 else f"{tokens:,}"
 
 
 # -- planned and actual memory

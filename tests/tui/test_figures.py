@@ -19,7 +19,7 @@ def test_sizes_are_formatted(count: int | None, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(0.0023, "2 ms"), (0.41, "0.41 s"), (9.999, "10.00 s"), (12.34, "12.3 s"), (205, "3:25")]
+    ("value", "words"), [(0.0023, "2 ms"), (0.41, "0.41 s"), (9.999, "10.00 s"), (12.34, "12.3 s"), (205, "3 min 25 s")]
 )
 def test_times_are_formatted(value: float, words: str) -> None:
     assert figures.seconds(value) == words

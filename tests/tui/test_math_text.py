@@ -16,6 +16,7 @@ from tui.math_text import to_unicode
         (r"90^\circ", "90°"),
         (r"\left( \text{area} \right)", "( area )"),
         (r"e^{Q}", "e^Q"),
+        (r"e^{i\pi}+1=0", "e^(iπ)+1=0"),
         (r"\unknown{x}", r"\unknown{x}"),
         (r"50\%", "50%"),
     ],

@@ -192,7 +192,8 @@ class PlainCommands:
         self._listed = await self._client.chats.summaries()
         for number, chat in enumerate(self._listed, 1):
             marks = ", pinned" * chat.pinned + ", private" * chat.private
-            size = f"{chat.message_count} messages" if chat.message_count else "draft"
+            plural = "s" * (chat.message_count != 1)
+            size = f"{chat.message_count} message{plural}" if chat.message_count else "draft"
             self._say(f"{number}. {chat.title} ({size}{marks})")
         self._say("/open NUMBER opens one." if self._listed else "There are no chats.")
 

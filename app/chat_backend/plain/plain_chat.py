@@ -35,6 +35,7 @@ from tui.types import (
     Finish,
     MessageId,
     PromptProgress,
+    ReasoningDelta,
     ReplyEnd,
     TextDelta,
     ToolCalled,
@@ -66,7 +67,7 @@ class WholeWords:
 
 
 _EXIT_OK, _EXIT_FAILURE = 0, 1
-_WELCOME = "Type a message and press Enter. /help lists the commands, /quit leaves; Ctrl-C stops a reply."
+_WELCOME = "Type a message and press Enter. /help lists the commands, /quit leaves.\nCtrl-C stops a reply."
 _HOW_TO_LEAVE = "Press Ctrl-C again to leave, or Ctrl-D."
 
 
@@ -183,12 +184,15 @@ class PlainChat:
     async def _write_reply(self, to: MessageId) -> None:
         """Request a reply to the message, and print it as it arrives."""
         chat = await self._commands.current()
-        words, reported_at = WholeWords(), time.monotonic()
+        words, reported_at, is_thinking = WholeWords(), time.monotonic(), False
         async with aclosing(self._client.replies.reply(chat.summary.id, to)) as events:
             async for event in events:
                 if isinstance(event, PromptProgress) and time.monotonic() - reported_at > LINE_SECONDS:
                     reported_at = time.monotonic()
                     self._note(f"Processed {event.done} of {event.total} prompt tokens")
+                elif isinstance(event, ReasoningDelta) and not is_thinking:
+                    is_thinking = True
+                    self._note("Thinking")
                 elif isinstance(event, TextDelta):
                     self._write(words.add(event.text))
                 elif isinstance(event, ToolCalled | ToolReturned):

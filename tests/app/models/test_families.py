@@ -31,6 +31,14 @@ def test_families_file_has_models_of_all_kinds() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "megabytes"),
+    [("qwen2.5:0.5b", 398), ("qwen3:0.6b", 484), ("llama3.2:1b", 808), ("llama3.2:3b", 2019), ("qwen3:8b", 5028)],
+)
+def test_usual_size_is_near_that_of_the_published_file(name: str, megabytes: int) -> None:
+    assert load_families().models[name].usual_size == pytest.approx(megabytes * 10**6, rel=0.1)
+
+
+@pytest.mark.parametrize(
     ("name", "repository"),
     [
         ("qwen3", RepositoryName("bartowski/Qwen_Qwen3-4B-GGUF")),

@@ -101,6 +101,14 @@ def test_smaller_quantization_is_suggested_if_it_fits(hub: FakeHub, settings: Se
     assert fit_model(f"{GGUF}:F32", settings, memory=between).smaller == f"{GGUF}:Q4_0"
 
 
+def test_size_is_estimated_if_the_hub_is_unreachable(tmp_path: Path) -> None:
+    with pytest.raises(Offline) as problem:
+        fit_model("qwen3:8b", settings_in(tmp_path))
+    assert problem.value.remedy == (
+        "By its number of weights, qwen3:8b takes about 5.1 GB. Check the network for exact numbers."
+    )
+
+
 def test_unknown_model_is_not_found(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         fit_model(GGUF, settings_in(tmp_path, offline=True))
@@ -171,4 +179,4 @@ def test_verdict_names_the_longest_context_first() -> None:
     plan = Fit("cuda", 9_800_000_000, Needs(8_000_000_000, 0), caches, 131_072, 512)
     found = module.ModelFit("a", 1, True, plan, None, "", False)
     assert verdict(found) == "fits: 46k context with FP8 KV, 23k with BF16; needs 8.0 GB, 9.8 GB free"
-    assert [in_thousands(9_999), in_thousands(131_072)] == ["9999", "131k"]
+    assert [in_thousands(9_999), in_thousands(131_072)] == ["9,999", "131k"]

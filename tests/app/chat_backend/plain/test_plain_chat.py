@@ -30,6 +30,7 @@ from tui.types import (
     Notice,
     Permission,
     Preset,
+    ReasoningDelta,
     ReplyEnd,
     Role,
     Sampling,
@@ -225,6 +226,16 @@ def test_unsent_message_becomes_the_draft(monkeypatch: pytest.MonkeyPatch) -> No
     client.context.limit = 100
     assert scripted(client, monkeypatch, "Too much") == 1
     assert list(client.chats.drafts.values()) == ["Too much"]
+
+
+def test_reasoning_is_reported_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    client = ScriptedClient()
+    thought = [ReasoningDelta("One. "), ReasoningDelta("Two.")]
+    client.replies.scripts = [[*thought, TextDelta("Three."), ReplyEnd(Finish.COMPLETE)]]
+    assert scripted(client, monkeypatch, "Count.") == 0
+    out, err = capsys.readouterr()
+    assert out == "Three.\n"
+    assert err.splitlines().count("Thinking") == 1
 
 
 @pytest.mark.parametrize(("command", "is_made"), [("/room drop", True), ("/room", False)])
