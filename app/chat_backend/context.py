@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from app.chat_backend.chat_repository import ChatRepository
 from app.chat_backend.client_errors import to_thread
 from app.chat_backend.converters import message_id
-from app.chat_backend.engine.connection import EngineConnection, ReadyEngine
+from app.chat_backend.engine.connection import EngineConnection
+from app.chat_backend.engine.server import ReadyEngine
 from app.chat_backend.prompt_messages import prompt_messages, prompt_text
 from app.history.records import Chat as StoredChat
 from app.history.records import Role, StoredMessage, Trim, path_to

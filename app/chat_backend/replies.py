@@ -10,7 +10,8 @@ from typing import TypeVar
 from app.chat_backend.chat_repository import ChatRepository
 from app.chat_backend.client_errors import client_errors, to_thread
 from app.chat_backend.converters import message_id, usage_of
-from app.chat_backend.engine.connection import EngineConnection, ReadyEngine
+from app.chat_backend.engine.connection import EngineConnection
+from app.chat_backend.engine.server import ReadyEngine
 from app.chat_backend.prompt_messages import prompt_messages, sampling_fields, step_messages
 from app.chat_backend.reply_parts import Accepted, Call, Ended, ReasoningDelta, ReplyPart, TextDelta
 from app.chat_backend.tools import CallEnded, ChatTools, OfferedTools

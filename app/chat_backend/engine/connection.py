@@ -1,58 +1,26 @@
-"""The engine that the chat uses: a running server, a process started by the chat, or a remote endpoint.
+"""The engine that the chat uses: waiting for it, and switching, pausing, and retrying of its model.
 
 Loading runs in the background; callers that need the model wait for it with `use`. The engine is replaced only when no
 caller uses it. If a model cannot be loaded, the previous one is loaded again. If the engine process has died, the next
-call of `use` restarts it. The HTTP client is imported only when a server is contacted, so that the chat starts fast.
+call of `use` restarts it.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from dataclasses import replace as replaced
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 from app.chat_backend.client_errors import client_errors
-from app.chat_backend.engine.child import ChildMessage
-from app.chat_backend.engine.loading_state import DownloadRate, LoadingState, describe_stage
-from app.chat_backend.engine.process import EngineProcess
-from app.client.running_server import find_instance
-from app.errors import AppError
-from app.models.transfer.download_turn import Running, running_download
-from app.process.engine_lease import count_other_leases, hold_lease
-from app.process.instance import Instance, running_instances
-from app.settings.api_keys import own_key
+from app.chat_backend.engine.loading_state import LoadingState
+from app.chat_backend.engine.server import EngineServer, ReadyEngine, TargetModel
+from app.models.transfer.download_turn import Running
 from app.settings.settings import Settings
-from engine.private_folder import private_folder
 from quant.errors import InglenookError
 from tui.client import ClientError, NotLoaded
 from tui.engine_types import Loading
 
 if TYPE_CHECKING:
-    from app.chat_backend.endpoint import ChatEndpoint, ServedName
-
-_WAKE_SECONDS = 5.0  # maximum time from the registration of a new server to its first answer
-_LOAD_SECONDS = 1800.0  # maximum time that a remote server may take to load its model
-_TURN_SECONDS = 0.2  # seconds between two checks whether another chat has started the engine
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyEngine:
-    """An engine with a loaded model."""
-
-    endpoint: "ChatEndpoint"
-    model: str
-    context_length: int | None  # None: unknown
-    default_sampling: Mapping[str, float] = field(default_factory=dict)  # the model's recommended sampling
-
-
-@dataclass(frozen=True, slots=True)
-class _TargetModel:
-    """The model to load."""
-
-    model: str
-    is_required: bool  # True: only this model is acceptable; False: any loaded model is
+    from app.chat_backend.endpoint import ServedName
 
 
 class EngineConnection:
@@ -70,20 +38,15 @@ class EngineConnection:
         the base URL of another server, and `key` is its API key.
         """
         self._settings = settings
-        self._flags = flags
-        self._remote = endpoint
-        self._key = key
-        self._process: EngineProcess | None = None
+        self._server = EngineServer(settings, flags, endpoint, key)
         self._engine: ReadyEngine | None = None
-        self._leases = ExitStack()  # while this process holds a lease, the engine keeps running
         self._task: asyncio.Task[None] | None = None
-        self._target = _TargetModel(settings.model, settings.origins["model"] != "default")
-        self._served: _TargetModel | None = None  # the target that was loaded last
-        self._previous: _TargetModel | None = None  # the target before the last switch
+        self._target = TargetModel(settings.model, settings.origins["model"] != "default")
+        self._served: TargetModel | None = None  # the target that was loaded last
+        self._previous: TargetModel | None = None  # the target before the last switch
         self._uses = 0
         self._reply_titles: list[str] = []  # titles of the chats whose replies use the engine
         self._unused = asyncio.Event()
-        self._instance: Instance | None = None  # registry entry of the server in use
         self.is_paused = False  # whether loading is paused until `resume`
         self.state = self._state_of(self._target)
 
@@ -97,16 +60,14 @@ class EngineConnection:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        if self._process is not None and self._engine is None:  # no client can use it yet
-            await self._process.stop()
         if self._engine is not None:
             await self._engine.endpoint.close()
-        self._leases.close()
+        await self._server.close(is_loaded=self._engine is not None)
 
     @property
     def is_remote(self) -> bool:
         """Whether the user named a remote endpoint."""
-        return bool(self._remote)
+        return bool(self._server.remote)
 
     @property
     def is_chosen(self) -> bool:
@@ -131,7 +92,7 @@ class EngineConnection:
     def awaited(self) -> str:
         """The model that the local engine is loading, also if loading is paused; "" if there is none."""
         is_loading = self._task is not None and not self.state.is_over
-        return self._target.model if is_loading and not self._remote else ""
+        return self._target.model if is_loading and not self.is_remote else ""
 
     @property
     def context_length(self) -> int | None:
@@ -148,22 +109,15 @@ class EngineConnection:
 
     async def offered_models(self) -> "Sequence[ServedName]":
         """Return the models of the remote endpoint. Raises ClientError."""
-        from app.chat_backend.endpoint import ChatEndpoint
-
-        with client_errors():
-            endpoint = ChatEndpoint(self._remote, self._key, is_inglenook=False)
-            try:
-                return await endpoint.names()
-            finally:
-                await endpoint.close()
+        return await self._server.offered_models()
 
     async def reclaimable_memory(self) -> int:
         """Return the bytes available to another model once this engine is unloaded.
 
         Returns 0 if unloading frees nothing, because the engine is not loaded or other programs use it.
         """
-        process, engine = self._process, self._engine
-        if process is None or engine is None or await asyncio.to_thread(self._is_shared, process):
+        engine = self._engine
+        if engine is None or not await asyncio.to_thread(self._server.is_exclusive):
             return 0
         with suppress(InglenookError):  # the engine may be exiting
             report = await engine.endpoint.call_inglenook("GET", "engine")
@@ -177,9 +131,6 @@ class EngineConnection:
             with suppress(InglenookError):  # the engine may be exiting
                 return float((await engine.endpoint.call_inglenook("GET", "engine")).get("decode_rate", 0.0))
         return 0.0
-
-    def _is_shared(self, process: EngineProcess) -> bool:
-        return count_other_leases(self._settings, process.pid) > 0
 
     @asynccontextmanager
     async def use(self, *, retry: bool = False, reply_in: str = "") -> AsyncIterator[ReadyEngine]:
@@ -204,7 +155,7 @@ class EngineConnection:
 
     async def is_lost(self) -> bool:
         """Whether the server in use has exited. The next `use` restarts the engine."""
-        return self.state.is_over and await asyncio.to_thread(self._is_lost)
+        return self.state.is_over and await asyncio.to_thread(self._server.is_lost)
 
     async def _ready(self, retry: bool) -> ReadyEngine:
         if retry:
@@ -221,9 +172,7 @@ class EngineConnection:
 
     def fetching(self) -> Running | None:
         """Return the download that the starting engine runs, or None. Reads files."""
-        process = None if self.is_paused else self._process
-        running = None if process is None else running_download(self._settings.models_dir)
-        return running if process and running and running.pid == process.pid else None
+        return None if self.is_paused else self._server.fetching()
 
     def pause(self) -> None:
         """Pause loading. A partial download is kept, and callers that wait for the model keep waiting."""
@@ -278,7 +227,7 @@ class EngineConnection:
         """
         if model != self._target.model or self.state.is_over or self.is_paused:
             self._previous = self._target
-            self._switch_to(_TargetModel(model, is_required=True))
+            self._switch_to(TargetModel(model, is_required=True))
         return self.state
 
     def cancel_switch(self, requested: LoadingState) -> None:
@@ -291,22 +240,22 @@ class EngineConnection:
         else:
             self._switch_to(before)
 
-    def _switch_to(self, target: _TargetModel) -> None:
+    def _switch_to(self, target: TargetModel) -> None:
         self._cancel()
         self.state.finish()
         self._start_target(target)
 
-    def _start_target(self, target: _TargetModel) -> None:
+    def _start_target(self, target: TargetModel) -> None:
         self._target = target
         self.state = self._state_of(target)
         self._start_loading()
 
-    def _state_of(self, target: _TargetModel) -> LoadingState:
+    def _state_of(self, target: TargetModel) -> LoadingState:
         """Return the initial state of a load. If the user chose no model, the state of a remote load names the
         endpoint, because its model is unknown until it answers.
         """
-        if self._remote:
-            return LoadingState(target.model if target.is_required else self._remote, "connecting")
+        if self.is_remote:
+            return LoadingState(target.model if target.is_required else self._server.remote, "connecting")
         return LoadingState(target.model, "starting")
 
     def _start_loading(self) -> None:
@@ -318,14 +267,13 @@ class EngineConnection:
         if self._task is not None:
             self._task.cancel()
 
-    async def _load(self, target: _TargetModel) -> None:
+    async def _load(self, target: TargetModel) -> None:
         state = self.state
         try:
             with client_errors():
                 if self._engine is None or not await self._answers(target.model):
                     await self._release_engine(state)
-                    find = self._attach_remote(target, state) if self._remote else self._find_or_start(target, state)
-                    self._engine = await find
+                    self._engine = await self._server.connect(target, state)
         except ClientError as problem:
             if self._served is not None and self._served != target:
                 self._start_target(self._served)
@@ -334,29 +282,20 @@ class EngineConnection:
             state.finish(ClientError("the engine could not be started", "Run ingle doctor, and report its output."))
             raise
         else:
-            self._served = _TargetModel(self._engine.model, is_required=True) if self._remote else target
+            self._served = TargetModel(self._engine.model, is_required=True) if self.is_remote else target
             state.succeed(self._engine.model, self._warning(self._engine))
 
     def _warning(self, engine: ReadyEngine) -> str:
         """Return a warning if the engine's context is shorter than the user asked for, or ""."""
         held = engine.context_length
-        if self._remote or held is None or held >= self._settings.context:
+        if self.is_remote or held is None or held >= self._settings.context:
             return ""
-        holder = "the model" if self._process is not None else "the running server"
+        holder = "the model" if self._server.is_started_here else "the running server"
         return f"{holder} supports {held:,} tokens: {self._settings.stated('context')} is lowered to that"
-
-    def _is_lost(self) -> bool:
-        """Whether the server in use has exited."""
-        if self._process is not None and self._process.has_ended:  # its record may still exist
-            return True
-        return self._instance is not None and self._instance not in running_instances(self._settings)
 
     async def _answers(self, model: str) -> bool:
         """Whether the engine in use still runs and has loaded `model`."""
-        if self._remote:
-            return self.model == model
-        found = await asyncio.to_thread(find_instance, replaced(self._settings, model=model))
-        return found is not None and found == self._instance
+        return self.model == model if self.is_remote else await asyncio.to_thread(self._server.serves, model)
 
     async def _release_engine(self, state: LoadingState) -> None:
         """Release the current engine once no caller uses it. Stop its process if only this chat needs it."""
@@ -364,132 +303,10 @@ class EngineConnection:
             state.update(state.model, describe_wait(self._reply_titles))
             self._unused.clear()
             await self._unused.wait()
-        previous, self._engine, self._instance = self._engine, None, None
+        previous, self._engine = self._engine, None
         if previous is not None:
             await previous.endpoint.close()
-        if (process := self._process) is not None:
-            is_shared = await asyncio.to_thread(self._is_shared, process)
-            self._process = None
-            if not is_shared:
-                await asyncio.shield(process.stop())  # the process must be stopped even if this task is cancelled
-        self._leases.close()
-
-    async def _attach_remote(self, target: _TargetModel, state: LoadingState) -> ReadyEngine:
-        from app.chat_backend.endpoint import ChatEndpoint
-
-        endpoint = ChatEndpoint(self._remote, self._key, is_inglenook=False)
-        async with AsyncExitStack() as unless_used:
-            unless_used.push_async_callback(endpoint.close)
-            names = await _wait_for_names(endpoint, state)
-            requested = target.model if target.is_required else ""
-            found = (
-                next((one for one in names if one.name == requested), None) if requested else next(iter(names), None)
-            )
-            if found is None:
-                there = ", ".join(one.name for one in names[:8])
-                raise AppError(
-                    f"{self._remote} has no model {requested}".rstrip(), f"Available: {there}." if there else ""
-                )
-            unless_used.pop_all()
-            # Only the parameters that the server reports are sent, because it may reject others.
-            return ReadyEngine(endpoint, found.name, found.context_length, found.sampling or {})
-
-    async def _find_or_start(self, target: _TargetModel, state: LoadingState) -> ReadyEngine:
-        """Attach to a running engine or start one. A lock ensures that only one chat starts it; the others wait and
-        attach.
-        """
-        from filelock import FileLock, Timeout
-
-        settings = replaced(self._settings, model=target.model)
-        lock = FileLock(self._settings.state_dir / "engine.lock", mode=0o600, thread_local=False)
-        while True:
-            for instance in await asyncio.to_thread(self._running, settings, target):
-                with suppress(InglenookError):  # the server only computes embeddings, or is exiting
-                    return await self._attach(instance)
-            try:
-                private_folder(self._settings.state_dir)
-                lock.acquire(timeout=0)
-                break
-            except Timeout:
-                state.update(target.model, "another window is loading it")
-                await asyncio.sleep(_TURN_SECONDS)
-        try:
-            return await self._start_process(settings, state)
-        finally:
-            lock.release()
-
-    def _running(self, settings: Settings, target: _TargetModel) -> Sequence[Instance]:
-        """Return the running server of the model. If any model is acceptable, return all servers, that one first."""
-        found = find_instance(settings)
-        others = [] if target.is_required else [one for one in running_instances(settings) if one != found]
-        return [*([found] if found else []), *others]
-
-    async def _start_process(self, settings: Settings, state: LoadingState) -> ReadyEngine:
-        rate = DownloadRate()
-
-        def on_message(message: ChildMessage) -> None:
-            if message.stage:
-                state.update(settings.model, *describe_stage(message, rate))
-            elif message.note:
-                state.update(settings.model, message.note)
-
-        state.update(settings.model, "Starting")
-        process = EngineProcess.start(settings, _absolute(settings.model), self._flags)
-        self._process = process
-        self._leases.enter_context(hold_lease(settings, process.pid))
-        instance = await process.wait_until_serving(on_message)
-        return await self._attach(instance)
-
-    async def _attach(self, instance: Instance) -> ReadyEngine:
-        """Connect to a running server. Raises ServerUnreachable or ServerError if it cannot generate replies."""
-        from app.chat_backend.endpoint import ChatEndpoint
-
-        endpoint = ChatEndpoint(instance.api_url, own_key(self._settings), is_inglenook=True)
-        async with AsyncExitStack() as unless_used:
-            unless_used.push_async_callback(endpoint.close)
-            report = await _wait_for_report(endpoint)
-            if self._process is None:
-                self._leases.enter_context(hold_lease(self._settings, instance.pid))
-            self._instance = instance
-            names = await endpoint.names()
-            default_sampling = next(
-                (one.sampling for one in names if one.name == instance.model and one.sampling), None
-            )
-            if default_sampling is None:
-                from app.models.sampling_defaults import sampling_from_files
-
-                default_sampling = await asyncio.to_thread(sampling_from_files, instance)
-            unless_used.pop_all()
-            return ReadyEngine(endpoint, instance.model, int(report["context_length"]), default_sampling)
-
-
-async def _wait_for_names(endpoint: "ChatEndpoint", state: LoadingState) -> Sequence["ServedName"]:
-    """Return the models of a remote server. Waits while it loads its model, for at most _LOAD_SECONDS."""
-    from app.client.http import ServerLoading, ServerSilent
-
-    patience = asyncio.get_running_loop().time() + _LOAD_SECONDS
-    while True:
-        try:
-            return await endpoint.names()
-        except (ServerLoading, ServerSilent):
-            if asyncio.get_running_loop().time() > patience:
-                raise
-            state.update(state.model, "the server does not answer yet; it may be loading its model")
-            await asyncio.sleep(_TURN_SECONDS)
-
-
-async def _wait_for_report(endpoint: "ChatEndpoint") -> Any:
-    """Return the engine's status report. Retries, because a server is registered shortly before it answers."""
-    from app.client.http import ServerUnreachable
-
-    patience = asyncio.get_running_loop().time() + _WAKE_SECONDS
-    while True:
-        try:
-            return await endpoint.call_inglenook("GET", "engine")
-        except ServerUnreachable:
-            if asyncio.get_running_loop().time() > patience:
-                raise
-            await asyncio.sleep(_TURN_SECONDS)
+        await self._server.release()
 
 
 def describe_wait(titles: Sequence[str]) -> str:
@@ -498,9 +315,3 @@ def describe_wait(titles: Sequence[str]) -> str:
         return "waiting for another request to finish"
     more = f" and {len(titles) - 1} more" if len(titles) > 1 else ""
     return f"waiting for the reply in “{titles[0]}”{more} to finish (Esc in that chat stops it)"
-
-
-def _absolute(model: str) -> str:
-    """Return an absolute path if `model` is an existing path; otherwise return `model` unchanged."""
-    path = Path(model).expanduser()
-    return str(path.absolute()) if path.exists() else model

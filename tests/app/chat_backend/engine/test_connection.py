@@ -12,9 +12,10 @@ import pytest
 from app.chat_backend.chat_repository import ChatRepository
 from app.chat_backend.endpoint import Body, ChatEndpoint, NotOffered
 from app.chat_backend.engine.child import ChildMessage
-from app.chat_backend.engine.connection import EngineConnection, ReadyEngine
+from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.engine.loading_state import DownloadRate, LoadingState, describe_stage
 from app.chat_backend.engine.process import EngineFailed, EngineProcess
+from app.chat_backend.engine.server import ReadyEngine
 from app.chat_backend.models import ChatModels
 from app.chat_backend.replies import ChatReplies
 from app.chat_backend.tools import ChatTools
@@ -558,7 +559,7 @@ def test_memory_of_an_unshared_engine_is_reclaimable(
         assert await connection.reclaimable_memory() == 0  # no engine is loaded, so nothing can be reclaimed
         await ready(connection)
         assert await connection.reclaimable_memory() > available_memory() // 2
-        monkeypatch.setattr("app.chat_backend.engine.connection.count_other_leases", lambda settings, pid: 1)
+        monkeypatch.setattr("app.chat_backend.engine.server.count_other_leases", lambda settings, pid: 1)
         assert await connection.reclaimable_memory() == 0  # another process also uses the engine, so it stays loaded
         monkeypatch.undo()
         await connection.close()

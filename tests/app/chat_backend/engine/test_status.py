@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from app.chat_backend.engine.connection import EngineConnection, ReadyEngine
+from app.chat_backend.engine.connection import EngineConnection
+from app.chat_backend.engine.server import ReadyEngine
 from app.chat_backend.engine.status import ChatEngine
 from app.chat_backend.replies import ChatReplies
 from tui.engine_types import Amount, EngineStatus

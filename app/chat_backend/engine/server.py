@@ -1,0 +1,252 @@
+"""The server that the chat uses: finds a running one, starts a process, or connects to a remote endpoint.
+
+The HTTP client is imported only when a server is contacted, so that the chat starts fast.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import dataclass, field
+from dataclasses import replace as replaced
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.chat_backend.client_errors import client_errors
+from app.chat_backend.engine.child import ChildMessage
+from app.chat_backend.engine.loading_state import DownloadRate, LoadingState, describe_stage
+from app.chat_backend.engine.process import EngineProcess
+from app.client.running_server import find_instance
+from app.errors import AppError
+from app.models.transfer.download_turn import Running, running_download
+from app.process.engine_lease import count_other_leases, hold_lease
+from app.process.instance import Instance, running_instances
+from app.settings.api_keys import own_key
+from app.settings.settings import Settings
+from engine.private_folder import private_folder
+from quant.errors import InglenookError
+
+if TYPE_CHECKING:
+    from app.chat_backend.endpoint import ChatEndpoint, ServedName
+
+_WAKE_SECONDS = 5.0  # maximum time from the registration of a new server to its first answer
+_LOAD_SECONDS = 1800.0  # maximum time that a remote server may take to load its model
+_TURN_SECONDS = 0.2  # seconds between two checks whether another chat has started the engine
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyEngine:
+    """An engine with a loaded model."""
+
+    endpoint: "ChatEndpoint"
+    model: str
+    context_length: int | None  # None: unknown
+    default_sampling: Mapping[str, float] = field(default_factory=dict)  # the model's recommended sampling
+
+
+@dataclass(frozen=True, slots=True)
+class TargetModel:
+    """The model to load."""
+
+    model: str
+    is_required: bool  # True: only this model is acceptable; False: any loaded model is
+
+
+class EngineServer:
+    """At most one server at a time: `connect`, then `release`."""
+
+    def __init__(
+        self, settings: Settings, flags: Mapping[str, object], endpoint: str = "", key: str | None = None
+    ) -> None:
+        """Store the configuration.
+
+        `flags` are the settings from the command line and `stay`; an engine process is started with them. `endpoint` is
+        the base URL of another server, and `key` is its API key.
+        """
+        self._settings = settings
+        self._flags = flags
+        self.remote = endpoint
+        self._key = key
+        self._process: EngineProcess | None = None
+        self._leases = ExitStack()  # while this process holds a lease, the engine keeps running
+        self._instance: Instance | None = None  # registry entry of the server in use
+
+    async def connect(self, target: TargetModel, state: LoadingState) -> ReadyEngine:
+        """Find or start a server of the model, and wait until it is loaded. Raises InglenookError or ClientError."""
+        return await (self._attach_remote if self.remote else self._find_or_start)(target, state)
+
+    async def release(self) -> None:
+        """Leave the server. Stop its process if only this chat needs it."""
+        self._instance = None
+        if (process := self._process) is not None:
+            is_exclusive = await asyncio.to_thread(self.is_exclusive)
+            self._process = None
+            if is_exclusive:
+                await asyncio.shield(process.stop())  # the process must be stopped even if this task is cancelled
+        self._leases.close()
+
+    async def close(self, *, is_loaded: bool) -> None:
+        """Leave the server. A process exits when no client needs it; one that is still loading is stopped."""
+        if self._process is not None and not is_loaded:  # no client can use it yet
+            await self._process.stop()
+        self._leases.close()
+
+    @property
+    def is_started_here(self) -> bool:
+        """Whether this chat started the server."""
+        return self._process is not None
+
+    def is_exclusive(self) -> bool:
+        """Whether this chat started the server, and no other program uses it. Reads files."""
+        process = self._process
+        return process is not None and count_other_leases(self._settings, process.pid) == 0
+
+    def is_lost(self) -> bool:
+        """Whether the server in use has exited. Reads files."""
+        if self._process is not None and self._process.has_ended:  # its record may still exist
+            return True
+        return self._instance is not None and self._instance not in running_instances(self._settings)
+
+    def serves(self, model: str) -> bool:
+        """Whether the server in use still runs and has loaded `model`. Reads files."""
+        found = find_instance(replaced(self._settings, model=model))
+        return found is not None and found == self._instance
+
+    def fetching(self) -> Running | None:
+        """Return the download that the starting process runs, or None. Reads files."""
+        process = self._process
+        running = None if process is None else running_download(self._settings.models_dir)
+        return running if process and running and running.pid == process.pid else None
+
+    async def offered_models(self) -> "Sequence[ServedName]":
+        """Return the models of the remote endpoint. Raises ClientError."""
+        from app.chat_backend.endpoint import ChatEndpoint
+
+        with client_errors():
+            endpoint = ChatEndpoint(self.remote, self._key, is_inglenook=False)
+            try:
+                return await endpoint.names()
+            finally:
+                await endpoint.close()
+
+    async def _attach_remote(self, target: TargetModel, state: LoadingState) -> ReadyEngine:
+        from app.chat_backend.endpoint import ChatEndpoint
+
+        endpoint = ChatEndpoint(self.remote, self._key, is_inglenook=False)
+        async with AsyncExitStack() as unless_used:
+            unless_used.push_async_callback(endpoint.close)
+            names = await _wait_for_names(endpoint, state)
+            requested = target.model if target.is_required else ""
+            found = (
+                next((one for one in names if one.name == requested), None) if requested else next(iter(names), None)
+            )
+            if found is None:
+                there = ", ".join(one.name for one in names[:8])
+                raise AppError(
+                    f"{self.remote} has no model {requested}".rstrip(), f"Available: {there}." if there else ""
+                )
+            unless_used.pop_all()
+            # Only the parameters that the server reports are sent, because it may reject others.
+            return ReadyEngine(endpoint, found.name, found.context_length, found.sampling or {})
+
+    async def _find_or_start(self, target: TargetModel, state: LoadingState) -> ReadyEngine:
+        """Attach to a running engine or start one. A lock ensures that only one chat starts it; the others wait and
+        attach.
+        """
+        from filelock import FileLock, Timeout
+
+        settings = replaced(self._settings, model=target.model)
+        lock = FileLock(self._settings.state_dir / "engine.lock", mode=0o600, thread_local=False)
+        while True:
+            for instance in await asyncio.to_thread(self._running, settings, target):
+                with suppress(InglenookError):  # the server only computes embeddings, or is exiting
+                    return await self._attach(instance)
+            try:
+                private_folder(self._settings.state_dir)
+                lock.acquire(timeout=0)
+                break
+            except Timeout:
+                state.update(target.model, "another window is loading it")
+                await asyncio.sleep(_TURN_SECONDS)
+        try:
+            return await self._start_process(settings, state)
+        finally:
+            lock.release()
+
+    def _running(self, settings: Settings, target: TargetModel) -> Sequence[Instance]:
+        """Return the running server of the model. If any model is acceptable, return all servers, that one first."""
+        found = find_instance(settings)
+        others = [] if target.is_required else [one for one in running_instances(settings) if one != found]
+        return [*([found] if found else []), *others]
+
+    async def _start_process(self, settings: Settings, state: LoadingState) -> ReadyEngine:
+        rate = DownloadRate()
+
+        def on_message(message: ChildMessage) -> None:
+            if message.stage:
+                state.update(settings.model, *describe_stage(message, rate))
+            elif message.note:
+                state.update(settings.model, message.note)
+
+        state.update(settings.model, "Starting")
+        process = EngineProcess.start(settings, _absolute(settings.model), self._flags)
+        self._process = process
+        self._leases.enter_context(hold_lease(settings, process.pid))
+        instance = await process.wait_until_serving(on_message)
+        return await self._attach(instance)
+
+    async def _attach(self, instance: Instance) -> ReadyEngine:
+        """Connect to a running server. Raises ServerUnreachable or ServerError if it cannot generate replies."""
+        from app.chat_backend.endpoint import ChatEndpoint
+
+        endpoint = ChatEndpoint(instance.api_url, own_key(self._settings), is_inglenook=True)
+        async with AsyncExitStack() as unless_used:
+            unless_used.push_async_callback(endpoint.close)
+            report = await _wait_for_report(endpoint)
+            if self._process is None:
+                self._leases.enter_context(hold_lease(self._settings, instance.pid))
+            self._instance = instance
+            names = await endpoint.names()
+            default_sampling = next(
+                (one.sampling for one in names if one.name == instance.model and one.sampling), None
+            )
+            if default_sampling is None:
+                from app.models.sampling_defaults import sampling_from_files
+
+                default_sampling = await asyncio.to_thread(sampling_from_files, instance)
+            unless_used.pop_all()
+            return ReadyEngine(endpoint, instance.model, int(report["context_length"]), default_sampling)
+
+
+async def _wait_for_names(endpoint: "ChatEndpoint", state: LoadingState) -> Sequence["ServedName"]:
+    """Return the models of a remote server. Waits while it loads its model, for at most _LOAD_SECONDS."""
+    from app.client.http import ServerLoading, ServerSilent
+
+    patience = asyncio.get_running_loop().time() + _LOAD_SECONDS
+    while True:
+        try:
+            return await endpoint.names()
+        except (ServerLoading, ServerSilent):
+            if asyncio.get_running_loop().time() > patience:
+                raise
+            state.update(state.model, "the server does not answer yet; it may be loading its model")
+            await asyncio.sleep(_TURN_SECONDS)
+
+
+async def _wait_for_report(endpoint: "ChatEndpoint") -> Any:
+    """Return the engine's status report. Retries, because a server is registered shortly before it answers."""
+    from app.client.http import ServerUnreachable
+
+    patience = asyncio.get_running_loop().time() + _WAKE_SECONDS
+    while True:
+        try:
+            return await endpoint.call_inglenook("GET", "engine")
+        except ServerUnreachable:
+            if asyncio.get_running_loop().time() > patience:
+                raise
+            await asyncio.sleep(_TURN_SECONDS)
+
+
+def _absolute(model: str) -> str:
+    """Return an absolute path if `model` is an existing path; otherwise return `model` unchanged."""
+    path = Path(model).expanduser()
+    return str(path.absolute()) if path.exists() else model
