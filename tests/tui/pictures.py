@@ -8,6 +8,7 @@ light.
 import argparse
 import asyncio
 import io
+import os
 import re
 import subprocess
 import sys
@@ -140,6 +141,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="SmolLM2 135M Instruct as a GGUF file.")
     parser.add_argument("folder", type=Path, help="Where the pictures are written.")
     given = parser.parse_args()
+    os.environ |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     given.folder.mkdir(exist_ok=True)
     for name, (theme, _) in THEMES.items():
         asyncio.run(take_answer(given.folder / f"chat-{name}.svg", theme))
