@@ -8,7 +8,8 @@ from typing import Any, Self
 from llvmlite import ir
 from numba.core import cgutils
 
-from quant.cpu.activations import RowGroup, SuperGroup
+from quant.cpu.activations import PLANE_MAGNITUDES, RowGroup, SuperGroup
+from quant.cpu.dot_sums import DotSums
 from quant.cpu.ggml_decoding import load_codes
 from quant.cpu.ggml_formats import TILE, GGMLFormat
 from quant.cpu.group_formats import GroupFormat
@@ -106,12 +107,14 @@ def integer_sums(
     if zeros:
         less = [row.integer_sum(half, halves, -1) for row in rows]
         sums.update({(planes - 1, t, m): b.mul(zeros[t], less[m]) for t, m in cells})
+    dots = DotSums(e, sums, layout.dot_bits)
     for chunk in range(chunks * half, chunks * (half + 1)):
         codes = [b.bitcast(load_codes(e, layout, at, chunk), I32x16) for at in tiles_at]
         for plane in range(planes):
             four = [row.columns(plane, chunk) for row in rows]
             for t, m in cells:
-                sums[plane, t, m] = e.dot(sums[plane, t, m], codes[t], four[m], layout.dot_bits)
+                dots.add((plane, t, m), codes[t], four[m], PLANE_MAGNITUDES[plane])
+    sums = dots.totals()
     if planes == 1:
         return {cell: sums[0, *cell] for cell in cells}
     return {cell: b.add(sums[1, *cell], b.shl(sums[0, *cell], e.i(7))) for cell in cells}

@@ -35,6 +35,7 @@ SUPER_BLOCK_GROUPS = 8  # groups in a super-block
 ZERO = 32  # the zero point that the stored sums are multiplied by
 GROUP_SUMS_BYTES = 2 * 4 + 2 * 2 + 2  # size of the sums of one group in bytes, in rows of super-blocks
 STEPS_8, STEPS_14 = 127, 127 * 128  # the largest integers in rows of 8 and of 14 bits
+PLANE_MAGNITUDES = 127, 64  # the largest magnitudes of bytes in the high and in the low plane
 
 
 class Form(IntEnum):

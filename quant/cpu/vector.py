@@ -155,7 +155,7 @@ class Emit:
                 return self._apply("dot_signed", I32x16, Emit._dot_signed, total, codes, x)
             return self._apply("dot_wide", I32x16, Emit._dot_wide, total, codes, x)
         if bits < 8 and self._has(_BYTE_PAIRS):
-            return self.b.add(total, self._apply("dot_bytes", I32x16, Emit._dot_bytes, codes, x))
+            return self.add_words(total, self.byte_pairs(codes, x))
         return self.b.add(total, self._apply("dot_words", I32x16, Emit._dot_words, codes, x))
 
     def _dot_whole(self, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
@@ -178,16 +178,31 @@ class Emit:
         low, top = b.and_(codes, self.constant(I8x64, 127)), b.lshr(codes, self.constant(I8x64, 7))
         return b.add(self._dot_signed(total, low, x), b.shl(self._dot_signed(self.i(0), top, x), self.i(7)))
 
-    def _dot_bytes(self, codes: ir.Value, x: ir.Value) -> ir.Value:
-        """Return sums of four products. Sums of two are at most 2 * 127 * 127, which fits into int16."""
+    @property
+    def multiplies_byte_pairs(self) -> bool:
+        """Whether `byte_pairs` is the target's shortest way to a dot product of bytes."""
+        return self._has(_BYTE_PAIRS) and not self._has(_DOTS)
+
+    def byte_pairs(self, codes: ir.Value, x: ir.Value) -> ir.Value:
+        """Return sums of two products of an unsigned and a signed byte, as 32 int16, which they must fit into."""
+        codes, x = self.b.bitcast(codes, I32x16), self.b.bitcast(x, I32x16)
+        return self._apply("byte_pairs", I16x32, Emit._byte_pairs, codes, x)
+
+    def _byte_pairs(self, codes: ir.Value, x: ir.Value) -> ir.Value:
         size, name = self._instruction(_BYTE_PAIRS)
         kind, pairs = ir.VectorType(I8, size), ir.VectorType(I16, size // 2)
 
         def part(c: ir.Value, v: ir.Value) -> ir.Value:
-            sums = self.call(name, pairs, self.b.bitcast(c, kind), self.b.bitcast(v, kind))
-            return self._word_pairs(sums, self.constant(pairs, 1))
+            return self.call(name, pairs, self.b.bitcast(c, kind), self.b.bitcast(v, kind))
 
         return self.in_parts(size, part, codes, x)
+
+    def add_words(self, total: ir.Value, words: ir.Value) -> ir.Value:
+        """Add the two int16 in each int32 lane to `total`, exactly."""
+        return self.b.add(total, self._apply("sum_words", I32x16, Emit._sum_words, words))
+
+    def _sum_words(self, words: ir.Value) -> ir.Value:
+        return self._word_pairs(words, self.constant(I16x32, 1))
 
     def _word_pairs(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """Return int32 lanes of x[2i] * y[2i] + x[2i + 1] * y[2i + 1], of int16 whose products fit into int16."""

@@ -11,7 +11,9 @@ from llvmlite import ir
 from numba.core import cgutils
 from numpy.typing import NDArray
 
-import quant.cpu.activations  # noqa: F401  # defines kernels
+import quant.cpu.norms  # noqa: F401  # defines the kernel whose name is tried again
+from quant.cpu.activations import PLANE_MAGNITUDES
+from quant.cpu.dot_sums import DotSums
 from quant.cpu.kernel import KERNELS, Kernel, kernel
 from quant.cpu.native import compile_kernels, link
 from quant.cpu.tiers import TIERS, Target, available, choose, host_triple
@@ -23,6 +25,7 @@ TABLE = (0, 1, 255, 128, 127, 3, 200, 77, 90, 11, 12, 13, 254, 15, 16, 17)
 NUMBERS = tuple(np.random.default_rng(SEED).standard_normal(16).astype(np.float32).tolist())
 TARGETS = [*(choose(tier.name) for tier in available()), TIERS[-1].target(host_triple(), frozenset())]
 BITS = range(1, 9)
+CHUNKS = 8  # dot products in a sum
 
 
 def test_duplicate_kernel_name_raises_value_error() -> None:
@@ -66,6 +69,16 @@ def dot(bits: int) -> Build:
     return over_rows(body, (64, 64, 64), 64)
 
 
+def dot_sums(bits: int, magnitude: int) -> Build:
+    def body(e: Emit, total: Any, codes: Any, x: Any) -> Any:
+        sums = DotSums(e, {"sum": e.load(total, I32x16)}, bits)
+        for chunk in range(CHUNKS):
+            sums.add("sum", e.load(e.at(codes, 64 * chunk), I32x16), e.load(e.at(x, 64 * chunk), I32x16), magnitude)
+        return sums.totals()["sum"]
+
+    return over_rows(body, (64, 64 * CHUNKS, 64 * CHUNKS), 64)
+
+
 def dot_of_words(e: Emit, total: Any, x: Any, y: Any) -> Any:
     return e.dot_of_words(e.load(total, I32x16), e.load(x, I32x16), e.load(y, I32x16))
 
@@ -78,6 +91,7 @@ def gather(e: Emit, indices: Any, numbers: Any) -> Any:
 BUILDS: dict[str, Build] = {
     "words": over_rows(dot_of_words, (64, 64, 64), 64),
     **{f"dot_{bits}": dot(bits) for bits in BITS},
+    **{f"dot_sums_{bits}_{magnitude}": dot_sums(bits, magnitude) for bits in BITS for magnitude in PLANE_MAGNITUDES},
     "lookup_64": over_rows(lambda e, codes: e.lookup(e.load(codes, I8x64), TABLE), (64,), 64),
     "lookup_16": over_rows(lambda e, codes: e.lookup(e.load(codes, ir.VectorType(I8, 16)), TABLE), (16,), 16),
     "lookup_floats": over_rows(lambda e, codes: e.lookup_floats(e.load(codes, I32x16), NUMBERS), (64,), 64),
@@ -135,6 +149,21 @@ def test_dot_is_exact(compiled: Compiled, rng: np.random.Generator, bits: int) -
     total = rng.integers(-(2**30), 2**30, (rows, 16)).astype(np.int32)
     expected = total + (codes.astype(np.int64) * x).sum(-1)
     assert np.array_equal(compiled.run(f"dot_{bits}", np.empty_like(total), total, codes, x), expected)
+
+
+@pytest.mark.parametrize("magnitude", PLANE_MAGNITUDES)
+@pytest.mark.parametrize("bits", BITS)
+def test_sums_of_dots_are_exact(compiled: Compiled, rng: np.random.Generator, bits: int, magnitude: int) -> None:
+    """The first rows have the largest sums of either sign."""
+    rows, most = 1000, 2**bits - 1
+    codes = rng.integers(0, most + 1, (rows, CHUNKS, 16, 4)).astype(np.uint8)
+    x = rng.integers(-magnitude, magnitude + 1, (rows, CHUNKS, 16, 4)).astype(np.int8)
+    codes[:200], x[:200] = most, rng.choice([-magnitude, magnitude], (200, 1, 1, 4))
+    codes[200:400], x[200:400] = most, rng.choice([-magnitude, magnitude], (200, CHUNKS, 16, 4))
+    total = rng.integers(-(2**30), 2**30, (rows, 16)).astype(np.int32)
+    expected = total + (codes.astype(np.int64) * x).sum((1, 3))
+    found = compiled.run(f"dot_sums_{bits}_{magnitude}", np.empty_like(total), total, codes, x)
+    assert np.array_equal(found, expected)
 
 
 def test_dot_of_words_is_exact(compiled: Compiled, rng: np.random.Generator) -> None:
