@@ -67,16 +67,35 @@ def test_attachments_show_characters_until_their_tokens_are_counted(tmp_path: Pa
         await chat.until(lambda: chat.label("#attached").startswith("+ notes.txt (440 characters)"))
         if sent_early:
             await chat.say("")
-            await chat.until(lambda: chat.label(".file") == "+ notes.txt (440 characters)")
+            await chat.until(lambda: chat.label("AttachedFile WordButtons") == "▸ notes.txt (440 characters)")
             client.replies.counts.set()
         else:
             client.replies.counts.set()
             await chat.until(lambda: chat.label("#attached").startswith("+ notes.txt (110 tokens)"))
             client.replies.counts.clear()  # the count is known
             await chat.say("")
-        await chat.until(lambda: chat.label(".file") == "+ notes.txt (110 tokens)")
+        await chat.until(lambda: chat.label("AttachedFile WordButtons") == "▸ notes.txt (110 tokens)")
 
     run(client, flow)
+
+
+def test_sent_attachment_is_unfolded_by_a_key_and_by_a_click(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("First line\nSecond line")
+
+    async def flow(chat: Chatting) -> None:
+        await paste(chat, f"'{path}'")
+        await chat.say("What is this?")
+        await chat.until(lambda: chat.label("AttachedFile WordButtons").startswith("▸ notes.txt"))
+        chat.views()[0].focus()
+        await chat.pilot.press("ctrl+o")
+        await chat.until(lambda: chat.label("AttachedFile WordButtons").startswith("▾ notes.txt"))
+        await chat.pilot.pause()
+        assert [line.count("Second line") for line in chat.lines()].count(1) == 1
+        await chat.pilot.click("AttachedFile WordButtons", offset=(3, 0))
+        await chat.until(lambda: chat.label("AttachedFile WordButtons").startswith("▸ notes.txt"))
+
+    run(ScriptedClient(), flow)
 
 
 def test_attachments_are_counted_again_with_another_model(tmp_path: Path) -> None:
@@ -89,10 +108,10 @@ def test_attachments_are_counted_again_with_another_model(tmp_path: Path) -> Non
         await paste(chat, f"'{path}'")
         await chat.say("")
         await paste(chat, f"'{path}'")
-        await chat.until(lambda: chat.label(".file") == "+ notes.txt (110 tokens)")
+        await chat.until(lambda: chat.label("AttachedFile WordButtons") == "▸ notes.txt (110 tokens)")
         client.replies.token_length = 2
         await chat.type("/load qwen3:1b")
-        await chat.until(lambda: chat.label(".file") == "+ notes.txt (220 tokens)")
+        await chat.until(lambda: chat.label("AttachedFile WordButtons") == "▸ notes.txt (220 tokens)")
         await chat.until(lambda: chat.label("#attached").startswith("+ notes.txt (220 tokens)"))
 
     run(client, flow)

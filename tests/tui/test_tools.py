@@ -56,6 +56,20 @@ def test_servers_and_tools_are_listed() -> None:
     run(client_with(), flow)
 
 
+def test_failed_server_is_reported_once() -> None:
+    async def flow(chat: Chatting) -> None:
+        text = "The tool server web failed. The command was not found: npx. /tools restarts it."
+        await chat.until(lambda: text in chat.notices())
+        await opened(chat)
+        chat.app.clear_notifications()
+        await chat.pilot.press("escape")
+        await chat.until(lambda: not isinstance(chat.app.screen, ToolsScreen))
+        await chat.pilot.pause()
+        assert text not in chat.notices()
+
+    run(client_with(), flow)
+
+
 def test_tools_that_are_left_out_are_counted() -> None:
     async def flow(chat: Chatting) -> None:
         screen = await opened(chat)

@@ -425,11 +425,20 @@ class ChatScreen(SteadyScreen):
     @work(exclusive=True, group="tools", description="tools")
     async def find_tools(self) -> None:
         """Start the tool servers, so that the first message does not wait for them, and store their tools."""
+        known = {server.name for server in self._tool_servers if server.state == "failed"}
         with show_errors(self):
             self._tool_servers = await self._client.tools.servers()
             while any(server.state == "starting" for server in self._tool_servers):
                 await asyncio.sleep(_STARTING_SECONDS)
                 self._tool_servers = await self._client.tools.servers()
+        for server in self._tool_servers:
+            if server.state == "failed" and server.name not in known:
+                self.app.notify(
+                    f"{server.reason} /tools restarts it.",
+                    title=f"The tool server {server.name} failed.",
+                    severity="warning",
+                    markup=False,
+                )
 
     @property
     def active_tools(self) -> str:

@@ -1,20 +1,21 @@
-"""A line of a sent message with the name and the size of an attachment."""
+"""The line of an attachment in a sent message: its name, its size, and on request its text."""
 
 from contextlib import suppress
 
 from textual import work
-from textual.widgets import Label
+from textual.content import Content
 
 from tui.attachment_sizes import AttachmentSizes
 from tui.client import ClientError
 from tui.types import Attachment
+from tui.widgets.folded import Folded
 
 
-class AttachedFile(Label):
-    """The name and the size of one attachment."""
+class AttachedFile(Folded):
+    """The name and the size of one attachment. Unfolded, it shows the text."""
 
     def __init__(self, file: Attachment, sizes: AttachmentSizes) -> None:
-        super().__init__(markup=False, classes="file")
+        super().__init__("", file.text)
         self._file = file
         self._sizes = sizes
 
@@ -24,10 +25,11 @@ class AttachedFile(Label):
     @work(exclusive=True, group="count")
     async def count(self) -> None:
         """Show the size in tokens, and until they are counted, in characters."""
-        self._show()
+        self._describe()
         with suppress(ClientError):  # the size in characters remains
             await self._sizes.count(self._file)
-            self._show()
+            self._describe()
 
-    def _show(self) -> None:
-        self.update(f"+ {self._sizes.describe(self._file)}")
+    def _describe(self) -> None:
+        self._line = Content(self._sizes.describe(self._file))
+        self._show()
