@@ -214,8 +214,11 @@ class Engine(Protocol):
     def loading(self, *, retry: bool = False) -> AsyncGenerator[Loading, None]:
         """Yield the progress of loading the current model, until it is loaded.
 
-        With `retry`, a load that failed is tried again.
+        With `retry`, a load that failed is tried again, and an engine that exited is started again.
         """
+
+    async def is_ready(self) -> bool:
+        """Whether the loaded model can answer now, without waiting for a load or a restart."""
 
     async def status(self) -> EngineStatus: ...
 

@@ -113,7 +113,7 @@ class ChatReplies:
     async def reply(self, chat: types.ChatId, to: types.MessageId) -> AsyncGenerator[types.ReplyEvent, None]:
         title, has_started = await to_thread(self._title, chat), False
         for has_retried in (False, True):
-            if await self._connection.is_lost():
+            if await self._connection.is_lost() or self._connection.is_restarting:
                 yield types.EngineRestarting()
             try:
                 async with (

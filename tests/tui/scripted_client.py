@@ -328,6 +328,9 @@ class ScriptedEngine:
             raise self.problem
         yield Loading("smollm2:135m", "loaded", loaded=True, warning=self.warning)
 
+    async def is_ready(self) -> bool:
+        return self.loads.is_set()
+
     async def status(self) -> EngineStatus:
         await self.loads.wait()
         if self.problem is not None:

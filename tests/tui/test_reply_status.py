@@ -1,5 +1,7 @@
 """Tests for the status line below a running reply."""
 
+import asyncio
+
 import pytest
 
 from tests.tui.pilots import Chatting, run
@@ -109,8 +111,31 @@ def test_retry_after_the_engine_stopped_says_so_and_replies(monkeypatch: pytest.
         monkeypatch.setattr(client.context, "budget", fail)
         await chat.type("/regenerate")
         await chat.until(lambda: any("The engine stopped. Restarting it" in line for line in chat.lines()))
+        await chat.until(lambda: client.engine.tried == 1)
         client.replies.gate.set()
         await chat.until(lambda: chat.texts() == ["one", "second"])
         assert not any("does not respond" in notice for notice in chat.notices())
+
+    run(client, flow)
+
+
+def test_message_is_shown_at_once_while_the_engine_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient([EngineRestarting(), WAIT, TextDelta("hello"), END])
+
+    async def wait(*_: object) -> ContextBudget:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.conversation.model)
+        client.engine.loads.clear()
+        monkeypatch.setattr(client.context, "budget", wait)
+        await chat.type("one")
+        await chat.until(lambda: chat.texts() == ["one"])
+        await chat.until(lambda: "reading the weights" in chat.lines()[-2])
+        client.engine.loads.set()
+        client.replies.gate.set()
+        await chat.until(lambda: chat.texts() == ["one", "hello"])
+        await chat.until(lambda: chat.lines()[-2].strip().startswith("smollm2:135m"))
 
     run(client, flow)

@@ -34,6 +34,7 @@ from tui.types import (
     ChatId,
     ChatSettings,
     ContextBudget,
+    EngineRestarting,
     Finish,
     Message,
     MessageId,
@@ -92,7 +93,7 @@ class Conversation(Vertical):
             self.chat = chat
 
     class ModelWanted(Posted):
-        """The user requested a reply, but no model is loaded."""
+        """The user requested a reply, but no model is loaded, or its engine has exited."""
 
     class ReplyCame(Posted, bubble=False):
         """An event of a reply, or the error that ended it. Posted by the worker that reads the reply."""
@@ -355,6 +356,8 @@ class Conversation(Vertical):
             await self._finish_reply(reply)
             return
         reply.apply(event)
+        if isinstance(event, EngineRestarting):
+            self.post_message(self.ModelWanted())
         if reply.chat == self.chat.id:
             await self._show_event(reply, event)
         elif isinstance(event, ToolCalled) and event.asks:
@@ -643,8 +646,11 @@ class Conversation(Vertical):
     # --- the context
 
     async def _ensure_room(self, chat: OpenChat, leaf: MessageId | None, typed: str) -> bool:
-        """Whether `typed` and a reply fit after `leaf`, after trimming if necessary. True if no model is loaded."""
-        return not self.model or await self._trimmer.ensure_room(chat.id, leaf, typed, chat.settings.full_context)
+        """Whether `typed` and a reply fit after `leaf`, after trimming if necessary. True if no model is ready: the
+        message is shown at once, and its reply waits for the model.
+        """
+        is_ready = self.model and await self._client.engine.is_ready()
+        return not is_ready or await self._trimmer.ensure_room(chat.id, leaf, typed, chat.settings.full_context)
 
     async def _choose_trim(
         self, chat: ChatId, leaf: MessageId | None, typed: str = "", budget: ContextBudget | None = None

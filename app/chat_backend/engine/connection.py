@@ -49,6 +49,7 @@ class EngineConnection:
         self._unused = asyncio.Event()
         self.is_paused = False  # whether loading is paused until `resume`
         self.state = self._state_of(self._target)
+        self._restart: LoadingState | None = None  # the state of the last restart
 
     def start(self) -> None:
         """Start to find or launch the engine in the background."""
@@ -157,11 +158,24 @@ class EngineConnection:
         """Whether the server in use has exited. The next `use` restarts the engine."""
         return self.state.is_over and await asyncio.to_thread(self._server.is_lost)
 
+    async def is_ready(self) -> bool:
+        """Whether the loaded model can answer now, without waiting for a load or a restart."""
+        return self.state.is_over and self._engine is not None and not await self.is_lost()
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether the engine is starting again after it exited."""
+        return self._restart is self.state and not self.state.is_over
+
+    async def _restart_if_lost(self) -> None:
+        if await self.is_lost():
+            self._start_target(self._target)
+            self._restart = self.state
+
     async def _ready(self, retry: bool) -> ReadyEngine:
         if retry:
             self.resume()
-        if await self.is_lost():
-            self._start_target(self._target)
+        await self._restart_if_lost()
         state = None
         while state is not self.state:  # the user may switch the model while this waits
             state = self.state
@@ -202,6 +216,7 @@ class EngineConnection:
         """
         if retry:
             self.resume()
+            await self._restart_if_lost()
         requested = self.state
         try:
             async for now in requested.states():

@@ -30,6 +30,9 @@ class ChatEngine:
     def loading(self, *, retry: bool = False) -> AsyncGenerator[Loading, None]:
         return self._connection.loading(retry=retry)
 
+    async def is_ready(self) -> bool:
+        return await self._connection.is_ready()
+
     async def status(self) -> EngineStatus:
         """Return the engine's status. For servers other than Inglenook, only the model is set."""
         from app.client.http import parsing_response

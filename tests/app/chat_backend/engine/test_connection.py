@@ -205,8 +205,15 @@ def test_dead_engine_is_replaced(settings: Settings, started: list[StandIn]) -> 
     async def main() -> None:
         connection = await begun(settings)
         await ready(connection)
+        assert await connection.is_ready()
         started[0].die()
+        assert not await connection.is_ready()
+        steps = connection.loading(retry=True)
+        assert not (await anext(steps)).loaded
+        assert connection.is_restarting
+        assert [step.loaded async for step in steps][-1]
         assert (await ready(connection)).model == "smollm2:135m"
+        assert not connection.is_restarting
         await connection.close()
 
     asyncio.run(main())
