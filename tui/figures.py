@@ -129,23 +129,27 @@ def brief_speed(usage: Usage) -> str:
     return " · ".join(filter(None, (tokens, speed)))
 
 
-def cost(usage: Usage) -> str:
-    """Return the cost of the reply, its drafts if there were any, and the cost of its prompt, joined by " · "."""
+def details(usage: Usage) -> list[str]:
+    """Return the full cost of a reply, one fact each: reply, drafts, prompt, cache miss, and sampling of a retry."""
     drafts = f"{usage.accepted_tokens:,} of {usage.drafted_tokens:,} drafted tokens accepted"
-    return " · ".join(filter(None, (reply_cost(usage), drafts * bool(usage.drafted_tokens), prompt_cost(usage))))
+    miss = f"cache miss: {usage.miss}" if usage.miss else ""
+    lines = (reply_cost(usage), drafts * bool(usage.drafted_tokens), prompt_cost(usage), miss, retry_note(usage))
+    return [line for line in lines if line]
 
 
 def prompt_cost(usage: Usage) -> str:
     """Return the sources of the prompt's tokens: "1,204 of 1,235 prompt tokens cached (1,188 device, 16 disk)".
 
-    If the server reports no details, return only the numbers of prompt tokens and cached tokens; "" if unknown.
+    The sources are omitted if all cached tokens were in the device's memory. If the server reports no details, return
+    only the numbers of prompt tokens and cached tokens; "" if unknown.
     """
     sources, reused = usage.sources, usage.sources.cached
     if not usage.is_detailed:
         known = f", {reused:,} cached" if reused else ""
         return f"{usage.prompt_tokens:,} prompt tokens{known}" if usage.prompt_tokens else ""
     tiers = [("device", sources.device), ("RAM", sources.host), ("disk", sources.disk)]
-    counts = ", ".join(f"{count:,} {name}" for name, count in tiers if count)
+    used = [f"{count:,} {name}" for name, count in tiers if count]
+    counts = ", ".join(used) if len(used) > 1 or not sources.device else ""
     return f"{reused:,} of {usage.prompt_tokens:,} prompt tokens cached{f' ({counts})' if counts else ''}"
 
 
@@ -201,6 +205,13 @@ def budget_details(context: ContextBudget) -> str:
     used = context.used + context.reserve
     total = f"{used:,}" if context.limit is None else f"{percent(used, context.limit)} of {context.limit:,}"
     return f"{prompt} + reserve for the reply {context.reserve:,} = {total} tokens"
+
+
+def retry_note(usage: Usage) -> str:
+    """Explain the temperature of a retry that differs from the settings; "" if it does not."""
+    if usage.retry_temperature is None:
+        return ""
+    return f"temperature {usage.retry_temperature:g} for this retry: at temperature 0 it would repeat the reply"
 
 
 FINISHES = {

@@ -77,6 +77,7 @@ class Usage(Sanitized):
     is_detailed: bool = True
     drafted_tokens: int = 0  # tokens of the reply that were drafted from earlier text
     accepted_tokens: int = 0  # drafted tokens that turned out right
+    retry_temperature: float | None = None  # set if a retry with greedy decoding was sampled, so that it differs
 
     @property
     def prompt_tokens(self) -> int:

@@ -125,6 +125,7 @@ def usage_of(usage: records.StoredUsage | None) -> types.Usage | None:
         is_detailed=usage.is_detailed,
         drafted_tokens=usage.drafted_tokens,
         accepted_tokens=usage.accepted_tokens,
+        retry_temperature=usage.retry_temperature,
     )
 
 

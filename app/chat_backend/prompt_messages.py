@@ -64,6 +64,15 @@ def prompt_text(message: StoredMessage) -> str:
     return "\n\n".join([*files, message.text]) if message.role is Role.USER else message.text
 
 
+def retry_temperature(chosen: SamplingChoice, default_sampling: Mapping[str, float | int]) -> float | None:
+    """Return the temperature of a retry that would otherwise repeat the reply; None if the settings apply."""
+    return _DRAWN["temperature"] if chosen.temperature is None and _is_greedy(default_sampling) else None
+
+
+def _is_greedy(default_sampling: Mapping[str, float | int]) -> bool:
+    return default_sampling.get("temperature") == 0
+
+
 def sampling_fields(
     chosen: SamplingChoice, default_sampling: Mapping[str, float | int], *, retry: bool = False
 ) -> dict[str, object]:
@@ -74,5 +83,5 @@ def sampling_fields(
     names = [name for name in SamplingChoice.__struct_fields__ if name != "thinking"]
     given = {name: value for name in names if (value := getattr(chosen, name)) is not None}
     thinking = {} if chosen.thinking is None else {"chat_template_kwargs": {"enable_thinking": chosen.thinking}}
-    drawn = _DRAWN if retry and default_sampling.get("temperature") == 0 else {}
+    drawn = _DRAWN if retry and _is_greedy(default_sampling) else {}
     return {**default_sampling, **drawn, **given, **thinking}

@@ -7,12 +7,14 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from app.chat_backend.chat_repository import ChatRepository
 from app.chat_backend.client_errors import client_errors, to_thread
 from app.chat_backend.converters import message_id, usage_of
 from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.engine.server import ReadyEngine
-from app.chat_backend.prompt_messages import prompt_messages, sampling_fields, step_messages
+from app.chat_backend.prompt_messages import prompt_messages, retry_temperature, sampling_fields, step_messages
 from app.chat_backend.reply_parts import Accepted, Call, Ended, ReasoningDelta, ReplyPart, TextDelta
 from app.chat_backend.tools import CallEnded, ChatTools, OfferedTools
 from app.generation.events import PromptProgress
@@ -47,6 +49,7 @@ class _ReplyInProgress:
     history: History
     engine: ReadyEngine
     reply: str = ""  # the server's id of the reply
+    retry_temperature: float | None = None  # set if a retry is sampled, although the settings are greedy
     text: str = ""
     reasoning: str = ""
     reasoning_started: float | None = None
@@ -149,6 +152,8 @@ class ChatReplies:
         async with aclosing(engine.endpoint.stream(body)) as parts:
             first = await anext(parts)
             growing = await self._begin(chat, to, engine)
+            if is_retry:
+                growing.retry_temperature = retry_temperature(found.settings.sampling, engine.default_sampling)
             try:
                 yield types.ReplyStarted(message_id(growing.message), engine.model)
                 turns = self._turns(growing, _prepend(first, parts), body, offered)
@@ -225,8 +230,9 @@ class ChatReplies:
             yield types.ReplyEnd(types.Finish.FAILED, error=problem.report)
             return
         state = State.STOPPED if growing.is_stopping else growing.ended.state
-        await to_thread(growing.save, state, growing.ended.usage)
-        yield types.ReplyEnd(_FINISH[state], usage_of(growing.ended.usage))
+        usage = growing.ended.usage and replace(growing.ended.usage, retry_temperature=growing.retry_temperature)
+        await to_thread(growing.save, state, usage)
+        yield types.ReplyEnd(_FINISH[state], usage_of(usage))
 
     async def _turn(
         self, growing: _ReplyInProgress, parts: AsyncGenerator[ReplyPart]

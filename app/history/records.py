@@ -137,6 +137,7 @@ class StoredUsage(Struct, frozen=True, omit_defaults=True):
     is_detailed: bool = True  # False: the server did not report cache sources and queue time
     drafted_tokens: int = 0  # tokens of the reply that were drafted from earlier text
     accepted_tokens: int = 0  # drafted tokens that turned out right
+    retry_temperature: float | None = None  # set if a retry with greedy decoding was sampled, so that it differs
 
     @property
     def sources(self) -> TokenSources:

@@ -32,10 +32,14 @@ def test_counts_are_shortened(count: int, words: str) -> None:
     assert figures.short_count(count) == words
 
 
-def test_cost_names_the_drafts_of_a_reply() -> None:
-    assert "drafted" not in figures.cost(USAGE)
+def test_details_name_the_drafts_and_the_temperature_of_a_retry() -> None:
+    reply, prompt = figures.reply_cost(USAGE), figures.prompt_cost(USAGE)
+    assert figures.details(USAGE) == [reply, prompt]
     drafted = replace(USAGE, drafted_tokens=480, accepted_tokens=312)
-    assert " · 312 of 480 drafted tokens accepted · " in figures.cost(drafted)
+    assert figures.details(drafted) == [reply, "312 of 480 drafted tokens accepted", prompt]
+    retried = replace(USAGE, retry_temperature=0.7)
+    note = "temperature 0.7 for this retry: at temperature 0 it would repeat the reply"
+    assert figures.details(retried) == [reply, prompt, note]
 
 
 def test_cost_of_a_reply_is_formatted() -> None:
@@ -44,6 +48,7 @@ def test_cost_of_a_reply_is_formatted() -> None:
     stopped = figures.reply_cost(Usage(TokenSources(computed=12), 0, 0.002, 3.2, 0))
     assert stopped == "stopped before the first token (3.20 s)"
     assert figures.prompt_cost(Usage(TokenSources(computed=12), 1, 0, 0, 0)) == "0 of 12 prompt tokens cached"
+    assert figures.prompt_cost(Usage(TokenSources(device=8, computed=4), 1, 0, 0, 0)) == "8 of 12 prompt tokens cached"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_cost_of_a_reply_is_formatted() -> None:
     ],
 )
 def test_unknown_costs_are_left_out(usage: Usage, words: str) -> None:
-    assert figures.cost(usage) == words
+    assert " · ".join(figures.details(usage)) == words
 
 
 def test_budget_shows_free_or_exceeding_tokens() -> None:

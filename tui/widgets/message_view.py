@@ -159,11 +159,7 @@ class MessageView(Column, can_focus=True):
 
     def _details(self) -> str:
         """Return the full cost of a reply, with one fact on each line."""
-        usage = self.message.usage
-        if usage is None:
-            return ""
-        miss = f"cache miss: {usage.miss}" if usage.miss else ""
-        return "\n".join(filter(None, (figures.reply_cost(usage), figures.prompt_cost(usage), miss)))
+        return "" if self.message.usage is None else "\n".join(figures.details(self.message.usage))
 
     # --- while a reply is generated
 

@@ -190,6 +190,8 @@ def test_regenerating_a_greedy_reply_uses_sampling(clients: Clients, monkeypatch
         await replied(client, chat, question)
         await client.chats.configure(chat, ChatSettings(sampling=Sampling(max_tokens=8, temperature=0.0)))
         await replied(client, chat, question)
+        usages = [message.usage for message in (await client.chats.open(chat)).messages if message.usage]
+        assert [usage.retry_temperature for usage in usages] == [None, 0.7, None]
 
     run(clients, work)
     assert [body["temperature"] for body in bodies] == [0.0, 0.7, 0.0]
