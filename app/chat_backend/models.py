@@ -120,7 +120,7 @@ class ChatModels:
         def look() -> ModelInfo:
             from app.chat_backend.model_lists import named_model
 
-            self._check_name(name)
+            self._store().check_name(name)
             return named_model(name, self._store(), self._connection.answering, self._fetching(), memory)
 
         return await to_thread(look)
@@ -216,14 +216,6 @@ class ChatModels:
                 "this endpoint manages its models itself", "To use other models, start ingle without --endpoint."
             )
 
-    def _check_name(self, name: str) -> None:
-        """Raise ModelNotFound if no model has this name. Otherwise the loaded model would be unloaded in vain."""
-        from app.models.web_models import WebName
-
-        store = self._store()
-        if store.known_name(name) is None and WebName.parse(name) is None:
-            store.resolve(name)
-
     def _store(self) -> "ModelStore":
         from app.models.store import ModelStore
 
@@ -244,7 +236,7 @@ class ChatModels:
 
     async def load(self, name: str) -> AsyncGenerator[Loading, None]:
         if not self._connection.is_remote:
-            await to_thread(self._check_name, name)
+            await to_thread(self._store().check_name, name)
         self._note_path()
         wanted = self._connection.switch(name)
         try:

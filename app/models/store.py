@@ -91,6 +91,11 @@ class ModelStore:
         repository = self.repository(name)
         return str(repository) if repository else None
 
+    def check_name(self, name: str) -> None:
+        """Raise ModelNotFound if no model, on this machine or elsewhere, can have this name."""
+        if self.known_name(name) is None and WebName.parse(name) is None:
+            self.resolve(name)
+
     def source_repository(self, name: str) -> RepositoryName | None:
         """Return the Hub repository from which the model with that name is downloaded; None if there is none."""
         entry = self.catalog.find(name)

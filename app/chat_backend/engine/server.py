@@ -179,6 +179,10 @@ class EngineServer:
         return [*([found] if found else []), *others]
 
     async def _start_process(self, settings: Settings, state: LoadingState) -> ReadyEngine:
+        from app.models.store import ModelStore
+
+        # the engine process finds a wrong name as well, but only after its imports
+        await asyncio.to_thread(lambda: ModelStore(settings).check_name(settings.model))
         rate = DownloadRate()
 
         def on_message(message: ChildMessage) -> None:

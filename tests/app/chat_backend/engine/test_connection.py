@@ -46,7 +46,7 @@ class StandIn:
         self.model, self.pid = model, os.getpid()
         self.stopped = self.has_ended = False
         self.said = [ChildMessage(stage="Loading", done=1, total=4, unit="tokens"), ChildMessage(note="nearly")]
-        self.fails = model.endswith("broken")
+        self.fails = model.endswith("org/broken")
         self.is_held = False  # True: it never starts to serve
         self._settings = settings
         self._instance = Instance(self.pid, server.port, server.url, model, f"/nowhere/{model}", "now")
@@ -224,13 +224,13 @@ def test_switching_replaces_the_model(settings: Settings, started: list[StandIn]
     async def main() -> None:
         connection = await begun(settings)
         await ready(connection)
-        connection.switch("another")
-        assert (await ready(connection)).model == "another"
-        connection.switch("broken")
+        connection.switch("org/another")
+        assert (await ready(connection)).model == "org/another"
+        connection.switch("org/broken")
         with pytest.raises(ClientError, match="it is broken"):
             await ready(connection)
-        connection.switch("another")
-        assert (await ready(connection)).model == "another"
+        connection.switch("org/another")
+        assert (await ready(connection)).model == "org/another"
         await connection.close()
 
     asyncio.run(main())
@@ -254,9 +254,9 @@ def test_engine_is_released_when_no_caller_uses_it(settings: Settings, started: 
     async def main() -> None:
         connection = await begun(settings)
         # the second switch is requested while the first still waits for the use of the engine to end
-        for other in ("another", "a third"):
+        for other in ("org/another", "org/third"):
             async with connection.use() as engine:
-                connection.switch("overtaken")
+                connection.switch("org/overtaken")
                 await anext(connection.loading())
                 connection.switch(other)
                 states = connection.loading()
@@ -270,8 +270,8 @@ def test_engine_is_released_when_no_caller_uses_it(settings: Settings, started: 
     asyncio.run(main())
     assert [(process.model, process.stopped) for process in started] == [
         ("smollm2:135m", True),
-        ("another", True),
-        ("a third", False),
+        ("org/another", True),
+        ("org/third", False),
     ]
 
 
@@ -279,11 +279,11 @@ def test_load_names_the_chat_whose_reply_it_waits_for(settings: Settings, starte
     async def main() -> None:
         connection = await begun(settings)
         async with connection.use(reply_in="Dragons"):
-            connection.switch("another")
+            connection.switch("org/another")
             states = connection.loading()
             while "Dragons" not in (await anext(states)).stage:
                 pass
-        assert (await ready(connection)).model == "another"
+        assert (await ready(connection)).model == "org/another"
         await connection.close()
 
     asyncio.run(main())
@@ -381,9 +381,20 @@ def test_unknown_model_is_rejected_without_unloading(settings: Settings, started
     assert [process.stopped for process in started] == [False]
 
 
+def test_unknown_model_is_reported_before_an_engine_starts(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        connection = await begun(replace(settings, model="nosuch:9b"))
+        with pytest.raises(ClientError, match="no model is called nosuch:9b"):
+            await ready(connection)
+        await connection.close()
+
+    asyncio.run(main())
+    assert started == []
+
+
 def test_failed_first_load_is_reported(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
-        connection = await begun(replace(settings, model="broken"))
+        connection = await begun(replace(settings, model="org/broken"))
         with pytest.raises(ClientError, match="it is broken") as raised:
             await ready(connection)
         assert raised.value.remedy == "mend it"
@@ -395,7 +406,7 @@ def test_failed_first_load_is_reported(settings: Settings, started: list[StandIn
 
 def test_failed_first_load_is_retried_for_a_reply(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
-        connection = await begun(replace(settings, model="broken"))
+        connection = await begun(replace(settings, model="org/broken"))
         for _ in range(2):
             with pytest.raises(ClientError, match="it is broken"):
                 await ready(connection)
@@ -433,7 +444,7 @@ def test_paused_load_resumes_for_a_reply(settings: Settings, held: list[StandIn]
     assert [process.stopped for process in held] == [True, False]
 
 
-@pytest.mark.parametrize("other", ["smollm2:135m", "another"])
+@pytest.mark.parametrize("other", ["smollm2:135m", "org/another"])
 def test_requesting_a_model_ends_a_pause(settings: Settings, held: list[StandIn], other: str) -> None:
     async def main() -> None:
         connection = await begun(settings)
