@@ -82,9 +82,9 @@ class LazyGroup(click.Group):
     """A group of the commands in COMMANDS, each of which is imported when it is run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Run the chat if the arguments are empty or start with an option of the chat."""
+        """Run the chat if the arguments are empty, or start with an option of the chat or a question."""
         own = {option for parameter in self.get_params(ctx) for option in parameter.opts}
-        is_chat = not args or (args[0].startswith("-") and args[0] not in own)
+        is_chat = not args or (args[0].startswith("-") and args[0] not in own) or " " in args[0].strip()
         # resilient parsing is shell completion, which needs the list of commands
         if is_chat and not ctx.resilient_parsing:
             args = [_DEFAULT, *args]

@@ -173,11 +173,16 @@ class Chats(Protocol):
     async def export(self, chat: ChatId, path: Path, form: ExportFormat) -> None:
         """Write the chat to a file. Raises ClientError if the file exists."""
 
+    async def export_all(self, path: Path) -> int:
+        """Write all chats that are not private to a JSON file, and return their number. Raises ClientError if the file
+        exists.
+        """
+
     def notices(self) -> AsyncGenerator[Notice, None]:
         """Yield notices of the store as they occur, such as damage, or that chats are no longer saved."""
 
     async def import_chats(self, path: Path) -> Sequence[ChatSummary]:
-        """Import the chats of a JSON file that `export` wrote, as new chats."""
+        """Import the chats of a JSON file that `export` or `export_all` wrote, as new chats."""
 
 
 class Context(Protocol):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tui import commands, figures, fuzzy
+from tui.chat_files import file_stem
 from tui.client import Client, ClientError
 from tui.footer_keys import key_names
 from tui.plain_text import single_line
@@ -67,6 +68,7 @@ _ARGUMENTS: Mapping[str, str] = {
     "attach": "files",
     "import": "files",
     "export": "exports",
+    "backup": "files",
 }
 
 
@@ -181,7 +183,7 @@ class Completions:
         return [*(Suggestion(name, single_line(name)) for name in files.names), *notes]
 
     async def _exports(self, _: str) -> Sequence[Suggestion]:
-        stem = re.sub(r"[^\w]+", "-", self._title()).strip("-").lower() or "chat"
+        stem = file_stem(self._title())
         kinds = ((".md", "This branch, as Markdown"), (".json", "All branches"))
         return [Suggestion(stem + suffix, stem + suffix, about) for suffix, about in kinds]
 

@@ -75,8 +75,15 @@ def change(sampling: Sampling, name: str, text: str) -> Sampling:
     """Return the parameters with one changed. Empty text means the model's default. Raises InvalidField."""
     typed = texts(sampling)
     if name not in typed:
-        raise InvalidField(f"Parameters: {', '.join(typed)}. Example: /set temperature 0.2")
+        unknown = f"No parameter {name}. " if name else ""
+        raise InvalidField(f"{unknown}Parameters: {', '.join(typed)}. Example: /set temperature 0.2")
     return parse({**typed, name: text}, thinking=sampling.thinking)
+
+
+def confirm(sampling: Sampling, name: str) -> str:
+    """Return a sentence with the new value of a parameter: "Temperature: 0.2"."""
+    label = next(field.label for field in FIELDS if field.name == name)
+    return f"{label}: {texts(sampling)[name] or 'default'}"
 
 
 def parse(typed: Mapping[str, str], *, thinking: bool | None) -> Sampling:

@@ -204,12 +204,16 @@ class ChatRepository:
         history, number = self.locate(chat)
         found, messages = history.chats.get(number), history.messages.in_chat(number)
         is_json = form is ExportFormat.JSON
-        content = as_json(found, messages) if is_json else as_markdown(found, messages).encode()
-        try:
-            with open(path, "xb", opener=_private) as file:
-                file.write(content)
-        except FileExistsError:
-            raise AppError(f"{path} already exists", "Choose another name.") from None
+        _write(path, as_json([(found, messages)]) if is_json else as_markdown(found, messages).encode())
+
+    async def export_all(self, path: Path) -> int:
+        return await to_thread(self._export_all, path)
+
+    def _export_all(self, path: Path) -> int:
+        listed = [chat for archived in (False, True) for chat in self._history.chats.listed(archived=archived)]
+        chats = [(chat, self._history.messages.in_chat(chat.id)) for chat in listed if chat.num_messages]
+        _write(path, as_json(chats))
+        return len(chats)
 
     async def notices(self) -> AsyncGenerator[Notice, None]:
         loop, in_progress = asyncio.get_running_loop(), asyncio.Queue[HistoryNotice]()
@@ -226,6 +230,15 @@ class ChatRepository:
     async def import_chats(self, path: Path) -> Sequence[ChatSummary]:
         chats = await to_thread(add_chats, self._history, await to_thread(read_chats, path))
         return [summary_of(chat, private=False) for chat in chats]
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a new file that only the user can read."""
+    try:
+        with open(path, "xb", opener=_private) as file:
+            file.write(content)
+    except FileExistsError:
+        raise AppError(f"{path} already exists", "Choose another name.") from None
 
 
 def _private(path: str, flags: int) -> int:

@@ -1,6 +1,6 @@
-"""Export a chat: the shown branch as Markdown, or all branches as JSON, which can be imported again."""
+"""Export chats: the shown branch of one as Markdown, or all branches of several as JSON, which can be imported."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePath
 
@@ -57,17 +57,21 @@ class ChatFile(Struct, tag_field="format", tag=FORMAT):
     chats: list[FileChat]
 
 
-def as_json(chat: Chat, messages: Sequence[StoredMessage]) -> bytes:
-    """Return all branches of a chat as JSON."""
+def as_json(chats: Iterable[tuple[Chat, Sequence[StoredMessage]]]) -> bytes:
+    """Return chats with all their branches as JSON."""
+    written = ChatFile(VERSION, [_file_chat(chat, messages) for chat, messages in chats])
+    return msgspec.json.format(msgspec.json.encode(written), indent=2) + b"\n"
+
+
+def _file_chat(chat: Chat, messages: Sequence[StoredMessage]) -> FileChat:
     indices = {message.id: index for index, message in enumerate(messages)}
-    written = FileChat(
+    return FileChat(
         title=chat.title,
         settings=chat.settings,
         messages=[_file_message(message, indices) for message in messages],
         shown=None if chat.shown is None else indices.get(chat.shown),
         created=chat.created,
     )
-    return msgspec.json.format(msgspec.json.encode(ChatFile(VERSION, [written])), indent=2) + b"\n"
 
 
 def _file_message(message: StoredMessage, indices: dict[int, int]) -> FileMessage:

@@ -54,7 +54,7 @@ def test_help_lists_every_command_and_examples(arguments: list[str]) -> None:
     assert "ingle pull smollm2:135m" in output
 
 
-@pytest.mark.parametrize("arguments", [["--endpoint"], ["chat", "--endpoint"]])
+@pytest.mark.parametrize("arguments", [["--endpoint"], ["chat", "--endpoint"], ["What is this?", "--endpoint"]])
 def test_chat_is_the_default_command(arguments: list[str]) -> None:
     answer = _invoke(*arguments)
     assert (answer.exit_code, "'--endpoint' requires an argument" in answer.output) == (2, True)

@@ -76,6 +76,7 @@ class ScriptedChats:
     drafts: dict[ChatId | None, str] = field(default_factory=dict)
     sent: list[str] = field(default_factory=list)
     exported: list[tuple[ChatId, Path, ExportFormat]] = field(default_factory=list)
+    backups: list[Path] = field(default_factory=list)
     titled: list[ChatId] = field(default_factory=list)  # chats whose titles were requested
     untitled: ClientError | None = None  # error that a request for a title raises
     pending_notices: list[Notice] = field(default_factory=list)  # notices that `notices` yields
@@ -201,6 +202,10 @@ class ScriptedChats:
 
     async def export(self, chat: ChatId, path: Path, form: ExportFormat) -> None:
         self.exported.append((chat, path, form))
+
+    async def export_all(self, path: Path) -> int:
+        self.backups.append(path)
+        return len(self.chats)
 
     async def import_chats(self, path: Path) -> Sequence[ChatSummary]:
         raise ClientError(f"{path} is no file of chats.", "Export one as JSON.")

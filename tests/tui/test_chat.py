@@ -33,6 +33,11 @@ def test_message_and_reply_are_shown() -> None:
         assert "1,204 of 1,235 prompt tokens cached (1,188 device, 16 disk)" in chat.label(".details")
         await chat.pilot.press("ctrl+o")
         assert chat.label(".details") == ""
+        chat.composer.area.focus()
+        await chat.pilot.press("ctrl+o")
+        assert "1,204 of 1,235 prompt tokens cached" in chat.label(".details")
+        assert chat.composer.area.has_focus
+        await chat.pilot.press("ctrl+o")
         await chat.until(lambda: chat.app.screen.query_one(TopBar).chat_title == "A title of the client")
 
     run(ScriptedClient([TextDelta("An "), TextDelta("*answer*."), END]), flow)

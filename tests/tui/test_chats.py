@@ -141,6 +141,9 @@ def test_export_and_failed_import_are_reported(tmp_path: Path) -> None:
         await chat.type(f"/export {tmp_path}/chat.json")
         await chat.until(lambda: client.chats.exported)
         assert client.chats.exported == [(name, tmp_path / "chat.json", ExportFormat.JSON)]
+        await chat.type(f"/backup {tmp_path}/all.json")
+        await chat.until(lambda: client.chats.backups == [tmp_path / "all.json"])
+        await chat.until(lambda: any(f"Saved 1 chat to {tmp_path}/all.json" in notice for notice in chat.notices()))
         await chat.type("/import")
         await chat.until(lambda: chat.app.screen.query("Ask Input"))
         await chat.pilot.press(*"x.json", "enter")
@@ -149,9 +152,26 @@ def test_export_and_failed_import_are_reported(tmp_path: Path) -> None:
     run(client, flow, chat=name)
 
 
-def test_export_of_an_empty_chat_is_reported() -> None:
+def test_default_name_of_an_export_is_the_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient()
+    name = client.keep("What a hearth is", "a question", "an answer")
+    (tmp_path / "what-a-hearth-is.md").touch()
+    monkeypatch.chdir(tmp_path)
+
     async def flow(chat: Chatting) -> None:
-        await chat.type("/export chat.md")
+        await chat.type("/export")
+        await chat.until(lambda: chat.app.screen.query("Ask Input"))
+        await chat.pilot.press("enter")
+        await chat.until(lambda: client.chats.exported)
+        assert client.chats.exported == [(name, tmp_path / "what-a-hearth-is-2.md", ExportFormat.MARKDOWN)]
+
+    run(client, flow, chat=name)
+
+
+@pytest.mark.parametrize("command", ["copy", "regenerate", "edit", "delete", "branches", "export x.md", "pin"])
+def test_commands_report_that_the_chat_is_empty(command: str) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type(f"/{command}")
         await chat.until(lambda: chat.notices() == ["This chat is empty."])
 
     run(ScriptedClient(), flow)

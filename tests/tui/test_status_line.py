@@ -80,8 +80,11 @@ def test_click_and_context_command_show_the_context_budget() -> None:
         await chat.until(lambda: sum("System prompt" in notice for notice in chat.notices()) == 2)
         await chat.type("/set temperature 0.2")
         await chat.until(lambda: "temp 0.2" in line.render().plain)
+        await chat.until(lambda: chat.notices()[-1] == "Temperature: 0.2")
+        await chat.type("/set temperature")
+        await chat.until(lambda: chat.notices()[-1] == "Temperature: default")
         await chat.type("/set heat 1")
-        await chat.until(lambda: any("Parameters: temperature" in notice for notice in chat.notices()))
+        await chat.until(lambda: chat.notices()[-1].startswith("No parameter heat. Parameters: temperature"))
         await chat.type("/private")
         await chat.until(lambda: "private" in line.render().plain)
 

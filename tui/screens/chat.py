@@ -365,6 +365,9 @@ class ChatScreen(SteadyScreen):
         from tui.screens.branches import BranchesScreen
 
         chat = self.conversation.chat
+        if chat.leaf is None:
+            self.conversation.notify_empty()
+            return
         message = await self.app.push_screen_wait(BranchesScreen(chat.branches, chat.leaf))
         if message is not None and chat is self.conversation.chat:
             await self.conversation.show_branch(chat.branches.newest_leaf(message), message)
@@ -465,6 +468,7 @@ class ChatScreen(SteadyScreen):
             self.app.notify(str(error), severity="warning", markup=False)
         else:
             await self.conversation.configure(chat, replace(chat.settings, sampling=sampling))
+            self.app.notify(sampling_fields.confirm(sampling, name), markup=False)
 
     @work(description="preset")
     async def action_preset(self, name: str = "") -> None:
@@ -476,7 +480,8 @@ class ChatScreen(SteadyScreen):
                 await self.conversation.configure(chat, settings)
             else:
                 names = ", ".join(single_line(one.name) for one in presets)
-                words = f"Presets: {names}" if names else "No presets yet (Ctrl+S, F5 saves one)."
+                unknown = f"No preset {single_line(name)}. " if name else ""
+                words = f"{unknown}Presets: {names}" if names else "No presets yet (Ctrl+S, F5 saves one)."
                 self.app.notify(words, markup=False)
 
     # --- code and links in replies

@@ -33,7 +33,7 @@ KEYS = (
     ("ctrl+up, ctrl+y, ctrl+c", "On a message: edit, regenerate, copy"),
     ("left, right", "On a message: previous / next branch"),
     ("enter", "On a message: copy, save, or open its code and links"),
-    ("ctrl+o", "On a message: show or hide details (thinking, tool calls, cost)"),
+    ("ctrl+o", "Show or hide details of the selected or last message (thinking, tool calls, cost)"),
     ("ctrl+w", "On a message: wrap long lines of code"),
     ("f8, f9", "On a tool call that asks: allow once; go to the other answers"),
     ("ctrl+e, ctrl+k, ctrl+a", "In the chat list: rename, pin, archive"),

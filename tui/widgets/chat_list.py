@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import ClassVar
 
 from textual import on, work
@@ -16,11 +15,12 @@ from textual.widgets import Label, OptionList
 from textual.widgets.option_list import Option
 
 from tui import figures
+from tui.chat_files import back_up, export_chat, import_chats
 from tui.client import Chats, ClientError
 from tui.plain_text import single_line
 from tui.screens.dialog import ask, confirm
 from tui.show_errors import show_errors
-from tui.types import ChatId, ChatSummary, ExportFormat
+from tui.types import ChatId, ChatSummary
 
 _POLL = 1.5  # seconds between two polls for changes by other windows
 _AGE_POLL = 40  # number of polls after which the ages are drawn again
@@ -275,7 +275,9 @@ class ChatList(Vertical):
 
     @work
     async def action_delete(self) -> None:
-        if (chat := self._target_chat()) is not None:
+        if (chat := self._target_chat()) is None:
+            self.app.notify("This chat is empty.", markup=False)
+        else:
             await self._delete(chat)
 
     @work
@@ -311,23 +313,14 @@ class ChatList(Vertical):
 
     @work
     async def action_export(self, path: str = "") -> None:
-        chat = self._target_chat()
-        if chat is None:
-            self.app.notify("This chat is empty.", markup=False)
-            return
-        wanted = path or await ask(self, "Export to:", "chat.md", "*.md or *.json")
-        if wanted:
-            target = Path(wanted).expanduser().absolute()
-            form = ExportFormat.JSON if target.suffix == ".json" else ExportFormat.MARKDOWN
-            with show_errors(self):
-                await self._chats.export(chat, target, form)
-                self.app.notify(f"Saved to {target}", markup=False)
+        if (summary := await self._target_summary()) is not None:
+            await export_chat(self, self._chats, summary.id, summary.title, path)
+
+    @work
+    async def action_back_up(self, path: str = "") -> None:
+        await back_up(self, self._chats, path)
 
     @work
     async def action_import(self, path: str = "") -> None:
-        wanted = path or await ask(self, "Import from:", hint="*.json")
-        if wanted:
-            with show_errors(self):
-                found = await self._chats.import_chats(Path(wanted).expanduser().absolute())
-                self.app.notify(f"Imported {len(found)} {'chat' if len(found) == 1 else 'chats'}.", markup=False)
-                self.reload()
+        await import_chats(self, self._chats, path)
+        self.reload()

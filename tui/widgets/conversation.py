@@ -69,6 +69,7 @@ class Conversation(Vertical):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(ALLOW_KEY, "allow_call", "Allow once", show=False, priority=True),
         Binding(CHOOSE_KEY, "choose_answer", "Choose", show=False, priority=True),
+        Binding("ctrl+o", "unfold_last", "Details", show=False),
     ]
 
     class Shown(Posted):
@@ -576,9 +577,15 @@ class Conversation(Vertical):
         """The message that has the focus, to which commands apply."""
         return self.screen.focused.message if isinstance(self.screen.focused, MessageView) else None
 
+    def notify_empty(self) -> None:
+        """Notify the user that a command does nothing, because the chat has no messages."""
+        self.app.notify("This chat is empty.", markup=False)
+
     def action_edit_last(self) -> None:
         if (message := self._focused or self.chat.last_of(Role.USER)) is not None:
             self.post_message(MessageView.EditAsked(message))
+        else:
+            self.notify_empty()
 
     @on(MessageView.RegenerateAsked)
     def regenerate(self, event: MessageView.RegenerateAsked) -> None:
@@ -609,10 +616,19 @@ class Conversation(Vertical):
     def action_copy_last(self) -> None:
         if (message := self.chat.last_of(Role.ASSISTANT)) is not None:
             self.post_message(MessageView.CopyAsked(message))
+        else:
+            self.notify_empty()
 
     def action_regenerate(self) -> None:
         if (message := self._focused or next(reversed(self.chat.path()), None)) is not None:
             self.post_message(MessageView.RegenerateAsked(message))
+        else:
+            self.notify_empty()
+
+    def action_unfold_last(self) -> None:
+        """Show or hide the details of the last message."""
+        if views := list(self.transcript.query(MessageView)):
+            views[-1].action_unfold()
 
     @on(MessageView.BranchAsked)
     async def step_branch(self, event: MessageView.BranchAsked) -> None:

@@ -100,6 +100,7 @@ class PlainCommands:
             "delete": self._delete,
             "undo": self._undo,
             "export": self._export,
+            "backup": self._back_up,
             "import": self._import,
             "models": models.list,
             "load": models.load,
@@ -246,6 +247,10 @@ class PlainCommands:
         form = ExportFormat.JSON if path.suffix == ".json" else ExportFormat.MARKDOWN
         await self._client.chats.export((await self.current()).summary.id, path, form)
         self._say(f"Saved to {path}.")
+
+    async def _back_up(self, rest: str) -> None:
+        path = _path(rest)
+        self._say(f"Saved {await self._client.chats.export_all(path)} chats to {path}.")
 
     async def _import(self, rest: str) -> None:
         self._listed = await self._client.chats.import_chats(_path(rest))

@@ -37,6 +37,26 @@ def test_notices_arrive_when_damage_is_found(tmp_path: Path) -> None:
     asyncio.run(flow())
 
 
+def test_backup_has_archived_chats_and_no_private_ones(tmp_path: Path) -> None:
+    async def flow() -> None:
+        chats = ChatRepository(History(tmp_path / "history"))
+        made = [(await chats.create(ChatSettings(), private=private)).summary.id for private in (False, False, True)]
+        for number, chat in enumerate(made):
+            await chats.add(chat, None, f"question {number}")
+        await chats.create(ChatSettings())  # an empty chat is not exported
+        await chats.archive(made[1], archived=True)
+        file = tmp_path / "all.json"
+        assert await chats.export_all(file) == 2
+        with pytest.raises(ClientError, match="already exists"):
+            await chats.export_all(file)
+        other = ChatRepository(History(tmp_path / "other"))
+        assert {chat.title for chat in await other.import_chats(file)} == {"question 0", "question 1"}
+        chats.close()
+        other.close()
+
+    asyncio.run(flow())
+
+
 async def damaged(chats: ChatRepository, chat: ChatId) -> None:
     with pytest.raises(ClientError, match="was damaged") as raised:
         await chats.open(chat)

@@ -36,7 +36,7 @@ def test_export_imports_with_all_branches(history: History, tmp_path: Path) -> N
         history.messages.write_reply(reply.id, text, "thought", state=State.CUT)
     history.chats.show(chat.id, asked.id + 1)
     file = tmp_path / "chat.json"
-    file.write_bytes(as_json(history.chats.get(chat.id), history.messages.in_chat(chat.id)))
+    file.write_bytes(as_json([(history.chats.get(chat.id), history.messages.in_chat(chat.id))]))
 
     def content(message: StoredMessage) -> tuple[object, ...]:
         return message.role, message.text, message.attachments, message.reasoning, message.model, message.state

@@ -116,7 +116,7 @@ def test_failed_load_is_printed(
 def test_help_prints_one_line_per_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     scripted(ScriptedClient(), monkeypatch, "/help")
     lines = capsys.readouterr().out.splitlines()
-    assert "/export PATH: Export (.md: this branch, .json: everything)." in lines
+    assert "/export PATH: Export this chat (.json: all branches)." in lines
     assert "/open NUMBER: Open a chat from the list." in lines
     assert "/chats: List the chats with numbers." in lines
     assert len(lines) > 20
