@@ -7,6 +7,7 @@ before it is shown.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import ClassVar
 
 from textual import on, work
@@ -23,6 +24,7 @@ from tui.double_press import DoublePress
 from tui.drafts import Prompt
 from tui.open_chat import OpenChat, settings_of_new_chats
 from tui.reply_progress import ReplyProgress
+from tui.reply_stopper import ReplyStopper
 from tui.running_replies import RunningReplies
 from tui.screens.full_context import FullContextScreen
 from tui.show_errors import show_error, show_errors
@@ -39,25 +41,22 @@ from tui.types import (
     Message,
     MessageId,
     Permission,
-    ReasoningDelta,
     ReplyEnd,
     ReplyEvent,
     ReplyStarted,
     Role,
-    TextDelta,
     ToolCalled,
-    ToolReturned,
     TrimPlan,
 )
 from tui.widgets.attached_file import AttachedFile
 from tui.widgets.composer import Composer
+from tui.widgets.live_reply import LiveReply
 from tui.widgets.message_view import MessageView
 from tui.widgets.prompt_area import PromptArea
 from tui.widgets.tool_call import ALLOW_KEY, CHOOSE_KEY, PermissionAsk
 from tui.widgets.transcript import Transcript
 from tui.widgets.welcome import Welcome
 
-_PATIENCE = 1.0  # seconds that a stopped reply has to end by itself
 _TWICE = 1.0  # maximum seconds between two presses of Escape
 LONG_REPLY = 20.0  # seconds; after a longer reply, the terminal bell rings if another window has the focus
 _BRIEF = 3.0  # seconds to show a hint; short, because the user continues to type
@@ -117,6 +116,10 @@ class Conversation(Vertical):
         self._replies = RunningReplies(
             client.replies, self._stream, lambda *came: self.post_message(self.ReplyCame(*came))
         )
+        self._stopper = ReplyStopper(
+            client.replies, self._replies, self._run_stop, self._finish_reply, partial(show_error, self)
+        )
+        self._live = LiveReply(self.transcript, self.composer)
         self._trimmer = ContextTrimmer(client.context, self._choose_trim, self._show_trimmed, self._post_trimming)
         self._asking_again = False
         self._editing: Message | None = None
@@ -126,6 +129,9 @@ class Conversation(Vertical):
 
     def _stream(self, stream: Callable[[], Coroutine[None, None, None]]) -> Worker[None]:
         return self.run_worker(stream, group="reply", description="reply")
+
+    def _run_stop(self, stop: Callable[[], Coroutine[None, None, None]]) -> Worker[None]:
+        return self.run_worker(stop, group="stop", description="stop")
 
     def compose(self) -> ComposeResult:
         yield self.transcript
@@ -192,7 +198,7 @@ class Conversation(Vertical):
             await self._save_left_draft(left)
             await self._show(opened, at)
             if running is not None:
-                await self._show_calls(running)
+                await self._live.show_calls(running)
             self.composer.show_draft(self.composer.drafts.with_files(chat, found.draft))
 
     async def open_new(self, *, private: bool = False) -> None:
@@ -360,7 +366,10 @@ class Conversation(Vertical):
         if isinstance(event, EngineRestarting):
             self.post_message(self.ModelWanted())
         if reply.chat == self.chat.id:
-            await self._show_event(reply, event)
+            if isinstance(event, ReplyStarted) and reply.message is not None:
+                self.chat.put(reply.message)
+            await self._live.show(reply, event)
+            self._post_activity(reply.activity)
         elif isinstance(event, ToolCalled) and event.asks:
             self.app.notify(f"{event.name} waits for your permission in another chat.", markup=False)
         if isinstance(event, ReplyEnd):
@@ -378,48 +387,13 @@ class Conversation(Vertical):
         """Draw typed text before the reply, because the user waits for it."""
         event.stop()
         self._has_just_stopped = False
-        message = self.current_reply.message if self.current_reply else None
-        if message is not None and (view := self.transcript.view(message.id)) is not None:
-            view.yield_to_typing()
+        if self.current_reply is not None:
+            self._live.yield_to_typing(self.current_reply)
 
     @on(PromptArea.PageAsked)
     def page(self, asked: PromptArea.PageAsked) -> None:
         scroll = self.transcript.scroll_page_up if asked.step < 0 else self.transcript.scroll_page_down
         scroll(animate=False)
-
-    async def _show_event(self, reply: ReplyProgress, event: ReplyEvent) -> None:
-        message = reply.message
-        if message is None:
-            self._post_activity(reply.activity)
-            return
-        if isinstance(event, ReplyStarted):
-            self.chat.put(message)
-            await self.transcript.append(message)
-        view = self.transcript.view(message.id)
-        if isinstance(event, TextDelta) and view is not None:
-            await view.grow(event.text, reply.reasoning_seconds)
-        elif isinstance(event, ReasoningDelta) and view is not None:
-            await view.add_reasoning(event.text, reply.reasoning_seconds)
-        elif isinstance(event, ToolCalled) and view is not None:
-            await view.show_call(event, reply.reasoning_seconds)
-            self._focus_question()
-        elif isinstance(event, ToolReturned) and view is not None:
-            view.show_result(event)
-        self._post_activity(reply.activity)
-
-    async def _show_calls(self, reply: ReplyProgress) -> None:
-        """Show the tool calls of a running reply after its chat was opened."""
-        view = self.transcript.view(reply.message.id) if reply.message else None
-        if view is not None:
-            for called in list(reply.calls.values()):
-                await view.show_call(called, reply.reasoning_seconds)
-        self._focus_question()
-
-    def _focus_question(self) -> None:
-        """Focus the question about a tool call, unless the user is typing."""
-        if self.composer.prompt == Prompt() and self.screen.focused in (None, self.composer.area):
-            for question in self.query(PermissionAsk):
-                question.query_one("OptionList").focus(scroll_visible=False)
 
     @on(PermissionAsk.Answered)
     def answer(self, answered: PermissionAsk.Answered) -> None:
@@ -432,16 +406,12 @@ class Conversation(Vertical):
 
     def action_choose_answer(self) -> None:
         """Focus the question about a call, from a prompt with text."""
-        for question in self.query(PermissionAsk):
-            question.query_one("OptionList").focus()
+        self._live.choose_answer()
 
     def _answer(self, call: CallId, permission: Permission) -> None:
         self._client.tools.answer(call, permission)
         if (reply := self.current_reply) is not None:
-            reply.note_answer(call)
-            view = self.transcript.view(reply.message.id) if reply.message else None
-            if view is not None:
-                view.show_answer(call)
+            self._live.show_answer(reply, call)
         self.composer.area.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -487,23 +457,17 @@ class Conversation(Vertical):
             self._leave_or_edit()
         else:
             self._has_just_stopped = True
-            await self._stop(reply)
+            await self._stopper.stop(reply)
+            self._post_stopping()
 
     async def stop_all(self) -> None:
         """Stop the replies of all chats."""
-        for chat in list(self.running_chats):
-            if (reply := self._replies.in_chat(chat)) is not None:
-                await self._stop(reply)
+        await self._stopper.stop_all()
+        self._post_stopping()
 
-    async def _stop(self, reply: ReplyProgress) -> None:
-        """Stop a reply: gently at first, at once if it has not started or is already stopping."""
-        if reply.message is None or reply.stopping:
-            await self._end_now(reply)
-            return
-        reply.stopping = True
-        if reply.chat == self.chat.id:
+    def _post_stopping(self) -> None:
+        if self.current_reply is not None and self.current_reply.stopping:
             self._post_activity("stopping")
-        self.stop_gently(reply, reply.message.id)
 
     async def running_titles(self) -> Sequence[str]:
         """Return the titles of the chats in which a reply is being generated. Raises ClientError."""
@@ -529,19 +493,6 @@ class Conversation(Vertical):
             self.action_edit_last()
         elif is_idle and self.chat.last_of(Role.USER) is not None:
             area.hint("Press Esc again to edit your last message", self._escapes.seconds)
-
-    @work(group="stop")
-    async def stop_gently(self, reply: ReplyProgress, message: MessageId) -> None:
-        """Let the engine end the reply, so that it still reports the usage. Cancel the reply if that takes too long."""
-        with show_errors(self):
-            await self._client.replies.stop(message)
-        await asyncio.sleep(_PATIENCE)
-        await self._end_now(reply)
-
-    async def _end_now(self, reply: ReplyProgress) -> None:
-        if self._replies.is_running(reply):
-            reply.finish(Finish.STOPPED)
-            await self._finish_reply(reply)
 
     # --- edits and branches
 
