@@ -24,8 +24,9 @@ from tui.double_press import DoublePress
 from tui.drafts import Prompt
 from tui.engine_types import Loading
 from tui.open_chat import settings_of_new_chats
-from tui.plain_text import is_web_address, sanitize, single_line
-from tui.screens.dialog import ask, confirm
+from tui.plain_text import sanitize, single_line
+from tui.screens import reply_contents
+from tui.screens.dialog import ask
 from tui.show_errors import show_error, show_errors
 from tui.terminal_window import TerminalWindow
 from tui.types import ChatId, ChatSettings, ToolServer
@@ -489,50 +490,18 @@ class ChatScreen(SteadyScreen):
     @on(MessageView.ExtractsAsked)
     @work(description="extracts")
     async def show_extracts(self, event: MessageView.ExtractsAsked) -> None:
-        from tui.extracts import Address, Code, extracts
-        from tui.screens.extracts import ExtractsScreen
-
-        found = await asyncio.to_thread(extracts, event.message.full_text)
-        choice = await self.app.push_screen_wait(ExtractsScreen(found)) if found else None
-        if not found:
-            self.app.notify("This message has no code or links.", markup=False)
-        elif choice is not None and isinstance(choice.extract, Address):
-            self.open_address(choice.extract.text)
-        elif choice is not None and choice.to_file and isinstance(choice.extract, Code):
-            self.save(choice.extract.text, choice.extract.language)
-        elif choice is not None:
-            self.app.copy_to_clipboard(choice.extract.text)
+        await reply_contents.choose_extract(self, event.message)
 
     def on_markdown_link_clicked(self, event: "Markdown.LinkClicked") -> None:
         self.open_address(event.href)
 
     @work(description="address")
     async def open_address(self, address: str) -> None:
-        """Ask the user, then open a web address. Other addresses are never opened."""
-        if not is_web_address(address):
-            self.app.notify(f"Not opened, because this is no web address: {address}", markup=False)
-        elif await confirm(self, "Open this address in your browser?", address, "Open"):
-            self.app.open_url(address)
+        await reply_contents.open_address(self, address)
 
     def on_code_block_copy_asked(self, event: "CodeBlock.CopyAsked") -> None:
         self.app.copy_to_clipboard(event.code)
 
-    def on_code_block_save_asked(self, event: "CodeBlock.SaveAsked") -> None:
-        self.save(event.code, event.language)
-
     @work(description="save")
-    async def save(self, text: str, language: str) -> None:
-        """Save code to a new file. The code is never executed."""
-        from tui.code_files import suggested_name
-
-        wanted = await ask(self, "Save as:", suggested_name(language, Path.cwd()))
-        if not wanted:
-            return
-        path = Path(wanted).expanduser().absolute()
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text + "\n")
-        except OSError as error:
-            self.app.notify(f"{path}: {error.strerror}", severity="error", markup=False)
-        else:
-            self.app.notify(f"Saved to {path}", markup=False)
+    async def on_code_block_save_asked(self, event: "CodeBlock.SaveAsked") -> None:
+        await reply_contents.save_code(self, event.code, event.language)
