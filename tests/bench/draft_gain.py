@@ -7,7 +7,11 @@ pair are the same. The report has the median of the ratios of decode speed, and 
 - wrong: the same, but every drafted token is wrong;
 - streams: 16 replies at a time;
 - edit: the reply repeats a file from the prompt, with one change;
+- agent: the reply repeats the result of a tool, with other values;
 - again: the reply of an earlier request is generated again.
+
+The replies of `edit` and `agent` are given: small models do not follow such requests. The model computes as usual, and
+its choice is replaced by the next token of the given reply.
 """
 
 import argparse
@@ -15,8 +19,10 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 from app.text.gguf_tokenizer import from_gguf
 from engine.draft import NO_DRAFTS, Draft, DraftCounts
@@ -24,7 +30,11 @@ from engine.drafting.drafter import Drafter
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import Origin, Request
+from engine.sampling.drawing import Logits
+from engine.sampling.masks import NO_MASKS, Masks
+from engine.sampling.sampler import next_tokens
 from engine.sampling_params import SamplingParams
+from engine.step import SampledToken
 from quant.gguf import GGUFFile
 
 LENGTH = 200  # tokens of a reply
@@ -41,6 +51,15 @@ FILE = "\n".join(
     for number, name in enumerate(("headers", "titles", "names", "notes"), 10)
 )
 EDIT = f"Repeat this file, but call the function titles headings.\n\n```python\n{FILE}```"
+EDITED = f"```python\n{FILE.replace('def titles', 'def headings')}```"
+ORDERS = ",\n".join(
+    f'  {{"order": {number}, "customer": "{name}", "status": "shipped", "total_eur": {total}.50}}'
+    for number, name, total in (
+        (4711, "Ines Moreau", 120), (4712, "Jakob Lind", 85), (4713, "Aiko Tanaka", 240), (4714, "Omar Haddad", 64),
+    )
+)  # fmt: skip
+AGENT = f"The tool list_orders returned:\n\n[\n{ORDERS}\n]\n\nCall set_orders with the status delivered for each."
+ANSWER = f'{{"name": "set_orders", "arguments": {{"orders": [\n{ORDERS.replace("shipped", "delivered")}\n]}}}}'
 DRAWN = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=LENGTH, ignore_eos=True, seed=1)
 GREEDY = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
 
@@ -61,13 +80,15 @@ class Workload:
     params: SamplingParams
     drafter: type[Drafter] = Drafter
     is_repeated: bool = False  # whether each round repeats the replies of the rounds before
+    reply: str = ""  # the reply to every question; empty: the model's own
 
 
 WORKLOADS: Mapping[str, Workload] = {
     "prose": Workload(QUESTIONS[:1], DRAWN),
     "wrong": Workload(QUESTIONS[:1], DRAWN, WrongDrafts),
     "streams": Workload(QUESTIONS * 4, DRAWN),
-    "edit": Workload([EDIT], GREEDY),
+    "edit": Workload([EDIT], GREEDY, reply=EDITED),
+    "agent": Workload([AGENT], GREEDY, reply=ANSWER),
     "again": Workload(QUESTIONS[:1], DRAWN, is_repeated=True),
 }
 
@@ -94,6 +115,9 @@ class Bench:
         salt = "again" if workload.is_repeated else str(next(self._salts))
         seed = workload.params.seed + number * (not workload.is_repeated)
         params = replace(workload.params, drafts=drafts, seed=seed)
+        reply = self._encode(workload.reply)
+        if reply:
+            params = replace(params, max_tokens=len(reply))
         requests = [
             self._engine.request(
                 tuple(self._encode(QUESTION.format(question))),
@@ -103,6 +127,11 @@ class Bench:
             )
             for question in workload.questions
         ]
+        with giving(reply) if reply else nullcontext():
+            return requests, self._decode(requests)
+
+    def _decode(self, requests: Sequence[Request]) -> float:
+        """Run the requests, and return the tokens per second after all have their first token."""
         self._engine.add(*requests[:1])
         for request in requests[1:]:
             self._engine.add(request)
@@ -112,7 +141,20 @@ class Bench:
         while self._engine.has_requests:
             self._engine.step()
         generated = sum(len(request.output_ids) for request in requests) - known
-        return requests, generated / (time.perf_counter() - began)
+        return generated / (time.perf_counter() - began)
+
+
+def giving(reply: Sequence[int]) -> AbstractContextManager[object]:
+    """Return a context in which every request gets this reply, whatever its logits are."""
+
+    def given(
+        logits: Logits, rows: Sequence[int], requests: Sequence[Request], masks: Masks = NO_MASKS
+    ) -> list[SampledToken]:
+        tokens = next_tokens(logits, rows, requests, masks)
+        at = [min(len(request.output_ids), len(reply) - 1) for request in requests]
+        return [replace(token, token_id=reply[index]) for token, index in zip(tokens, at, strict=True)]
+
+    return patch("engine.backends.runner.next_tokens", given)
 
 
 def main() -> None:
