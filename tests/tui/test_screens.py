@@ -219,6 +219,31 @@ def test_hub_search_shows_progress_and_empty_result() -> None:
     run(ScriptedClient(), flow)
 
 
+def test_tab_searches_the_hub_for_the_text_of_the_filter() -> None:
+    async def flow(chat: Chatting) -> None:
+        await models_screen(chat)
+        await chat.pilot.press(*"model", "tab")
+        await chat.until(lambda: names(chat) == ["someone/Model-GGUF"])
+        assert chat.lines()[-1].split()[:2] == ["⏎", "Open"]
+        await chat.pilot.press("tab")
+        await chat.until(lambda: chat.label("#note") == "No match here. Tab searches the Hub.")
+
+    run(ScriptedClient(), flow)
+
+
+def test_typing_moves_the_cursor_to_the_best_match() -> None:
+    async def flow(chat: Chatting) -> None:
+        await models_screen(chat)
+        await chat.pilot.press("down", "down")
+        assert chat.app.screen.query_one(Listing).chosen == "llama3.3:70b"
+        await chat.pilot.press("m")
+        await chat.until(lambda: len(names(chat)) > 1)
+        await chat.pilot.pause()
+        assert chat.app.screen.query_one(Listing).chosen == names(chat)[0]
+
+    run(ScriptedClient(), flow)
+
+
 def test_offline_results_can_be_downloaded() -> None:
     client = ScriptedClient()
     client.models.offline = True

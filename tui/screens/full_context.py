@@ -82,13 +82,18 @@ class FullContextScreen(Dialog[TrimPlan]):
 
     def _goes(self, plan: TrimPlan) -> Content:
         if not self._helps(plan):
-            return Content.styled("This would not free enough tokens.", "bold")
+            return Content.styled(self._too_little(plan), "bold")
         lines = [Content.styled(f"Frees {plan.tokens:,} tokens by {_VERBS[plan.how]}:", "bold")]
         for name in plan.messages:
             message = self._branches[name]
             who = AUTHORS[message.role]
             lines.append(Content(f"{who}: {start(without_fences(message.full_text), 60)}"))
         return Content("\n").join(lines)
+
+    def _too_little(self, plan: TrimPlan) -> str:
+        if self._budget is None:
+            return "There are no earlier messages to leave out: the last ones stay."
+        return f"This frees {max(0, plan.tokens):,} of the {self._budget.lacking:,} tokens needed."
 
     @on(OptionList.OptionSelected)
     def choose(self, event: OptionList.OptionSelected) -> None:

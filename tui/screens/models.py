@@ -102,13 +102,14 @@ class ModelsScreen(Page[str]):
     # --- the lists
 
     def action_toggle_hub(self) -> None:
-        """Search the Hub instead of the list, or return to the list."""
+        """Search the Hub for the text of the filter instead of the list, or return to the list."""
         field = self.query_one("#filter", Input)
         self._is_hub, self._repository = not self._is_hub, ""
         field.placeholder = _HUB if self._is_hub else _FILTER
         self.workers.cancel_group(self, "list")
         self._note("")
-        if self._is_hub:
+        self._searched_text = self._filter_text()
+        if self._is_hub and not self._searched_text:
             self._show([])
         else:
             self.reload()
@@ -118,6 +119,7 @@ class ModelsScreen(Page[str]):
         self.refresh_bindings()
         if not self._is_hub:
             self._show(self._all)
+            self.query_one(Listing).move_cursor(row=0)  # the best match
 
     @on(Input.Submitted)
     def submit(self, event: Input.Submitted) -> None:
