@@ -145,7 +145,7 @@ class Bench:
 
 
 def giving(reply: Sequence[int]) -> AbstractContextManager[object]:
-    """Return a context in which every request gets this reply, whatever its logits are."""
+    """Return a context in which every request gets this reply, independent of its logits."""
 
     def given(
         logits: Logits, rows: Sequence[int], requests: Sequence[Request], masks: Masks = NO_MASKS
