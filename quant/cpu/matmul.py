@@ -19,6 +19,7 @@ from typing import Any
 from numba.core import cgutils
 
 from quant.cpu.accumulators import (
+    FEW,
     Accumulators,
     Cell,
     Prefetch,
@@ -34,7 +35,7 @@ from quant.cpu.ggml_decoding import each_group, load_scales
 from quant.cpu.ggml_formats import HALF, SINGLE, TILE, GGMLFormat
 from quant.cpu.group_formats import GroupFormat
 from quant.cpu.group_products import make_group_tile
-from quant.cpu.kernel import inlined, jit
+from quant.cpu.kernel import inlined, jit, kernel
 from quant.cpu.layouts import LAYOUTS, Layout
 from quant.cpu.super_blocks import make_super_block_tile
 from quant.cpu.vector import F32, I64, Emit, F16x16, F32x16, I16x16, I32x16
@@ -163,6 +164,17 @@ def _call_tile(
     e.call_address(address, w, groups, x, x_stride, count, out, out_stride, add, rows, fetch, lines)
 
 
+@kernel
+def _has_few_registers(e: Emit) -> Any:
+    return I64(int(e.has_few_registers))
+
+
+@jit
+def _multiply_one(one: int, w: int, tile_bytes: int, groups: int, x: int, out: int, add: int, rows: int) -> None:
+    for t in range(0, rows, TILE):
+        _call_tile(one, w + t // TILE * tile_bytes, groups, x, 0, 1, out + 4 * t, 0, add, rows - t, 0, 0)
+
+
 @jit
 def multiply_pair(
     one: int, two: int, four: int, six: int, w: int, tile_bytes: int, groups: int, x: int, x_stride: int, n: int,
@@ -171,11 +183,11 @@ def multiply_pair(
     """Multiply up to PAIR rows of a weight, two tiles at address w, by n rows of activations at x.
 
     Writes `rows` float32 at `out` for each token, or adds them there if `add` is 1. `one`, `two`, `four`, and `six` are
-    addresses of TILE_KERNELS, 0 if there is none; strides are bytes.
+    addresses of TILE_KERNELS, 0 if there is none; strides are bytes. With few registers, kernels compute tokens in
+    twos, so a token that would be computed twice is left to `one`.
     """
     if n == 1:
-        for t in range(0, rows, TILE):
-            _call_tile(one, w + t // TILE * tile_bytes, groups, x, x_stride, 1, out + 4 * t, 0, add, rows - t, 0, 0)
+        _multiply_one(one, w, tile_bytes, groups, x, out, add, rows)
         return
     # While one pair is multiplied, the next pair is prefetched, an equal share of it in each pass.
     block = 6 if six != 0 else 4
@@ -184,6 +196,11 @@ def multiply_pair(
     ahead = w + 2 * tile_bytes
     for m in range(0, n, block):
         count, at, y = min(block, n - m), x + m * x_stride, out + m * out_stride
-        tile = two if count <= 2 else four if count <= 4 else six
-        _call_tile(tile, w, groups, at, x_stride, count, y, out_stride, add, rows, ahead, lines)
+        alone = count % FEW[1] if _has_few_registers() else 0
+        if alone:
+            count -= 1
+            _multiply_one(one, w, tile_bytes, groups, at + count * x_stride, y + count * out_stride, add, rows)
+        if count > 0:
+            tile = two if count <= 2 else four if count <= 4 else six
+            _call_tile(tile, w, groups, at, x_stride, count, y, out_stride, add, rows, ahead, lines)
         ahead += 64 * lines
