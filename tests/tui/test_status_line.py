@@ -85,6 +85,8 @@ def test_click_and_context_command_show_the_context_budget() -> None:
         await chat.until(lambda: chat.notices()[-1] == "Temperature: default")
         await chat.type("/set heat 1")
         await chat.until(lambda: chat.notices()[-1].startswith("No parameter heat. Parameters: temperature"))
+        assert chat.composer.area.text == "/set heat 1"
+        chat.composer.area.action_clear()
         await chat.type("/private")
         await chat.until(lambda: "private" in line.render().plain)
 

@@ -57,7 +57,7 @@ def test_calls_are_folded_lines_between_the_texts() -> None:
 def test_failed_call_is_marked() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("go")
-        assert line(chat) == "▸ ✗ files.read (path: README.md, lines: 20) · 7 B"
+        assert line(chat) == "▸ ✗ files.read (path: README.md, lines: 20) · no file"
 
     run(ScriptedClient([TextDelta("a"), CALLED, ToolReturned(CALL, "no file", is_error=True), END]), flow)
 

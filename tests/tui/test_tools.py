@@ -135,6 +135,16 @@ def test_example_can_be_copied_if_there_are_no_servers() -> None:
     run(client_with([]), flow)
 
 
+def test_help_without_servers_scrolls_in_a_low_terminal() -> None:
+    async def flow(chat: Chatting) -> None:
+        await opened(chat)
+        assert not any("pip install" in line for line in chat.lines())
+        await chat.pilot.press("end")
+        await chat.until(lambda: any("pip install" in line for line in chat.lines()))
+
+    run(client_with([]), flow, size=(60, 15))
+
+
 def test_invalid_file_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_with()
 

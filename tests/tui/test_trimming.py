@@ -100,8 +100,11 @@ def test_escape_in_another_chat_does_not_stop_a_summary() -> None:
         await asked(chat)
         await chat.pilot.press("enter")
         await chat.until(lambda: bar.activity == "summarizing")
+        await chat.until(lambda: any("Summarizing 0 s" in line for line in chat.lines()))
+        assert chat.label("#queue") == "next: one more"
         await chat.conversation.open_new()
         await chat.until(lambda: bar.activity == "")
+        assert chat.label("#queue") == ""
         await chat.pilot.press("escape")
         await chat.conversation.open(name)
         await chat.until(lambda: bar.activity == "summarizing")

@@ -294,8 +294,12 @@ class ChatScreen(SteadyScreen):
             close = get_close_matches(event.name, names, n=1)
             advice = f"Did you mean /{close[0]}?" if close else "F1 lists all commands."
             self.app.notify(f"Unknown command /{event.name}. {advice}", severity="warning", markup=False)
-            composer = self.conversation.composer
-            composer.write(Prompt.of([Prompt(f"/{event.name} {event.argument}".strip()), composer.prompt]))
+            self._put_back(f"/{event.name} {event.argument}".strip())
+
+    def _put_back(self, command: str) -> None:
+        """Write a command that failed into the prompt again, so that the user can correct it."""
+        composer = self.conversation.composer
+        composer.write(Prompt.of([Prompt(command), composer.prompt]))
 
     def run_later(self, name: str) -> None:
         """Run a command when this screen is visible."""
@@ -467,6 +471,8 @@ class ChatScreen(SteadyScreen):
             sampling = sampling_fields.change(chat.settings.sampling, name, value)
         except sampling_fields.InvalidField as error:
             self.app.notify(str(error), severity="warning", markup=False)
+            if text:
+                self._put_back(f"/set {text}")
         else:
             await self.conversation.configure(chat, replace(chat.settings, sampling=sampling))
             self.app.notify(sampling_fields.confirm(sampling, name), markup=False)

@@ -6,7 +6,7 @@ from typing import ClassVar
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.css.query import NoMatches
 from textual.widgets import Footer, Label, OptionList
@@ -27,6 +27,7 @@ EXAMPLE = """{
 }"""
 _INTERVAL = 0.5  # seconds between two polls of servers that are starting
 _STYLES = {"ready": "$text-success", "failed": "$text-error", "starting": "$text-warning", "disabled": "dim"}
+_INSTALL = "Tools need the package mcp: pip install 'inglenook[mcp]'"
 _SEPARATOR = "__"  # separates the names of server and tool in a qualified name
 
 Configure = Callable[[frozenset[str]], Awaitable[None]]
@@ -55,7 +56,7 @@ class ToolsScreen(Dialog[None]):
         self._servers: Sequence[ToolServer] | None = None
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog"):
+        with VerticalScroll(classes="dialog"):
             yield Label("Looking for tool servers …", id="summary", classes="question", markup=False)
             yield OptionList(markup=False)
             yield Label("", id="about", markup=False)
@@ -93,6 +94,8 @@ class ToolsScreen(Dialog[None]):
     def _show(self, servers: Sequence[ToolServer], problem: str = "") -> None:
         self._servers = servers
         self.set_class(not servers, "empty")
+        if not servers:
+            self.query_one(VerticalScroll).focus()  # the list is hidden, and a low terminal cuts off the help
         rows = self.query_one(OptionList)
         at = rows.highlighted or 0
         rows.set_options(Option(line) for line in self._lines())
@@ -105,11 +108,7 @@ class ToolsScreen(Dialog[None]):
         first, *_ = paths = self._tools.config_paths()
         if self._servers:
             return f"Servers: {', '.join(map(str, paths))}"
-        return "\n\n".join(
-            filter(
-                None, (problem, f"Add tool servers to {first}, for example:", EXAMPLE, "pip install 'inglenook[mcp]'")
-            )
-        )
+        return "\n\n".join(filter(None, (problem, f"Add tool servers to {first}, for example:", EXAMPLE, _INSTALL)))
 
     def _rows(self) -> list[tuple[ToolServer, ToolInfo | None]]:
         """Return the rows of the list: each server, followed by its tools."""

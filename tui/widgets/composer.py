@@ -64,6 +64,7 @@ class Composer(Vertical):
         self.sending: Prompt | None = None  # the message that is being sent, until the client has stored it
         self._attached: list[Attachment] = []
         self._queue: list[Prompt] = []
+        self._is_held = False  # whether `sending` waits for a summary
         self._aside: Prompt | None = None  # the prompt to restore after the user has edited a message
         self.is_leaving = False  # whether the open chat is being left: text typed now belongs to the next chat
 
@@ -166,7 +167,7 @@ class Composer(Vertical):
         """From now on, typed text belongs to this chat."""
         if chat is not self._chat:
             self._chat = chat
-            self.sending = None
+            self.sending, self._is_held = None, False
             self.area.change_chat(is_private=chat.private)
         self.show_settings()
 
@@ -232,8 +233,15 @@ class Composer(Vertical):
             self._aside = draft
         self._show_queue()
 
+    def show_held(self, *, is_held: bool) -> None:
+        """Show the message that is being sent above the queue, while old messages are summarized for it."""
+        self._is_held = is_held
+        self._show_queue()
+
     def _show_queue(self) -> None:
-        lines = [f"next: {prompt.text.splitlines()[0] if prompt.text else '(files)'}" for prompt in self._queue]
+        waiting = [self.sending] if self._is_held and self.sending is not None else []
+        waiting += self._queue
+        lines = [f"next: {prompt.text.splitlines()[0] if prompt.text else '(files)'}" for prompt in waiting]
         self._show("#queue", "\n".join(lines))
 
     # --- editing a message

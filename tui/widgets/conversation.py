@@ -270,6 +270,7 @@ class Conversation(Vertical):
 
     def _post_trimming(self, chat: ChatId) -> None:
         if chat == self.chat.id:
+            self.composer.show_held(is_held=self._trimmer.is_trimming(chat))
             self._post_activity(self._trimmer.activity(chat))
             self.refresh_bindings()
 

@@ -1,6 +1,7 @@
 """One line below a running reply that shows its stage, its progress, and how to stop it."""
 
 from collections.abc import Callable, Mapping
+from time import monotonic
 
 from textual.content import Content
 from textual.widget import Widget
@@ -24,6 +25,7 @@ class ReplyStatus(Widget):
         super().__init__()
         self._reply: ReplyProgress | None = None
         self._activity = ""
+        self._since = 0.0  # when the activity started
         self._frame = 0
 
     def on_mount(self) -> None:
@@ -33,7 +35,7 @@ class ReplyStatus(Widget):
         """Show the status of a reply. Without a reply, show `activity`; if that is empty, hide the line."""
         if reply is self._reply and activity == self._activity:
             return  # the timer updates the figures; a frame for each event would delay the echo of keys
-        self._reply, self._activity = reply, activity
+        self._reply, self._activity, self._since = reply, activity, monotonic()
         is_shown = reply is not None or bool(activity)
         if is_shown is not self.display:
             self.display = is_shown
@@ -47,7 +49,8 @@ class ReplyStatus(Widget):
 
     def render(self) -> Content:
         reply, width = self._reply, self.content_size.width
-        words = self._activity.capitalize() if reply is None else describe(reply, width)
+        waited = f"{self._activity.capitalize()} {monotonic() - self._since:.0f} s"
+        words = waited if reply is None else describe(reply, width)
         stop = (
             f"{ALLOW} to allow · {CHOOSE} to choose · esc to stop"
             if reply is not None and reply.asking

@@ -67,7 +67,7 @@ class ToolCallLine(Folded):
         """Mark the call as ended, and show its result."""
         self.call, self._result = None, result
         self._mark = ("✗", "$text-error") if is_error else ("✓", "$text-success")
-        self._note = figures.size(len(result.encode()))
+        self._note = start(result, _LONGEST_VALUE) if is_error else figures.size(len(result.encode()))
         self._describe()
 
     def stop(self) -> None:
