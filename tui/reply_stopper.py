@@ -7,7 +7,7 @@ from functools import partial
 from tui.client import ClientError, Replies
 from tui.reply_progress import ReplyProgress
 from tui.running_replies import RunningReplies
-from tui.types import Finish, MessageId
+from tui.types import MessageId
 
 _PATIENCE = 1.0  # seconds that a stopped reply has to end by itself
 
@@ -58,5 +58,5 @@ class ReplyStopper:
 
     async def _end_now(self, reply: ReplyProgress) -> None:
         if self._running.is_running(reply):
-            reply.finish(Finish.STOPPED)
+            self._running.stop(reply)
             await self._ended(reply)

@@ -57,6 +57,12 @@ class RunningReplies:
         if reply.message is None:
             self._unanswered[reply.chat][reply.to] = error.report
 
+    def stop(self, reply: ReplyProgress) -> None:
+        """End a reply as stopped. If it has not started, keep that as the reason why there is none."""
+        reply.finish(Finish.STOPPED)
+        if reply.message is None:
+            self._unanswered[reply.chat][reply.to] = "Stopped before the reply started."
+
     def unanswered(self, chat: ChatId) -> Mapping[MessageId, str]:
         """Return the messages whose last requested reply did not start, each with the reason."""
         return self._unanswered[chat]

@@ -170,6 +170,21 @@ def test_escape_cuts_off_an_unresponsive_engine() -> None:
     run(ScriptedClient([TextDelta("begun "), WAIT, TextDelta("never"), END]), flow)
 
 
+def test_question_stopped_before_its_reply_offers_to_retry() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: chat.conversation.current_reply)
+        await chat.pilot.press("escape")
+        await chat.until(lambda: chat.label(".outcome").startswith("✗ Stopped before the reply started."))
+        assert chat.conversation.current_reply is None
+        chat.client.replies.gate.set()
+        await chat.pilot.press("ctrl+y")
+        await chat.until(lambda: chat.texts() == ["go", "begun"])
+        assert chat.label(".outcome") == ""
+
+    run(ScriptedClient([WAIT, TextDelta("begun"), END]), flow)
+
+
 def test_message_is_queued_during_a_reply() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("one")

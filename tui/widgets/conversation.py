@@ -357,7 +357,6 @@ class Conversation(Vertical):
             return
         if isinstance(event, ClientError):
             self._replies.fail(reply, event)
-            self._show_failure(reply.chat, reply.to)
             is_reported = reply.message is None and reply.chat == self.chat.id  # the error is shown below the question
             if not is_reported and (self.model or not isinstance(event, NotLoaded)):
                 show_error(self, event)
@@ -422,6 +421,7 @@ class Conversation(Vertical):
     async def _finish_reply(self, reply: ReplyProgress) -> None:
         """Process the end of a reply. Send the next queued message, unless the reply failed or was stopped."""
         self._replies.remove(reply)
+        self._show_failure(reply.chat, reply.to)
         if reply.seconds > LONG_REPLY:
             self.post_message(self.LongReplyEnded(reply.chat))
         message = reply.message
