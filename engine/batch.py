@@ -40,8 +40,8 @@ def build_batch(
 
     Raises IndexError if a token id, a block, or a slot is out of range.
 
-    The logit rows are in the plan's order: for each request its `logprob_positions`, then its last known token if the
-    request samples, then its drafted tokens.
+    The logit rows are in the plan's order: for each request its `logprob_positions`, then, if the request samples, its
+    last known token and the last token of each drafted run.
     """
     token_ids: list[int] = []
     positions: list[int] = []
@@ -76,7 +76,7 @@ def build_batch(
 def _logit_rows(part: ScheduledRequest, first_row: int) -> list[int]:
     rows = [first_row + position - part.start for position in part.logprob_positions]
     if part.samples:
-        rows += range(first_row + part.num_known - 1, first_row + part.num_tokens)
+        rows += [first_row + part.num_known - 1 + drafted for drafted in part.draft.samples]
     return rows
 
 

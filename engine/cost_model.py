@@ -155,13 +155,14 @@ class CostModel:
         copying = 2 * blocks * self.config.block_bytes / self.copy_rate
         return copying < self._compute_seconds(blocks)
 
-    def draft_budget(self, streams: int, most: int) -> int:
+    def draft_budget(self, streams: int, known: int, most: int) -> int:
         """Return how many drafted tokens, at most `most`, the next step may verify while `streams` requests decode.
 
-        If there are several, the step must stay within the target latency, or it verifies none.
+        `known` is the number of its other tokens. If there are several streams, the step must stay within the target
+        latency, or it verifies none.
         """
-        most, longest = min(most, MAX_SMALL - streams), self.longest_step(streams)
-        while most > 0 and self.steps.small.expected(streams + most) > longest:
+        most, longest = min(most, MAX_SMALL - known), self.longest_step(streams)
+        while most > 0 and self.steps.small.expected(known + most) > longest:
             most -= 1
         return max(0, most)
 

@@ -34,8 +34,7 @@ class ScheduledRequest:
     copies: tuple[BlockCopy, ...] = ()
     # requests with the same prompt, which sample their first token from the same logits
     followers: tuple[Request, ...] = ()
-    # Tokens after the last known one that may turn out right. Each gets a logit row, and the ones that are sampled in
-    # order are accepted.
+    # Tokens after the last known one that may turn out right. Those that are sampled in order are accepted.
     draft: Draft = NO_DRAFT
 
     @property
@@ -50,8 +49,8 @@ class ScheduledRequest:
 
     @property
     def num_rows(self) -> int:
-        """Number of logit rows: reported positions, then the last known token if the part samples, then drafts."""
-        return len(self.logprob_positions) + self.samples + len(self.drafted)
+        """Number of logit rows: reported positions, then the tokens after which the part samples a token."""
+        return len(self.logprob_positions) + self.samples * len(self.draft.samples)
 
     @property
     def stop(self) -> int:

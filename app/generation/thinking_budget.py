@@ -5,8 +5,10 @@ only the end mark.
 """
 
 import codecs
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -62,59 +64,95 @@ class _BudgetConstraint:
     def __init__(
         self, tokenizer: Tokenizer, marks: ReasoningMarks, tokens: int, reply: Constraint | None, *, thinks: bool
     ) -> None:
+        self._reply = reply
+        # the reasoning so far, then after each drafted run
+        self._reasoning = [_Reasoning(tokenizer, marks, tokens, thinks=thinks, has_grammar=reply is not None)]
+
+    @property
+    def ended(self) -> bool:
+        return self._reply is not None and self._reply.ended
+
+    def prefetch_mask(self, runs: int = 0) -> None:
+        if self._reply is not None and self._reasoning[runs].end_id is None:
+            self._reply.prefetch_mask(runs)
+
+    def fill(self, words: Words, runs: int = 0) -> bool:
+        end_id = self._reasoning[runs].end_id
+        if end_id is not None:
+            words.view(np.uint32)[end_id // 32] = 1 << end_id % 32
+            return True
+        return self._reply is not None and self._reply.fill(words, runs)
+
+    def prefetch_look_ahead(self, drafted: Sequence[int], seconds: float) -> None:
+        if self._reply is not None:
+            self._reply.prefetch_look_ahead(drafted, seconds)
+
+    def look_ahead(self, drafted: Sequence[int], seconds: float) -> Sequence[int]:
+        del self._reasoning[1:]
+        runs: list[int] = []
+        for length in (1,) * len(drafted) if self._reply is None else self._reply.look_ahead(drafted, seconds):
+            first, *forced = drafted[(start := sum(runs)) : start + length]
+            if self._reasoning[-1].end_id not in (None, first):
+                break
+            self._reasoning.append(self._reasoning[-1].copy())
+            self._reasoning[-1].advance(first, *forced)
+            runs.append(length)
+        return runs
+
+    def prefetch_accept(self, token_ids: Sequence[int]) -> None:
+        if self._reply is not None:
+            self._reply.prefetch_accept(token_ids)
+
+    def accept(self, token_id: int) -> Sequence[int]:
+        del self._reasoning[1:]
+        followed = () if self._reply is None else self._reply.accept(token_id)
+        self._reasoning[0].advance(token_id, *followed)
+        return followed
+
+
+class _Reasoning:
+    """The reasoning of a reply up to one of its tokens, and what is left of the budget."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, marks: ReasoningMarks, tokens: int, *, thinks: bool, has_grammar: bool
+    ) -> None:
         self._tokenizer = tokenizer
         self._marks = marks
         self._left = tokens
-        self._reply = reply
         self._thinks = thinks
+        self._has_grammar = has_grammar
         self._forced = 0  # number of tokens of the end mark that were forced
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""  # end of the reply so far, which may contain the start of a mark
         self._kept = max(map(len, (*marks.begin, *marks.end))) - 1
         self._answers = False  # whether the reasoning is over; with a grammar, later marks are text
 
-    @property
-    def ended(self) -> bool:
-        return self._reply is not None and self._reply.ended
-
-    def prefetch_mask(self) -> None:
-        if self._reply is not None and not self._must_end:
-            self._reply.prefetch_mask()
-
-    def fill(self, words: Words) -> bool:
-        if self._must_end:
-            token_id = self._marks.end_ids[self._forced]
-            words.view(np.uint32)[token_id // 32] = 1 << token_id % 32
-            return True
-        return self._reply is not None and self._reply.fill(words)
-
-    def prefetch_accept(self, token_id: int) -> None:
-        if self._reply is not None:
-            self._reply.prefetch_accept(token_id)
-
-    def accept(self, token_id: int) -> Sequence[int]:
-        followed = () if self._reply is None else self._reply.accept(token_id)
-        for one in (token_id, *followed):
-            self._advance(one)
-        return followed
+    def copy(self) -> Self:
+        other = copy.copy(self)
+        other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        other._decoder.setstate(self._decoder.getstate())
+        return other
 
     @property
-    def _must_end(self) -> bool:
-        """Whether the reasoning must end now. It never ends within a character."""
+    def end_id(self) -> int | None:
+        """The next token of the end mark if the reasoning must end now, which is never within a character."""
         used_up = self._thinks and self._left <= 0 and self._forced < len(self._marks.end_ids)
-        return used_up and (self._forced > 0 or not self._decoder.getstate()[0])
+        must_end = used_up and (self._forced > 0 or not self._decoder.getstate()[0])
+        return self._marks.end_ids[self._forced] if must_end else None
 
-    def _advance(self, token_id: int) -> None:
-        self._forced += self._must_end
-        self._left -= self._thinks
-        self._text += self._decoder.decode(self._tokenizer.token_bytes(token_id, show_control=True))
-        if self._reply is not None and not self._thinks:
-            self._answers = self._answers or not self._may_begin_thoughts()
-        while not self._answers and (end := self._after_mark()) is not None:
-            self._text = self._text[end:]
-            self._thinks = not self._thinks
-            self._answers = self._reply is not None and not self._thinks
-        self._text = self._text[max(0, len(self._text) - self._kept) :]
+    def advance(self, *token_ids: int) -> None:
+        """Append tokens to the reply."""
+        for token_id in token_ids:
+            self._forced += self.end_id is not None
+            self._left -= self._thinks
+            self._text += self._decoder.decode(self._tokenizer.token_bytes(token_id, show_control=True))
+            if self._has_grammar and not self._thinks:
+                self._answers = self._answers or not self._may_begin_thoughts()
+            while not self._answers and (end := self._after_mark()) is not None:
+                self._text = self._text[end:]
+                self._thinks = not self._thinks
+                self._answers = self._has_grammar and not self._thinks
+            self._text = self._text[max(0, len(self._text) - self._kept) :]
 
     def _may_begin_thoughts(self) -> bool:
         stripped = self._text.lstrip()

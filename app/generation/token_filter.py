@@ -54,19 +54,21 @@ class _FilterConstraint:
         for *prefix, last in forbidden:
             self._last.setdefault(tuple(prefix), []).append(last)
         self._lengths = sorted({len(prefix) for prefix in self._last})
-        self._recent: list[int] = []  # the last tokens, which may be the start of a forbidden sequence
+        # The last tokens, which may be the start of a forbidden sequence. The entries after the first are the last
+        # tokens after each drafted run.
+        self._recent: list[Sequence[int]] = [()]
 
     @property
     def ended(self) -> bool:
         return self._reply is not None and self._reply.ended
 
-    def prefetch_mask(self) -> None:
+    def prefetch_mask(self, runs: int = 0) -> None:
         if self._reply is not None:
-            self._reply.prefetch_mask()
+            self._reply.prefetch_mask(runs)
 
-    def fill(self, words: Words) -> bool:
-        constrained = self._reply is not None and self._reply.fill(words)
-        last = self._completing()
+    def fill(self, words: Words, runs: int = 0) -> bool:
+        constrained = self._reply is not None and self._reply.fill(words, runs)
+        last = self._completing(self._recent[runs])
         if self._allowed is None and not last:
             return constrained
         held = words.copy() if constrained else np.full_like(words, -1)
@@ -75,19 +77,38 @@ class _FilterConstraint:
         words[:] = next((kept for kept in choices if kept.any()), held)
         return True
 
-    def prefetch_accept(self, token_id: int) -> None:
+    def prefetch_look_ahead(self, drafted: Sequence[int], seconds: float) -> None:
         if self._reply is not None:
-            self._reply.prefetch_accept(token_id)
+            self._reply.prefetch_look_ahead(drafted, seconds)
+
+    def look_ahead(self, drafted: Sequence[int], seconds: float) -> Sequence[int]:
+        del self._recent[1:]
+        # without jumps, each token is a run
+        count = len(drafted) if self._reply is None else len(self._reply.look_ahead(drafted, seconds))
+        for token_id in drafted[:count]:
+            is_allowed = self._allowed is None or token_id in self._allowed
+            if not is_allowed or token_id in self._completing(self._recent[-1]):
+                break
+            self._recent.append(self._after(self._recent[-1], token_id))
+        return (1,) * (len(self._recent) - 1)
+
+    def prefetch_accept(self, token_ids: Sequence[int]) -> None:
+        if self._reply is not None:
+            self._reply.prefetch_accept(token_ids)
 
     def accept(self, token_id: int) -> Sequence[int]:
-        longest = max(self._lengths, default=0)
-        self._recent = [*self._recent, token_id][-longest:] if longest else []
+        self._recent = [self._after(self._recent[0], token_id)]
         return () if self._reply is None else self._reply.accept(token_id)
 
-    def _completing(self) -> list[int]:
-        """Return the tokens that would complete a forbidden sequence."""
-        count = len(self._recent)
-        prefix = (tuple(self._recent[count - length :]) for length in self._lengths if length <= count)
+    def _after(self, recent: Sequence[int], token_id: int) -> Sequence[int]:
+        """Return the last tokens after another one."""
+        longest = max(self._lengths, default=0)
+        return (*recent, token_id)[-longest:] if longest else ()
+
+    def _completing(self, recent: Sequence[int]) -> list[int]:
+        """Return the tokens that would complete a forbidden sequence after the last tokens `recent`."""
+        count = len(recent)
+        prefix = (tuple(recent[count - length :]) for length in self._lengths if length <= count)
         return [last for one in prefix for last in self._last.get(one, ())]
 
     def _within_allowed(self, words: Words) -> Words:

@@ -72,18 +72,21 @@ class Kind(enum.IntEnum):
     READY = 1  # process: none
     COMPILE = 2  # server: a grammar's source, as JSON
     COMPILED = 3  # process: see `Problem`; empty if the grammar is valid
-    ACCEPT = 4  # server: a token id, and whether to return forced tokens
-    ACCEPTED = 5  # process: whether the reply has ended, then the ids of forced tokens
-    MASK = 6  # server: none
+    ACCEPT = 4  # server: whether to force tokens, and ids of tokens
+    ACCEPTED = 5  # process: see `Accepted`, for each of the tokens
+    MASK = 6  # server: the number of runs before the mask
     MASKED = 7  # process: one bit per token
     FAILED = 8  # process, instead of ACCEPTED and MASKED: why the reply cannot continue, as text
     END = 9  # server: none; the reply has ended
     TOKENIZE = 10  # process: a text
     TOKENIZED = 11  # server: its token ids
+    LOOK_AHEAD = 12  # server: whether to force tokens, the maximum number of runs, and ids of drafted tokens
+    LOOKED_AHEAD = 13  # process: the length of each run in tokens
 
 
-ACCEPT = struct.Struct("<I?")
-ENDED = struct.Struct("<?")
+ACCEPT = struct.Struct("<?")
+LOOK_AHEAD = struct.Struct("<?I")
+MASK = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,28 @@ def packed_ids(ids: Iterable[int]) -> bytes:
 
 def unpacked_ids(payload: bytes) -> Sequence[int]:
     return struct.unpack(f"<{len(payload) // 4}I", payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The state of a reply after a token."""
+
+    ended: bool
+    forced: Sequence[int]  # ids of the tokens that the grammar forces after it
+
+    @staticmethod
+    def packed(several: "Sequence[Accepted]") -> bytes:
+        """Return the payload of a frame."""
+        return b"".join(packed_ids((it.ended, len(it.forced), *it.forced)) for it in several)
+
+    @classmethod
+    def unpacked(cls, payload: bytes) -> "Sequence[Accepted]":
+        numbers, start, several = unpacked_ids(payload), 0, []
+        while start < len(numbers):
+            stop = start + 2 + numbers[start + 1]
+            several.append(cls(bool(numbers[start]), numbers[start + 2 : stop]))
+            start = stop
+        return several
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,10 @@ import numpy as np
 from app.errors import GrammarsUnavailable, InvalidGrammar
 from app.grammars.frames import (
     ACCEPT,
-    ENDED,
+    LOOK_AHEAD,
+    MASK,
     SIMPLIFY,
+    Accepted,
     Channel,
     ConnectionLost,
     Frame,
@@ -39,6 +41,7 @@ log = logging.getLogger(__name__)
 # process no CPU time.
 STEP_SECONDS: Final = 10.0
 _SLACK_SECONDS: Final = 1.0  # additional seconds for a process to report that it reached its own limit
+_WEIGHT: Final = 0.1  # weight of the latest mask in the average time of a mask
 
 
 class GrammarFailed(InvalidGrammar):
@@ -64,6 +67,7 @@ class GrammarProcess:
         self._ended: collections.deque[int] = collections.deque()  # replies whose state the process can drop
         self._numbers = itertools.count(1)
         self._problem = ""  # reason why the process was ended; empty while it runs
+        self._mask_seconds = 0.0  # average time until a mask arrives
         self.end = stream.end
         weakref.finalize(self, stream.close)
 
@@ -117,6 +121,14 @@ class GrammarProcess:
             raise GrammarFailed(answer.payload.decode())
         return answer
 
+    def observe_mask(self, seconds: float) -> None:
+        """Record the time until a mask arrived."""
+        self._mask_seconds += (seconds - self._mask_seconds) * (_WEIGHT if self._mask_seconds else 1.0)
+
+    def masks_within(self, seconds: float) -> int:
+        """Return the number of masks that are expected to arrive within `seconds`."""
+        return int(seconds / max(self._mask_seconds, 1e-6))
+
     def release(self, reply: int) -> None:
         """Drop the state of an ended reply. Thread-safe, and safe during another call."""
         self._ended.append(reply)
@@ -152,42 +164,70 @@ class _GrammarConstraint:
         # time at which the unanswered request was sent; None: no request is waiting
         self._asked_at: float | None = None
         self._failure: GrammarFailed | None = None
+        self._accepted: collections.deque[Accepted] = collections.deque()  # results of the next calls of `accept`
         self.ended = False
         weakref.finalize(self, process.release, number).atexit = False
 
-    def prefetch_mask(self) -> None:
+    def prefetch_mask(self, runs: int = 0) -> None:
         if self._failure is not None:
             raise self._failure
         if self._asked_at is None:
             self._asked_at = time.monotonic()
-            self._process.send(Frame(Kind.MASK, self._number))
+            self._process.send(Frame(Kind.MASK, self._number, MASK.pack(runs)))
 
-    def fill(self, words: Words) -> bool:
-        self.prefetch_mask()
+    def fill(self, words: Words, runs: int = 0) -> bool:
+        self.prefetch_mask(runs)
+        asked_at = self._asked_at or 0.0
         answer = self._answer()
+        self._process.observe_mask(time.monotonic() - asked_at)
         mask = np.frombuffer(answer.payload, np.int32)[: len(words)]
         words[: len(mask)] = mask
         return True
 
-    def prefetch_accept(self, token_id: int) -> None:
+    def prefetch_look_ahead(self, drafted: Sequence[int], seconds: float) -> None:
+        # one of the masks is for the token before the draft
+        if (most := min(len(drafted), self._process.masks_within(seconds) - 1)) > 0:
+            self._ask(Kind.LOOK_AHEAD, LOOK_AHEAD.pack(self._jumps, most) + packed_ids(drafted))
+
+    def look_ahead(self, drafted: Sequence[int], seconds: float) -> Sequence[int]:
+        if self._asked_at is None:
+            self.prefetch_look_ahead(drafted, seconds)
+        answer = self._answer_or_failure()
+        return () if answer is None else unpacked_ids(answer.payload)
+
+    def prefetch_accept(self, token_ids: Sequence[int]) -> None:
+        self._ask(Kind.ACCEPT, ACCEPT.pack(self._jumps) + packed_ids(token_ids))
+
+    def accept(self, token_id: int) -> Sequence[int]:
+        if not self._accepted:
+            if self._asked_at is None:
+                self.prefetch_accept((token_id,))
+            answer = self._answer_or_failure()
+            if answer is None:
+                return ()
+            self._accepted.extend(Accepted.unpacked(answer.payload))
+        accepted = self._accepted.popleft()
+        self.ended = accepted.ended
+        return accepted.forced
+
+    def _ask(self, kind: Kind, payload: bytes) -> None:
+        """Send a request, unless one is unanswered. The next mask raises an error."""
         if self._failure is None and self._asked_at is None:
             self._asked_at = time.monotonic()
             try:
-                self._process.send(Frame(Kind.ACCEPT, self._number, ACCEPT.pack(token_id, self._jumps)))
+                self._process.send(Frame(kind, self._number, payload))
             except GrammarFailed as failure:
-                self._failure = failure  # the next mask raises it
+                self._failure = failure
 
-    def accept(self, token_id: int) -> Sequence[int]:
-        self.prefetch_accept(token_id)
-        if self._failure is not None:
-            return ()
+    def _answer_or_failure(self) -> Frame | None:
+        """Return the answer to the last request. Returns None if there is none; the next mask raises an error."""
+        if self._failure is not None or self._asked_at is None:
+            return None
         try:
-            answer = self._answer()
+            return self._answer()
         except GrammarFailed as failure:
             self._failure = failure
-            return ()
-        (self.ended,) = ENDED.unpack_from(answer.payload)
-        return unpacked_ids(answer.payload[ENDED.size :])
+            return None
 
     def _answer(self) -> Frame:
         """Return the answer to the last request, within the time limit that all grammars of a step share."""

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -37,7 +37,9 @@ import llguidance
 from app.grammars.compiling import Compiler, problem_of, too_complex
 from app.grammars.frames import (
     ACCEPT,
-    ENDED,
+    LOOK_AHEAD,
+    MASK,
+    Accepted,
     Channel,
     ConnectionLost,
     Frame,
@@ -56,6 +58,7 @@ from app.grammars.frames import (
 # at most 30 characters it checks most tokens one by one.
 _CHARACTER = r'[^"\\\x00-\x1F\x7F]'
 SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_CHARACTER}{{1,{most}}}" for most in (10, 12, 16, 30)), f"{_CHARACTER}+"]
+LOOK_AHEAD_SECONDS = 0.001  # CPU seconds after which no further drafted token is tried, because a step waits
 _BYTES = Vocabulary([*(bytes([value]) for value in range(256)), b"<end>"], [256], [256], None)
 
 
@@ -114,27 +117,74 @@ def bytes_tokenizer() -> llguidance.LLTokenizer:
 
 
 @dataclass(slots=True)
+class _Reply:
+    """The position of a reply in its grammar, and the positions after each of the drafted runs that may follow."""
+
+    matcher: llguidance.LLMatcher
+    ahead: list[llguidance.LLMatcher] = field(default_factory=list)
+
+    def accept(self, payload: bytes) -> Sequence[Accepted]:
+        self.ahead.clear()
+        (jumps,) = ACCEPT.unpack_from(payload)
+        return [_accept(self.matcher, token_id, jumps=jumps) for token_id in unpacked_ids(payload[ACCEPT.size :])]
+
+    def look_ahead(self, payload: bytes) -> Sequence[int]:
+        """Take drafted tokens as accepted, as long as the grammar allows them. Returns the lengths of the runs."""
+        self.ahead.clear()
+        jumps, most = LOOK_AHEAD.unpack_from(payload)
+        drafted = unpacked_ids(payload[LOOK_AHEAD.size :])
+        runs: list[int] = []
+        matcher, until = self.matcher, time.process_time() + LOOK_AHEAD_SECONDS
+        while len(runs) < most and (start := sum(runs)) < len(drafted) and time.process_time() < until:
+            matcher = matcher.deep_copy()
+            run = [drafted[start], *_accept(matcher, drafted[start], jumps=jumps).forced]
+            if matcher.is_stopped() or run != [*drafted[start : start + len(run)]]:
+                break
+            self.ahead.append(matcher)
+            runs.append(len(run))
+        return runs
+
+    def mask(self, payload: bytes) -> bytes:
+        """Return the mask after a number of runs. Raises GrammarProblem."""
+        (runs,) = MASK.unpack(payload)
+        matcher = self.ahead[runs - 1] if runs else self.matcher
+        mask = matcher.compute_bitmask()
+        if problem := matcher.get_error():
+            raise problem_of(problem)
+        return mask
+
+
+def _accept(matcher: llguidance.LLMatcher, token_id: int, *, jumps: bool) -> Accepted:
+    """Accept a token, and the tokens that the grammar forces after it. Without `jumps` it forces none."""
+    forced: list[int] = []
+    if matcher.consume_token(token_id) and jumps:
+        forced = matcher.compute_ff_tokens()
+        if forced and not matcher.consume_tokens(forced):
+            forced = []
+    return Accepted(matcher.is_stopped() and not matcher.is_error(), forced)
+
+
+@dataclass(slots=True)
 class GrammarReplies:
-    """The replies that follow one grammar, each with its position in the grammar."""
+    """The replies that follow one grammar."""
 
     start: llguidance.LLMatcher
     limits: GrammarLimits
-    _matchers: dict[int, llguidance.LLMatcher] = field(default_factory=dict)
+    _replies: dict[int, _Reply] = field(default_factory=dict)
     _seconds: float = 0.0  # CPU seconds of all masks and tokens
     _steps: int = 0
 
     def answer(self, frame: Frame) -> Frame | None:
         """Return the answer to a frame about a reply."""
         if frame.kind is Kind.END:
-            self._matchers.pop(frame.reply, None)
+            self._replies.pop(frame.reply, None)
             return None
         began = time.process_time()
-        matcher = self._matchers.get(frame.reply)
-        if matcher is None:
-            matcher = self._matchers[frame.reply] = self.start.deep_copy()
-        answer = self._accepted(matcher, frame) if frame.kind is Kind.ACCEPT else self._masked(matcher, frame)
+        if frame.reply not in self._replies:
+            self._replies[frame.reply] = _Reply(self.start.deep_copy())
+        answer = self._answer(self._replies[frame.reply], frame)
         self._seconds += time.process_time() - began
-        self._steps += 1
+        self._steps += steps_of(frame)
         if self.are_slow:
             detail = f"its masks take {self._seconds / self._steps * 1000:,.0f} ms on average"
             return Frame(Kind.FAILED, frame.reply, too_complex(detail).message.encode())
@@ -147,22 +197,21 @@ class GrammarReplies:
         return self._seconds > most
 
     @staticmethod
-    def _masked(matcher: llguidance.LLMatcher, frame: Frame) -> Frame:
-        mask = matcher.compute_bitmask()
-        if problem := matcher.get_error():
-            return Frame(Kind.FAILED, frame.reply, problem_of(problem).message.encode())
-        return Frame(Kind.MASKED, frame.reply, mask)
+    def _answer(reply: _Reply, frame: Frame) -> Frame:
+        if frame.kind is Kind.ACCEPT:
+            return Frame(Kind.ACCEPTED, frame.reply, Accepted.packed(reply.accept(frame.payload)))
+        if frame.kind is Kind.LOOK_AHEAD:
+            return Frame(Kind.LOOKED_AHEAD, frame.reply, packed_ids(reply.look_ahead(frame.payload)))
+        try:
+            return Frame(Kind.MASKED, frame.reply, reply.mask(frame.payload))
+        except GrammarProblem as problem:
+            return Frame(Kind.FAILED, frame.reply, problem.message.encode())
 
-    @staticmethod
-    def _accepted(matcher: llguidance.LLMatcher, frame: Frame) -> Frame:
-        token_id, jumps = ACCEPT.unpack(frame.payload)
-        forced: list[int] = []
-        if matcher.consume_token(token_id) and jumps:
-            forced = matcher.compute_ff_tokens()
-            if forced and not matcher.consume_tokens(forced):
-                forced = []
-        ended = matcher.is_stopped() and not matcher.is_error()
-        return Frame(Kind.ACCEPTED, frame.reply, ENDED.pack(ended) + packed_ids(forced))
+
+def steps_of(frame: Frame) -> int:
+    """Return the number of masks or tokens that a frame about a reply asks for."""
+    heads = {Kind.ACCEPT: ACCEPT.size, Kind.LOOK_AHEAD: LOOK_AHEAD.size}
+    return (len(frame.payload) - heads[frame.kind]) // 4 if frame.kind in heads else 1
 
 
 def serve(server: _ServerChannel, compiler: Compiler, limits: GrammarLimits) -> None:
@@ -182,7 +231,7 @@ def serve(server: _ServerChannel, compiler: Compiler, limits: GrammarLimits) -> 
     replies = GrammarReplies(outcome, limits)
     while not replies.are_slow:
         frame = server.receive()
-        with _within(limits.mask_cpu_seconds):
+        with _within(limits.mask_cpu_seconds * steps_of(frame)):
             answer = replies.answer(frame)
         if answer is not None:
             channel.send(answer)

@@ -2,10 +2,8 @@
 
 import gc
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import torch
 
@@ -15,7 +13,7 @@ from engine.config import GroupConfig
 from engine.device import LoadedModel
 from engine.request import Request
 from engine.sampling.drawing import Logits
-from engine.sampling.masks import NO_MASKS, Masks, MaskThread
+from engine.sampling.masks import NO_MASKS, MaskThread, PendingMasks, next_place
 from engine.sampling.sampler import next_tokens, report_prompt
 from engine.step import SampledToken, ScheduledRequest, StepPlan
 
@@ -26,7 +24,7 @@ class Ticket:
 
     logits: Logits
     parts: tuple[ScheduledRequest, ...]
-    masks: "Future[Masks] | None" = None  # grammar masks for the tokens to sample, if any are constrained
+    masks: PendingMasks | None = None  # grammar masks for the tokens to sample, if any are constrained
 
 
 def first_rows(parts: Sequence[ScheduledRequest]) -> Iterator[tuple[int, ScheduledRequest]]:
@@ -37,30 +35,40 @@ def first_rows(parts: Sequence[ScheduledRequest]) -> Iterator[tuple[int, Schedul
         row += part.num_rows
 
 
-def sampling_rows(parts: Sequence[ScheduledRequest]) -> Iterator[tuple[int, Request]]:
-    """Yield each (logit row, request that samples its next token from the row), in the order of the rows.
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """A logit row from which a request samples its next token.
 
-    For the row of a drafted token, the request is a copy whose reply includes the drafts up to this one.
+    For a row after drafted tokens, the request is a copy whose reply includes them. The row before must then sample the
+    token `after`, or the draft was wrong.
     """
+
+    row: int
+    request: Request
+    after: int | None = None
+
+
+def sampling_rows(parts: Sequence[ScheduledRequest]) -> Iterator[SamplingRow]:
+    """Yield the rows from which a step samples. Those of a request are together, in order."""
     for row, part in first_rows(parts):
         if part.samples:
-            first, request = row + len(part.logprob_positions), part.request
-            yield from ((first, it) for it in part.sampling_requests)
-            for number in range(1, len(part.drafted) + 1):
-                yield first + number, replace(request, output_ids=[*request.output_ids, *part.drafted[:number]])
+            first, request, before = row + len(part.logprob_positions), part.request, 0
+            yield from (SamplingRow(first, it) for it in part.sampling_requests)
+            for number, drafted in enumerate(part.draft.samples[1:], 1):
+                ahead = replace(request, output_ids=[*request.output_ids, *part.drafted[:drafted]])
+                yield SamplingRow(first + number, ahead, after=part.drafted[before])
+                before = drafted
 
 
-def accepted_tokens(parts: Sequence[ScheduledRequest], sampled: Sequence[SampledToken]) -> list[SampledToken]:
-    """Drop the tokens that were sampled after a wrong draft. `sampled` is in the order of `sampling_rows`."""
+def accepted_tokens(rows: Sequence[SamplingRow], sampled: Sequence[SampledToken]) -> list[SampledToken]:
+    """Drop the tokens that were sampled after a wrong draft. `sampled` has a token for each of the rows."""
     accepted: list[SampledToken] = []
-    tokens = iter(sampled)
-    for part in parts:
-        accepted += islice(tokens, part.samples * len(part.sampling_requests))
-        right = True
-        for drafted, token in zip(part.drafted, islice(tokens, len(part.drafted)), strict=True):
-            right = right and accepted[-1].token_id == drafted
-            if right:
-                accepted.append(token)
+    right, last = True, None
+    for row, token in zip(rows, sampled, strict=True):
+        right = row.after is None or (right and last == row.after)
+        last = token.token_id
+        if right:
+            accepted.append(token)
     return accepted
 
 
@@ -77,8 +85,8 @@ class ModelRunner:
         self._groups = groups
         self._masks = MaskThread(vocab_size)
 
-    @staticmethod
-    def recover() -> None:
+    def recover(self) -> None:
+        self._masks.finish()
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -100,7 +108,7 @@ class ModelRunner:
         blocks = self._model.kv.num_blocks
         batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=blocks, groups=self._groups)
         self._model.kv.copy(copy for part in plan.scheduled for copy in part.copies)
-        masks = self._masks.start([it for part in plan.scheduled if part.samples for it in part.sampling_requests])
+        masks = self._masks.start(plan.scheduled)
         return Ticket(self._model.compute(batch), plan.scheduled, masks)
 
     def _collect(self, ticket: Ticket) -> list[SampledToken]:
@@ -109,10 +117,10 @@ class ModelRunner:
             for row, part in first_rows(ticket.parts)
             if part.logprob_positions
         }
-        sampling = list(sampling_rows(ticket.parts))
         masks = ticket.masks.result() if ticket.masks else NO_MASKS
-        rows, requests = [row for row, _ in sampling], [request for _, request in sampling]
-        picked = accepted_tokens(ticket.parts, next_tokens(ticket.logits, rows, requests, masks))
+        rows = [it for it in sampling_rows(ticket.parts) if next_place(it.request) not in masks.late]
+        sampled = next_tokens(ticket.logits, [it.row for it in rows], [it.request for it in rows], masks)
+        picked = accepted_tokens(rows, sampled)
         if not reports:
             return picked
         told = [replace(token, prompt_logprobs=reports.pop(token.request_id, ())) for token in picked]

@@ -38,7 +38,7 @@ class ModelDrafts:
     def choose(self, requests: Sequence[Request], plan: DraftPlan, room: Room) -> Mapping[int, Draft]:
         """Return drafts for requests, by request id; none if the drafts of `plan` are expected to be faster."""
         self._observe(requests)
-        self._since_trial += self._seconds(room.decoding)
+        self._since_trial += self._seconds(room.known)
         # Shadows take some time, so they are left alone if drafts would not pay even without a prompt to prefill.
         if not requests or not self._depth(len(requests), 0, plan.rate, room):
             return {}
@@ -88,7 +88,7 @@ class ModelDrafts:
         for depth in range(1, min(MAX_DRAFT, room.most // count) + 1):
             chance *= self._chance
             expected += count * chance
-            seconds = self._seconds(room.decoding + count * depth) + depth * self._model.seconds(count)
+            seconds = self._seconds(room.known + count * depth) + depth * self._model.seconds(count)
             if seconds > room.longest:
                 break
             rate = expected / (seconds + prefill / REPLY_TOKENS)
@@ -99,13 +99,13 @@ class ModelDrafts:
 
     def _chunk(self, room: Room) -> int:
         """Return the number of tokens of a prompt to prefill during this step."""
-        step, token = self._seconds(room.decoding), self._model.prefill_seconds(1)
+        step, token = self._seconds(room.known), self._model.prefill_seconds(1)
         seconds = min(PREFILL_SHARE * step, room.longest - step)
         return max(BLOCK_SIZE, int(seconds / token)) if token else BLOCK_SIZE
 
     def _least(self, count: int, rate: float, room: Room) -> float:
         """Return the chance above which a further drafted token pays, at `rate` tokens per second without it."""
-        verifying = self._seconds(room.decoding + count) - self._seconds(room.decoding)
+        verifying = self._seconds(room.known + count) - self._seconds(room.known)
         return rate * (self._model.seconds(count) + verifying) / count
 
     def _draft(self, requests: Sequence[Request], depth: int, least: float) -> Mapping[int, Draft]:

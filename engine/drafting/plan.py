@@ -21,8 +21,14 @@ class Room:
 
     decoding: int  # number of requests that decode in the step
     most: int  # maximum number of drafted tokens
+    forced: int = 0  # number of tokens of these requests, besides one each, that grammars have forced
     longest: float = math.inf  # maximum seconds of the step, drafting included
     prefills: bool = False  # whether the step also prefills; it then takes long already, and verifies no drafts
+
+    @property
+    def known(self) -> int:
+        """Number of tokens in the step without drafts."""
+        return self.decoding + self.forced
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +54,23 @@ def choose_drafts(
         ((reached, request_id) for request_id, draft in drafts.items() for reached in acceptance.reach(draft)),
         key=lambda candidate: -candidate[0],
     )[: room.most]
-    best, rate = _best_count([chance for chance, _ in candidates], seconds, room.decoding)
+    best, rate = _best_count([chance for chance, _ in candidates], seconds, room)
     counts: dict[int, int] = {}
     for _, request_id in candidates[:best]:
         counts[request_id] = counts.get(request_id, 0) + 1
     return DraftPlan({request_id: drafts[request_id].first(count) for request_id, count in counts.items()}, rate)
 
 
-def _best_count(chances: Sequence[float], seconds: Callable[[int], float], decoding: int) -> tuple[int, float]:
+def _best_count(chances: Sequence[float], seconds: Callable[[int], float], room: Room) -> tuple[int, float]:
     """Return how many of the candidates to verify, most likely first, and the expected tokens per second.
 
     The rate without any counts MIN_GAIN times.
     """
-    best, best_rate = 0, MIN_GAIN * decoding / max(seconds(decoding), 1e-9)
-    expected = float(decoding)
+    best, best_rate = 0, MIN_GAIN * room.decoding / max(seconds(room.known), 1e-9)
+    expected = float(room.decoding)
     for count, chance in enumerate(chances, 1):
         expected += chance
-        rate = expected / max(seconds(decoding + count), 1e-9)
+        rate = expected / max(seconds(room.known + count), 1e-9)
         if rate > best_rate:
             best, best_rate = count, rate
     return best, best_rate

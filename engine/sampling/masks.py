@@ -1,37 +1,45 @@
 """Grammar masks: the tokens that constrained requests may sample, computed on a thread during the step."""
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.grammar import Constraint, Words
 from engine.request import FinishReason, Request
-from engine.step import SampledToken
+from engine.step import SampledToken, ScheduledRequest
 from quant.errors import InglenookError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+TokenPlace: TypeAlias = tuple[int, int]  # id of a request, and index of a token in its reply
+
+
+def next_place(request: Request) -> TokenPlace:
+    """Return the place of the next token of a request."""
+    return request.id, len(request.output_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """The allowed next tokens of the constrained requests of a step."""
+    """The tokens that the constrained requests of a step may sample."""
 
-    words: Words  # [constrained requests, ceil(vocabulary / 32)]
-    # request id -> row of `words`; a request without a row and without a problem may sample any token
-    mask_rows: dict[int, int]
+    words: Words  # [places, ceil(vocabulary / 32)]
+    # place -> row of `words`; a place without a row, of a request without a problem, may have any token
+    mask_rows: dict[TokenPlace, int]
     problems: dict[int, str]  # request id -> the reason why its grammar cannot continue
+    late: set[TokenPlace] = field(default_factory=set)  # places after drafted tokens whose masks are not known
 
-    def allows(self, request_id: int, token_id: int) -> bool:
-        """Whether the request may sample the token. A negative id means no token and is always allowed."""
-        mask_row = None if token_id < 0 else self.mask_rows.get(request_id)
+    def allows(self, place: TokenPlace, token_id: int) -> bool:
+        """Whether a place may have the token. A negative id means no token and is always allowed."""
+        mask_row = None if token_id < 0 else self.mask_rows.get(place)
         return mask_row is None or bool(self.words[mask_row, token_id // 32] >> (token_id % 32) & 1)
 
     def failure(self, request_id: int) -> SampledToken | None:
@@ -41,9 +49,9 @@ class Masks:
             return None
         return SampledToken(request_id, None, problem=problem, reason=FinishReason.GRAMMAR)
 
-    def allowed_ids(self, request_id: int, vocab_size: int, most: int) -> "NDArray[np.int64] | None":
-        """Return the allowed tokens of a constrained request in order, int64; None if there are more than `most`."""
-        words = self.words[self.mask_rows[request_id]]
+    def allowed_ids(self, place: TokenPlace, vocab_size: int, most: int) -> "NDArray[np.int64] | None":
+        """Return the tokens allowed at a place with a mask, in order, int64; None if there are more than `most`."""
+        words = self.words[self.mask_rows[place]]
         held = np.flatnonzero(words)  # most words are 0, so the others are gathered first
         if len(held) > most:
             return None
@@ -51,16 +59,38 @@ class Masks:
         ids: NDArray[np.int64] = held[which] * 32 + bits
         return ids[ids < vocab_size] if len(ids) <= most else None
 
-    def allowed_rows(self, request_ids: Sequence[int], vocab_size: int) -> "NDArray[np.bool_]":
-        """Return the allowed tokens of these requests, constrained or not, as bool [requests, vocabulary]."""
-        words = np.full((len(request_ids), self.words.shape[1]), -1, np.int32)
-        for row, request_id in enumerate(request_ids):
-            if (mask_row := self.mask_rows.get(request_id)) is not None:
+    def allowed_rows(self, places: Sequence[TokenPlace], vocab_size: int) -> "NDArray[np.bool_]":
+        """Return the tokens allowed at these places, with and without masks, as bool [places, vocabulary]."""
+        words = np.full((len(places), self.words.shape[1]), -1, np.int32)
+        for row, place in enumerate(places):
+            if (mask_row := self.mask_rows.get(place)) is not None:
                 words[row] = self.words[mask_row]
         return np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little").view(np.bool_)
 
 
 NO_MASKS = Masks(np.empty((0, 0), np.int32), {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMasks:
+    """Masks that the thread is computing."""
+
+    _masks: "Future[Masks]"
+    _is_late: threading.Event
+
+    def result(self, timeout: float | None = None) -> Masks:
+        """Return the masks. Places after drafted tokens are late if their masks have not been started by now."""
+        self._is_late.set()
+        return self._masks.result(timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A mask to compute: at `place`, which follows the first `runs` drafted runs."""
+
+    place: TokenPlace
+    constraint: Constraint
+    runs: int
 
 
 class MaskThread:
@@ -69,35 +99,72 @@ class MaskThread:
     def __init__(self, vocab_size: int) -> None:
         self._words = -(-vocab_size // 32)
         self._thread = ThreadPoolExecutor(1, "masks")  # the thread is created with the first mask
+        self._last: PendingMasks | None = None
 
-    def start(self, requests: Sequence[Request]) -> "Future[Masks] | None":
-        """Start computing the masks of the constrained requests. Returns None if there are none.
+    def start(self, parts: Sequence[ScheduledRequest]) -> PendingMasks | None:
+        """Start computing the masks of the constrained requests of a step. Returns None if there are none.
 
-        The requests must not get a token before the future is done.
+        The requests must not get a token before the result is known.
         """
-        constrained = [(it.id, it.constraint) for it in requests if it.constraint is not None]
-        return self._thread.submit(self._masks, constrained) if constrained else None
+        wanted = [it for part in parts if part.samples for it in _wanted(part)]
+        if not wanted:
+            return None
+        is_late = threading.Event()
+        self._last = PendingMasks(self._thread.submit(self._masks, wanted, is_late), is_late)
+        return self._last
 
-    def _masks(self, constrained: Sequence[tuple[int, Constraint]]) -> Masks:
-        masks = Masks(np.zeros((len(constrained), self._words), np.int32), {}, {})
-        # all masks are started first, so that grammar processes work in parallel
-        for request_id, constraint in constrained:
-            _attempt(masks, request_id, constraint.prefetch_mask)
-        for mask_row, (request_id, constraint) in enumerate(constrained):
-            fill = partial(constraint.fill, masks.words[mask_row])
-            if request_id not in masks.problems and _attempt(masks, request_id, fill):
-                masks.mask_rows[request_id] = mask_row
+    def finish(self) -> None:
+        """Wait until the thread uses no constraint. Only needed for steps whose result is not used."""
+        if self._last is not None:
+            self._last.result()
+
+    def _masks(self, wanted: Sequence[_Wanted], is_late: threading.Event) -> Masks:
+        late = {it.place for it in wanted if it.runs}
+        masks = Masks(np.zeros((len(wanted), self._words), np.int32), {}, {}, late)
+        # A mask after drafted tokens that fails is late: its tokens may be wrong, and then the failure has no effect.
+        ignored: dict[int, str] = {}
+        for runs in sorted({it.runs for it in wanted}):
+            if runs and is_late.is_set():
+                break
+            problems = ignored if runs else masks.problems
+            rows = [row for row, it in enumerate(wanted) if it.runs == runs and it.place[0] not in ignored]
+            # all masks are started first, so that grammar processes work in parallel
+            for it in (wanted[row] for row in rows):
+                _attempt(problems, it.place[0], partial(it.constraint.prefetch_mask, runs))
+            for row in rows:
+                _fill(masks, problems, row, wanted[row])
+        for request_id, problem in masks.problems.items():
+            log.warning("request %d ends: %s", request_id, problem)
         return masks
 
 
-def _attempt(masks: Masks, request_id: int, work: Callable[[], T]) -> T | None:
+def _wanted(part: ScheduledRequest) -> Sequence[_Wanted]:
+    """Return the masks that a part of a step needs."""
+    return [
+        _Wanted((request_id, index + drafted), request.constraint, runs)
+        for request in part.sampling_requests
+        if request.constraint is not None
+        for request_id, index in (next_place(request),)
+        for runs, drafted in enumerate(part.draft.samples)
+    ]
+
+
+def _fill(masks: Masks, problems: dict[int, str], row: int, wanted: _Wanted) -> None:
+    request_id, _ = wanted.place
+    fill = partial(wanted.constraint.fill, masks.words[row], wanted.runs)
+    if request_id not in problems and _attempt(problems, request_id, fill):
+        masks.mask_rows[wanted.place] = row
+    if request_id not in problems:
+        masks.late.discard(wanted.place)
+
+
+def _attempt(problems: dict[int, str], request_id: int, work: Callable[[], T]) -> T | None:
     """Return the result of `work`. If it raises, record the problem, which ends only this request, and return None."""
     try:
         return work()
     except InglenookError as error:
-        log.warning("request %d ends: %s", request_id, error.message)
-        masks.problems[request_id] = error.message
+        problems[request_id] = error.message
     except Exception as error:
         log.exception("the grammar of request %d failed", request_id)
-        masks.problems[request_id] = f"{type(error).__name__}: {error}"
+        problems[request_id] = f"{type(error).__name__}: {error}"
     return None

@@ -212,9 +212,9 @@ class Scheduler:
             found.setdefault(token.request_id, []).append(token)
         sampling = [(part, request) for part in plan.scheduled for request in part.sampling_requests]
         for _, request in sampling:  # all requests are started first, so that grammar processes work in parallel
-            token_id = found[request.id][0].token_id if request.id in found else None
-            if request.constraint is not None and token_id is not None:
-                request.constraint.prefetch_accept(token_id)
+            token_ids = [it.token_id for it in found.get(request.id, ()) if it.token_id is not None]
+            if request.constraint is not None and token_ids:
+                request.constraint.prefetch_accept(token_ids)
         events = []
         for part, request in sampling:
             for result in found.get(request.id) or (None,):
@@ -366,7 +366,7 @@ class Scheduler:
         if not count:
             return 0
         samples = count == missing
-        draft = self._verification.fitting(request, start + count, draft)
+        draft = self._verification.fitting(request, start + count, draft) if samples else NO_DRAFT
         count += len(draft.token_ids)
         room = self._memory.max_tokens(request)
         # Check again, because requests that were admitted earlier may have taken blocks.

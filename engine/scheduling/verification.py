@@ -17,6 +17,9 @@ from engine.request import Origin, Request
 from engine.scheduling.running_set import RunningSet
 from engine.step import ScheduledRequest
 
+# maximum number of known tokens of a request that decodes; it has several after a grammar has forced some
+MAX_KNOWN = 16
+
 
 class Verification:
     """Adds drafted tokens to steps in which requests decode. Without a drafter it never adds any."""
@@ -40,17 +43,37 @@ class Verification:
         if self.drafter is None:
             return {}
         self.drafter.drop_ended(self._requests.running)
-        decoding = [request for request, count in missing if count == 1]
-        most = min(budget, self._max_logit_rows or budget) - len(missing)
-        return self.drafter.choose(
+        known = sum(count for _, count in missing)
+        decoding = [request for request, count in missing if _decodes(request, count)]
+        most = min(budget, self._max_logit_rows or budget) - known
+        drafts = self.drafter.choose(
             [request for request in decoding if self._may_draft(request)],
             Room(
                 decoding=len(decoding),
-                most=self._costs.draft_budget(len(decoding), most),
+                forced=known - len(decoding),
+                most=self._costs.draft_budget(len(decoding), known, most),
                 longest=self._costs.longest_step(len(decoding)),
-                prefills=bool(self._requests.waiting) or any(count > 1 for _, count in missing),
+                prefills=bool(self._requests.waiting)
+                or any(it and not _decodes(request, it) for request, it in missing),
             ),
         )
+        return {**drafts, **self._allowed([request for request in decoding if request.id in drafts], drafts, known)}
+
+    def _allowed(self, requests: Sequence[Request], drafts: Mapping[int, Draft], known: int) -> dict[int, Draft]:
+        """Return the part that the grammar allows of each draft of a request with a grammar, by request id.
+
+        The masks for a draft are computed during the step. A step does not wait for them, so that a slow grammar has
+        short drafts.
+        """
+        held = [(it.id, it.constraint, drafts[it.id]) for it in requests if it.constraint is not None]
+        tokens = known + sum(len(draft.token_ids) for draft in drafts.values())
+        seconds = self._costs.steps.small.expected(tokens) / max(1, len(held))
+        for _, constraint, draft in held:  # all are started first, so that grammar processes work in parallel
+            constraint.prefetch_look_ahead(draft.token_ids, seconds)
+        return {
+            request_id: draft.in_runs(constraint.look_ahead(draft.token_ids, seconds))
+            for request_id, constraint, draft in held
+        }
 
     def fitting(self, request: Request, start: int, draft: Draft) -> Draft:
         """Return the part of a draft for which the request's length and the free blocks leave room.
@@ -69,7 +92,8 @@ class Verification:
     def finish(self, part: ScheduledRequest) -> None:
         """Record how many drafted tokens of a completed step the reply accepted."""
         request, known = part.request, part.start + part.num_known
-        accepted = max(0, min(request.num_tokens - 1 - known, len(part.drafted)))
+        # The last token of a reply may equal the draft, but no token was sampled after it.
+        accepted = _num_equal(part.drafted, request.token_ids(known, request.num_tokens - 1))
         counts, source = DraftCounts(len(part.drafted), accepted), part.draft.source
         request.drafts += counts
         self._counters.computed_tokens += accepted
@@ -94,6 +118,17 @@ class Verification:
 
     def _may_draft(self, request: Request) -> bool:
         """Whether drafts of a request that decodes can be verified now."""
-        # The masks of a grammar, and the choices of a beam search, depend on tokens that are not known yet.
-        fixed = request.constraint is None and self._requests.group_of(request) is None
-        return fixed and request.params.drafts and bool(request.output_ids) and not self._requests.parts_of(request)
+        # the choices of a beam search depend on tokens that are not known yet
+        alone = self._requests.group_of(request) is None
+        return alone and request.params.drafts and bool(request.output_ids) and not self._requests.parts_of(request)
+
+
+def _decodes(request: Request, count: int) -> bool:
+    """Whether `count` is the number of missing tokens of a request that decodes, and does not prefill."""
+    return count == 1 or (1 < count <= MAX_KNOWN and bool(request.output_ids))
+
+
+def _num_equal(drafted: Sequence[int], reply: Sequence[int]) -> int:
+    """Return the number of drafted tokens before the first one that differs from the reply."""
+    pairs = zip(drafted, reply, strict=False)
+    return next((number for number, (one, other) in enumerate(pairs) if one != other), min(len(drafted), len(reply)))

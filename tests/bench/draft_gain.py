@@ -8,13 +8,17 @@ pair are the same. The report has the median of the ratios of decode speed, and 
 - streams: 16 replies at a time;
 - edit: the reply repeats a file from the prompt, with one change;
 - agent: the reply repeats the result of a tool, with other values;
-- again: the reply of an earlier request is generated again.
+- again: the reply of an earlier request is generated again;
+- records: a JSON schema of a list of records with the same keys;
+- records-wrong: the same, but every drafted token is wrong;
+- records-streams: 8 such replies at a time, of 4 questions.
 
 The replies of `edit` and `agent` are given: small models do not follow such requests. The model computes as usual, and
 its choice is replaced by the next token of the given reply.
 """
 
 import argparse
+import asyncio
 import itertools
 import statistics
 import time
@@ -24,6 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
+from app.generation.grammars import GrammarCompiler, GrammarSource
 from app.text.gguf_tokenizer import from_gguf
 from engine.draft import NO_DRAFTS, Draft, DraftCounts
 from engine.drafting.drafter import Drafter
@@ -62,6 +67,23 @@ AGENT = f"The tool list_orders returned:\n\n[\n{ORDERS}\n]\n\nCall set_orders wi
 ANSWER = f'{{"name": "set_orders", "arguments": {{"orders": [\n{ORDERS.replace("shipped", "delivered")}\n]}}}}'
 DRAWN = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=LENGTH, ignore_eos=True, seed=1)
 GREEDY = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
+RECORDS = GrammarSource.schema(
+    {
+        "type": "array",
+        "minItems": 50,
+        "items": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 20},
+                "height_in_meters": {"type": "integer"},
+                "is_evergreen": {"type": "boolean"},
+            },
+            "required": ["name", "height_in_meters", "is_evergreen"],
+            "additionalProperties": False,
+        },
+    }
+)
+TREES = tuple(f"List fifty trees of {place} as JSON." for place in ("Europe", "Asia", "Africa", "America"))
 
 
 class WrongDrafts(Drafter):
@@ -81,6 +103,7 @@ class Workload:
     drafter: type[Drafter] = Drafter
     is_repeated: bool = False  # whether each round repeats the replies of the rounds before
     reply: str = ""  # the reply to every question; empty: the model's own
+    grammar: GrammarSource | None = None
 
 
 WORKLOADS: Mapping[str, Workload] = {
@@ -90,15 +113,19 @@ WORKLOADS: Mapping[str, Workload] = {
     "edit": Workload([EDIT], GREEDY, reply=EDITED),
     "agent": Workload([AGENT], GREEDY, reply=ANSWER),
     "again": Workload(QUESTIONS[:1], DRAWN, is_repeated=True),
+    "records": Workload(TREES[:1], DRAWN, grammar=RECORDS),
+    "records-wrong": Workload(TREES[:1], DRAWN, WrongDrafts, grammar=RECORDS),
+    "records-streams": Workload(TREES * 2, DRAWN, grammar=RECORDS),
 }
 
 
 class Bench:
     """One engine, and the drafts that its requests had."""
 
-    def __init__(self, engine: ModelEngine, encode: Callable[[str], Sequence[int]]) -> None:
+    def __init__(self, engine: ModelEngine, encode: Callable[[str], Sequence[int]], compiler: GrammarCompiler) -> None:
         self._engine = engine
         self._encode = encode
+        self._compiler = compiler
         self._salts = itertools.count()
 
     def ratio(self, workload: Workload, number: int, *, drafts_first: bool) -> tuple[float, DraftCounts]:
@@ -118,6 +145,8 @@ class Bench:
         reply = self._encode(workload.reply)
         if reply:
             params = replace(params, max_tokens=len(reply))
+        grammar = asyncio.run(self._compiler.compile(workload.grammar)) if workload.grammar else None
+        params = replace(workload.params, drafts=drafts, seed=seed, grammar=grammar)
         requests = [
             self._engine.request(
                 tuple(self._encode(QUESTION.format(question))),
@@ -167,7 +196,7 @@ def main() -> None:
         tokenizer = from_gguf(file.metadata)
     with open_checkpoint(arguments.model) as checkpoint:
         engine = load_engine(checkpoint, LoadOptions(context_length=2048))
-    bench = Bench(engine, lambda text: tokenizer.encode(text, parse_special=True))
+    bench = Bench(engine, lambda text: tokenizer.encode(text, parse_special=True), GrammarCompiler(tokenizer))
     for name in arguments.only:
         workload = WORKLOADS[name]
         engine._scheduler._verification.drafter = workload.drafter(engine._scheduler.costs.steps.small.expected)
@@ -175,7 +204,7 @@ def main() -> None:
         found = [bench.ratio(workload, number, drafts_first=number % 2 == 0) for number in range(arguments.rounds)]
         ratios, counts = sorted(ratio for ratio, _ in found), sum((it for _, it in found), NO_DRAFTS)
         print(
-            f"{name:8} {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}),"
+            f"{name:16} {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}),"
             f" {counts.accepted} of {counts.drafted} drafted tokens accepted",
             flush=True,
         )

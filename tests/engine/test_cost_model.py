@@ -140,7 +140,7 @@ def test_drafts_of_one_stream_keep_the_others_within_the_target_latency() -> Non
     costs = CostModel(EngineConfig("test", 100, 10, target_latency=0.05))
     for tokens in (1, 4, 12, 20):
         costs.steps.observe(tokens, 0.005 * tokens)
-    assert costs.draft_budget(1, 30) == 30  # there is no other stream
-    assert costs.draft_budget(4, 30) == 6
-    assert costs.draft_budget(4, 3) == 3
-    assert costs.draft_budget(12, 30) == 0  # the step exceeds the target without drafts
+    assert costs.draft_budget(1, 1, 30) == 30  # there is no other stream
+    assert costs.draft_budget(4, 4, 30) == 6
+    assert costs.draft_budget(4, 4, 3) == 3
+    assert costs.draft_budget(12, 12, 30) == 0  # the step exceeds the target without drafts

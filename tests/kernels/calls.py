@@ -110,7 +110,9 @@ def _sampling(setting: Setting) -> None:
     logits, ids = blank(1, vocabulary, dtype=torch.float32), blank(setting.tokens, dtype=torch.int64)
     for params in (SamplingParams(temperature=0), SamplingParams(presence_penalty=1.0, logprobs=20)):
         masks = (
-            NO_MASKS if params.logprobs is None else Masks(np.zeros((1, -(-vocabulary // 32)), np.int32), {0: 0}, {})
+            NO_MASKS
+            if params.logprobs is None
+            else Masks(np.zeros((1, -(-vocabulary // 32)), np.int32), {(0, 0): 0}, {})
         )
         rows = build_rows([SampleTarget(0, Request(0, (1,), params), 0)], vocabulary, masks)
         sampled = sample(logits, rows.to(logits.device))

@@ -51,7 +51,7 @@ def _steps(step: CudaStep, limits: BatchLimits) -> Iterator[tuple[Batch, Tiles]]
 
 
 def _launch_sampling(logits: Tensor, vocab_size: int) -> None:
-    masked = Masks(np.full((1, -(-vocab_size // 32)), -1, np.int32), {0: 0}, {})
+    masked = Masks(np.full((1, -(-vocab_size // 32)), -1, np.int32), {(0, 0): 0}, {})
     for params, masks in ((GREEDY, NO_MASKS), (DRAWN, NO_MASKS), (REPORTED, NO_MASKS), (DRAWN, masked)):
         rows = build_rows([SampleTarget(0, Request(0, (0,), params), 0)], vocab_size, masks)
         sampled = sample(logits, rows.to(logits.device))

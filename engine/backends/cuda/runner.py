@@ -79,6 +79,7 @@ class CudaRunner:
         return self._step.failed_captures
 
     def recover(self) -> None:
+        self._masks.finish()
         with self._running():
             self._step.recover()
             gc.collect()
@@ -107,7 +108,7 @@ class CudaRunner:
         batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=blocks, groups=self._groups)
         self._step.kv.copy(copy for part in plan.scheduled for copy in part.copies)
         reports = any(part.logprob_positions for part in plan.scheduled)
-        computed = self._masks.start([it for part in plan.scheduled if part.samples for it in part.sampling_requests])
+        computed = self._masks.start(plan.scheduled)
         logits = self._step.launch(batch, self._pending_tokens(plan, batch), kept=reports)
         targets = [
             SampleTarget(row + len(part.logprob_positions), request, part.stop - len(request.prompt_ids))

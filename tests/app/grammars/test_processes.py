@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -16,13 +17,14 @@ import pytest
 from app.errors import GrammarsUnavailable, InvalidGrammar
 from app.generation.grammars import GrammarCompiler, GrammarSource, vocabulary_of
 from app.grammars.frames import Channel, ConnectionLost, Frame, GrammarLimits, GrammarText, Kind, Vocabulary
-from app.grammars.host import GrammarFailed
+from app.grammars.host import GrammarFailed, GrammarProcess
 from app.grammars.process_streams import ProcessStarter, ProcessStream, SocketStream
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Constraint, Grammar
 from engine.request import Request
-from engine.sampling.masks import MaskThread
+from engine.sampling.masks import MaskThread, next_place
 from engine.sampling_params import SamplingParams
+from engine.step import ScheduledRequest
 from tests.support.processes import HANGING_SECONDS, until
 
 FAST = GrammarSource("regex", "[a-z]{1,5}")
@@ -204,7 +206,7 @@ def test_slow_mask_ends_only_its_own_reply(
         request.constraint = grammar.start(jumps=True)
     masks, steps = MaskThread(tokenizer.vocab_size), 0
     while True:
-        under_way = masks.start(requests)
+        under_way = masks.start([ScheduledRequest(it, 0, 1, samples=True) for it in requests])
         assert under_way is not None
         found = under_way.result(HANGING_SECONDS)
         assert 1 not in found.problems
@@ -212,7 +214,7 @@ def test_slow_mask_ends_only_its_own_reply(
             break
         steps += 1
         for request in (requests[0], requests[2]):
-            few = np.flatnonzero(found.allowed_rows([request.id], tokenizer.vocab_size)[0])
+            few = np.flatnonzero(found.allowed_rows([next_place(request)], tokenizer.vocab_size)[0])
             best = max(few.tolist(), key=lambda one: len(tokenizer.token_bytes(one)))
             assert request.constraint is not None
             request.constraint.accept(best)
@@ -233,7 +235,7 @@ def test_forced_tokens_are_tokenized_during_other_requests(
     [first] = tokenizer.encode("a")
     replies = [grammar.start(jumps=True) for _ in range(8)]
     for reply in replies:
-        reply.prefetch_accept(first)
+        reply.prefetch_accept([first])
     forced = {tuple(reply.accept(first)) for reply in replies}
     assert len(forced) == 1
     assert tokenizer.decode(forced.pop(), continues_text=True).startswith(" and a fixed")
@@ -266,6 +268,93 @@ def test_dead_end_of_a_grammar_ends_the_reply(
     assert x in allowed(other, tokenizer)  # other replies with the grammar are unaffected
 
 
+OBJECTS = GrammarSource.schema(
+    {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 5}, "size": {"type": "integer", "maximum": 99}},
+            "required": ["name", "size"],
+            "additionalProperties": False,
+        },
+        "minItems": 3,
+    }
+)
+SECONDS = 60.0  # time for the masks of a draft; enough for any number
+
+
+@pytest.mark.parametrize("jumps", [False, True])
+def test_masks_of_a_draft_are_those_after_its_tokens(
+    tokenizer: Tokenizer, make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]], jumps: bool
+) -> None:
+    """A right draft is divided at the tokens that are not forced, up to the end of the reply."""
+    compiler, _ = make_compiler()
+    grammar, rng = asyncio.run(compiler.compile(OBJECTS)), random.Random(jumps)
+    reply = grammar.start(jumps=jumps)
+    masks, runs = [], list[list[int]]()  # before each token that is not forced
+    while not reply.ended and len(runs) < 40:
+        masks.append(allowed(reply, tokenizer))
+        token_id = rng.choice(masks[-1])
+        runs.append([token_id, *reply.accept(token_id)])
+    if not reply.ended:
+        masks.append(allowed(reply, tokenizer))
+    reply, words = grammar.start(jumps=jumps), np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
+    for index, run in enumerate(runs):
+        drafted = [token_id for later in runs[index:] for token_id in later][:12]
+        lengths = list(reply.look_ahead(drafted, SECONDS))
+        assert lengths == [len(it) for it in runs[index : index + len(lengths)]]
+        assert lengths or len(run) > 12 or index == len(runs) - 1
+        for count in rng.sample(range(len(lengths) + 1), len(lengths) + 1):
+            assert reply.fill(words, count)
+            assert (
+                np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist() == masks[index + count]
+            )
+        assert [run[0], *reply.accept(run[0])] == run
+
+
+def test_draft_ends_at_a_token_that_is_not_allowed(
+    tokenizer: Tokenizer, make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]]
+) -> None:
+    compiler, _ = make_compiler()
+    reply = asyncio.run(compiler.compile(GrammarSource("regex", "[0-9]{1,6} and no more"))).start(jumps=True)
+    digits = [tokenizer.encode_plain(digit, at_start=False)[0] for digit in "12345"]
+    (letter,) = tokenizer.encode_plain("x", at_start=False)
+    blank, *rest = tokenizer.encode_plain(" and no more", at_start=False)
+    assert list(reply.look_ahead([*digits, letter, digits[0]], SECONDS)) == [1] * 5
+    assert list(reply.look_ahead([letter], SECONDS)) == []
+    assert list(reply.look_ahead([*digits[:2], blank, letter], SECONDS)) == [1, 1]  # another token is forced
+    assert list(reply.look_ahead([*digits[:2], blank, *rest], SECONDS)) == [1, 1]  # the last run ends the reply
+    assert reply.accept(digits[0]) == ()
+    assert digits[1] in allowed(reply, tokenizer)
+
+
+def test_drafts_are_short_if_masks_are_slow(
+    tokenizer: Tokenizer, make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]]
+) -> None:
+    compiler, _ = make_compiler()
+    grammar = asyncio.run(compiler.compile(GrammarSource("regex", "[0-9]{20}")))
+    assert isinstance(grammar, GrammarProcess)
+    reply, digits = grammar.start(jumps=True), tokenizer.encode_plain("0123456789", at_start=False)
+    for _ in range(100):
+        grammar.observe_mask(0.5)
+    assert [len(reply.look_ahead(digits, seconds)) for seconds in (0.2, 0.9, 1.4, 2.4, 60.0)] == [0, 0, 1, 3, 10]
+
+
+def test_several_tokens_are_accepted_with_one_request(
+    tokenizer: Tokenizer, make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]]
+) -> None:
+    compiler, _ = make_compiler()
+    grammar = asyncio.run(compiler.compile(GrammarSource("regex", "[0-9]{2}(, which is all)")))
+    first, second = tokenizer.encode_plain("12", at_start=False)
+    together, alone = grammar.start(jumps=True), grammar.start(jumps=True)
+    together.prefetch_accept([first, second])
+    assert (together.accept(first), alone.accept(first)) == ((), ())
+    assert not together.ended
+    forced = together.accept(second)
+    assert tokenizer.decode(forced, continues_text=True) == ", which is all"
+    assert (forced, together.ended) == (alone.accept(second), True)
+
+
 @pytest.mark.parametrize("forks", [True, False])
 def test_concurrent_replies_get_their_own_answers(
     tokenizer: Tokenizer, make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]], forks: bool
@@ -282,7 +371,7 @@ def test_concurrent_replies_get_their_own_answers(
         assert reply.fill(mask)
     assert all((mask == masks[0]).all() for mask in masks)
     for reply, first in zip(replies, firsts, strict=True):
-        reply.prefetch_accept(first)
+        reply.prefetch_accept([first])
     followed = [reply.accept(first) for reply, first in zip(replies, firsts, strict=True)]
     told = [tokenizer.decode([first, *rest], continues_text=True) for first, rest in zip(firsts, followed, strict=True)]
     assert told == words

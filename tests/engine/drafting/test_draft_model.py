@@ -20,7 +20,7 @@ from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_draft_model, load_engine, open_checkpoint
 from engine.request import Origin, Request
 from engine.sampling_params import SamplingParams
-from tests.engine.drafting.test_equal_replies import replies
+from tests.engine.drafting.forced_replies import replies
 from tests.engine.hash_run import Run
 from tests.engine.models.tiny_llama import make
 from tests.engine.test_hash_model import GROUPS, Load

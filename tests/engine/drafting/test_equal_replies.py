@@ -1,19 +1,15 @@
 """A reply is the same with drafts and without: tokens and log-probabilities, on real backends with every sampler."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from engine.draft import NO_DRAFTS, Draft, DraftCounts, Source
-from engine.drafting.drafter import Drafter
-from engine.drafting.plan import Room
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
-from engine.request import Request, TokenEvent, TokenLogprobs
 from engine.sampling_params import DryParams, SamplingParams
+from tests.engine.drafting.forced_replies import drafted, replies, replies_with_forced_drafts, without_drafts
 from tests.engine.models.tiny_llama import make
 
 LENGTH = 40  # tokens of a reply
@@ -32,44 +28,6 @@ CASES: Mapping[str, Mapping[str, object]] = {
     "drawn log-probabilities": DRAWN | {"logprobs": 5, "drawn_logprobs": True},
     "prompt log-probabilities": DRAWN | {"logprobs": 2, "prompt_logprobs": 2},
 }
-
-Reply = tuple[list[int], list[TokenLogprobs | None]]
-
-
-@dataclass
-class ForcedDrafts(Drafter):
-    """Drafts of known quality: each token is the next one of the `replies` with the chance `right`."""
-
-    replies: Mapping[tuple[int, ...], Sequence[Sequence[int]]]  # prompt -> replies that it gets
-    right: float
-    random: random.Random
-
-    def __post_init__(self) -> None:
-        super().__init__(lambda tokens: 1.0)
-
-    def choose(self, requests: Sequence[Request], room: Room) -> dict[int, Draft]:
-        return {request.id: Draft(Source.HISTORY, 3, self._tokens(request)) for request in requests}
-
-    def _tokens(self, request: Request) -> tuple[int, ...]:
-        known = request.output_ids
-        reply = next(it for it in self.replies[request.prompt_ids] if list(it[: len(known)]) == known)
-        coming = reply[len(known) : len(known) + self.random.randrange(1, 9)]
-        return tuple(it if self.random.random() < self.right else (it + 1) % 97 for it in coming)
-
-
-def replies(engine: ModelEngine, prompt: tuple[int, ...], several: Sequence[SamplingParams]) -> list[Reply]:
-    """Return the reply with each of the parameters. Prompts are shared, as by several choices of one request."""
-    requests = [engine.request(prompt, params, frozenset({3})) for params in several]
-    engine.add(*requests)
-    found: dict[int, list[TokenEvent]] = {request.id: [] for request in requests}
-    while engine.has_requests:
-        for event in engine.step():
-            found[event.request_id].append(event)
-    engine.assert_empty()
-    return [
-        ([it.token_id for it in events if it.token_id is not None], [it.logprobs for it in events])
-        for events in found.values()
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -98,30 +56,16 @@ def test_reply_is_the_same_with_drafts(
     engines: Callable[[str], ModelEngine], case: str, backend: str, right: float
 ) -> None:
     engine, rng = engines(backend), random.Random(f"{case} {right}")
-    drafter = engine._scheduler._verification.drafter
     prompt = tuple(rng.randrange(4, 97) for _ in range(rng.randrange(1, 40)))
     count = 1 if "prompt_logprobs" in CASES[case] else 3
     seeds = [{"seed": seed} if CASES[case]["temperature"] else {} for seed in range(count)]
     several = [SamplingParams(max_tokens=LENGTH, **{**CASES[case], **seed}) for seed in seeds]  # type: ignore[arg-type]
-    plain = replies(engine, prompt, [_without_drafts(it) for it in several])
-    before = _drafted(engine)
-    engine._scheduler._verification.drafter = ForcedDrafts({prompt: [ids for ids, _ in plain]}, right, rng)
-    try:
-        assert replies(engine, prompt, several) == plain
-    finally:
-        engine._scheduler._verification.drafter = drafter
-    counts = DraftCounts(_drafted(engine).drafted - before.drafted, _drafted(engine).accepted - before.accepted)
-    if any(len(ids) > 2 for ids, _ in plain):
+    plain = replies(engine, prompt, [without_drafts(it) for it in several])
+    found, counts = replies_with_forced_drafts(engine, prompt, several, plain, right, rng)
+    assert found == plain
+    if any(len(it.token_ids) > 2 for it in plain):
         assert counts.drafted > 0
         assert (counts.accepted > 0) == (right > 0)
-
-
-def _without_drafts(params: SamplingParams) -> SamplingParams:
-    return replace(params, drafts=False)
-
-
-def _drafted(engine: ModelEngine) -> DraftCounts:
-    return sum(engine.state().counters.drafts.values(), NO_DRAFTS)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
@@ -133,7 +77,7 @@ def test_drafts_from_earlier_text_are_accepted_in_a_repeating_reply(
     drafter = engine._scheduler._verification.drafter
     monkeypatch.setattr(drafter, "_seconds", lambda tokens: 1.0)  # independent of measured times
     params = SamplingParams(temperature=0, max_tokens=60, logit_bias=((11, 100.0),))
-    before = _drafted(engine)
-    [(ids, _)] = replies(engine, (4, 5, 6), [params])
-    assert ids == [11] * 60
-    assert _drafted(engine).accepted - before.accepted > 20
+    before = drafted(engine)
+    [reply] = replies(engine, (4, 5, 6), [params])
+    assert reply.token_ids == [11] * 60
+    assert drafted(engine).accepted - before.accepted > 20

@@ -291,14 +291,16 @@ def test_grammar_masks_equal_the_host(device: torch.device) -> None:
     words[0, 0] &= ~(1 << 4)  # NaN is reported even for a token that is not allowed
     words[2] = 0
     words[2, 0] = 1 << 5 | 1 << 9
-    masks = Masks(words, {1: 3, 2: 2, 3: 0}, {4: "broken"})
+    masks = Masks(words, {(1, 0): 3, (2, 0): 2, (3, 0): 0}, {4: "broken"})
     logits = torch.randn(5, 5000)
     logits[3, 4] = torch.nan
     requests = [target.request for target in targets]
     expected = logits
     for step in (apply_bias, forbid_early_end, apply_penalties):
         expected = step(expected, requests)
-    expected = masked(expected, logits, torch.from_numpy(masks.allowed_rows([it.id for it in requests], 5000)))
+    expected = masked(
+        expected, logits, torch.from_numpy(masks.allowed_rows([target.place for target in targets], 5000))
+    )
     rows = build_rows(targets, 5000, masks)
     got = edited_logits(logits.to(device), rows.to(device)).cpu()
     assert torch.equal(got[:3], expected[:3])

@@ -1,9 +1,11 @@
 """Replies with grammars: masks, forced tokens, ends, and failures that end only their own reply."""
 
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,12 +14,15 @@ from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.device import LoadedModel
+from engine.draft import Draft, Source
 from engine.errors import InvalidSampling
 from engine.grammar import Constraint, Words
 from engine.kv.cache import KVCache, KVGroup
-from engine.request import FinishReason, TokenEvent
+from engine.request import FinishReason, Request, TokenEvent
 from engine.sampling.drawing import Logits
+from engine.sampling.masks import MaskThread
 from engine.sampling_params import BeamParams, SamplingParams
+from engine.step import ScheduledRequest
 
 VOCABULARY = 77
 END = 5
@@ -44,26 +49,47 @@ class Walk:
     grammar: Steps
     jumps: bool
     at: int = 0
+    ahead: list[int] = field(default_factory=list)  # positions after the drafted runs
 
     @property
     def ended(self) -> bool:
         return self.at >= len(self.grammar.steps)
 
-    def prefetch_mask(self) -> None:
+    def prefetch_mask(self, runs: int = 0) -> None:
         pass
 
-    def fill(self, words: Words) -> bool:
-        if self.at == self.grammar.fails_at:
+    def fill(self, words: Words, runs: int = 0) -> bool:
+        at = [self.at, *self.ahead][runs]
+        if at == self.grammar.fails_at:
             raise RuntimeError("too complex")
-        allowed = self.grammar.steps[self.at]
+        allowed = self.grammar.steps[at]
         for token_id in allowed:
             words[token_id // 32] |= torch.tensor(1 << token_id % 32).int().item()
         return bool(allowed)
 
-    def prefetch_accept(self, token_id: int) -> None:
+    def prefetch_look_ahead(self, drafted: Sequence[int], seconds: float) -> None:
+        pass
+
+    def look_ahead(self, drafted: Sequence[int], seconds: float) -> Sequence[int]:
+        self.ahead.clear()
+        runs: list[int] = []
+        walk = Walk(self.grammar, self.jumps, self.at)
+        while (start := sum(runs)) < len(drafted):
+            allowed = self.grammar.steps[walk.at]
+            if allowed and drafted[start] not in allowed:
+                break
+            run = [drafted[start], *walk.accept(drafted[start])]
+            if walk.ended or run != [*drafted[start : start + len(run)]]:
+                break
+            self.ahead.append(walk.at)
+            runs.append(len(run))
+        return runs
+
+    def prefetch_accept(self, token_ids: Sequence[int]) -> None:
         pass
 
     def accept(self, token_id: int) -> Sequence[int]:
+        self.ahead.clear()
         assert not self.grammar.steps[self.at] or token_id in self.grammar.steps[self.at]
         self.at += 1
         forced: list[int] = []
@@ -192,6 +218,64 @@ def test_grammar_may_end_the_reply_before_min_tokens() -> None:
     events = run(engine)
     assert events[-1].token_id == END
     assert events[-1].finish is FinishReason.STOP
+
+
+@dataclass
+class Waiting(Walk):
+    """A constraint whose mask after one drafted run waits until a step wants its masks."""
+
+    wanted: threading.Event = field(default_factory=threading.Event)
+
+    def fill(self, words: Words, runs: int = 0) -> bool:
+        if runs == 1:
+            self.wanted.wait()
+        return super().fill(words, runs)
+
+
+def drafting(constraint: Constraint, *drafted: int) -> ScheduledRequest:
+    """Return a part of a step that verifies drafted tokens."""
+    request = Request(7, (1,), SamplingParams(), output_ids=[2])
+    request.constraint = constraint
+    draft = Draft(Source.HISTORY, 3, drafted).in_runs(constraint.look_ahead(drafted, 60.0))
+    return ScheduledRequest(request, 1, 1 + len(draft.token_ids), samples=True, draft=draft)
+
+
+def test_each_drafted_run_has_a_mask() -> None:
+    grammar = Steps([(3, 4), (5,), (6, 7), (8, 9), (10, 11), (12, 13)])
+    masks = MaskThread(VOCABULARY)
+    pending = masks.start([drafting(grammar.start(jumps=True), 3, 5, 7, 8, 50)])
+    assert pending is not None
+    while not pending._masks.done():
+        pass  # `result` would make masks late
+    found = pending.result()
+    places = [(7, 1), (7, 3), (7, 4), (7, 5)]  # token 5 is forced after token 3
+    assert list(found.mask_rows) == places
+    assert not found.late
+    assert [np.flatnonzero(row).tolist() for row in found.allowed_rows(places, VOCABULARY)] == [
+        [3, 4], [6, 7], [8, 9], [10, 11]
+    ]  # fmt: skip
+
+
+def test_masks_of_drafts_are_late_if_the_step_ends_first() -> None:
+    waiting = Waiting(Steps([(1, 2)] * 9), jumps=False)
+    pending = MaskThread(VOCABULARY).start([drafting(waiting, 1, 2, 1, 2)])
+    assert pending is not None
+    pending._is_late.set()
+    waiting.wanted.set()
+    found = pending.result()
+    assert found.late >= {(7, 3), (7, 4), (7, 5)}
+    assert (7, 1) in found.mask_rows
+
+
+def test_failing_mask_of_a_draft_does_not_end_the_reply() -> None:
+    pending = MaskThread(VOCABULARY).start([drafting(Steps([(1, 2)] * 9, fails_at=2).start(jumps=False), 1, 2, 1)])
+    assert pending is not None
+    while not pending._masks.done():
+        pass
+    found = pending.result()
+    assert not found.problems
+    assert found.late == {(7, 3), (7, 4)}
+    assert list(found.mask_rows) == [(7, 1), (7, 2)]
 
 
 def test_beam_search_rejects_a_grammar() -> None:

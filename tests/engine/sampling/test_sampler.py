@@ -96,7 +96,7 @@ def test_masked_rows_draw_the_same_token_in_any_batch(params: dict[str, object])
         words[row, np.random.default_rng().choice(5000, count, replace=False)] = 1
     masks = Masks(
         np.packbits(words, axis=1, bitorder="little").view(np.int32),
-        {count: row for row, count in enumerate(counts)},
+        {(count, 0): row for row, count in enumerate(counts)},
         {},
     )
     requests = [request(seed=n, **params) for n in range(len(counts))]  # type: ignore[arg-type]
@@ -202,7 +202,7 @@ def test_drawn_logprobs_include_temperature_bias_and_xtc() -> None:
 
 def test_drawn_logprobs_include_the_grammar_mask() -> None:
     one = request(logprobs=VOCABULARY, drawn_logprobs=True)
-    masks = Masks(np.array([[1 << 2 | 1 << 5]], np.int32), {one.id: 0}, {})
+    masks = Masks(np.array([[1 << 2 | 1 << 5]], np.int32), {(one.id, 0): 0}, {})
     [token] = sample(LOGITS.unsqueeze(0), [one], masks)
     assert token.logprobs is not None
     told = {token_id: math.exp(logprob) for token_id, logprob in token.logprobs.top}

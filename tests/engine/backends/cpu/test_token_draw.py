@@ -102,7 +102,7 @@ def test_compiled_draw_does_not_change_sampled_tokens(cpu_kernels: Path) -> None
     allowed, words = some_allowed(20, vocabulary, seed=20)
     words[15] = 0
     words[15, 0] = 1 << 7
-    masks = Masks(words, {2 * row + 1: row for row in range(20)}, {})
+    masks = Masks(words, {(2 * row + 1, 0): row for row in range(20)}, {})
     logits = torch.randn(40, vocabulary, generator=torch.Generator().manual_seed(20)) * 3
     draw = compiled(cpu_kernels, vocabulary)
     found = sample(logits, requests, masks, draw)

@@ -1,0 +1,110 @@
+"""Replies with drafts of known quality, to compare them with the replies without drafts."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.core import Engine
+from engine.draft import NO_DRAFTS, Draft, DraftCounts, Source
+from engine.drafting.drafter import Drafter
+from engine.drafting.plan import Room
+from engine.request import FinishReason, Request, TokenEvent, TokenLogprobs
+from engine.sampling_params import SamplingParams
+
+Prompt = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The tokens of a reply, their log-probabilities, and the reason why it ended."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs | None]
+    finish: FinishReason | None
+
+
+@dataclass
+class ForcedDrafts(Drafter):
+    """Drafts of known quality: each token is the next one of the `replies` with the chance `right`.
+
+    A wrong token is one of the reply's other tokens, which a grammar may allow as well, or the next id.
+    """
+
+    replies: Mapping[Prompt, Sequence[Sequence[int]]]  # prompt -> replies that it gets
+    right: float
+    random: random.Random
+
+    def __post_init__(self) -> None:
+        super().__init__(lambda tokens: 1.0)
+
+    def choose(self, requests: Sequence[Request], room: Room) -> dict[int, Draft]:
+        # independent of measured times, on which the room depends
+        return {request.id: Draft(Source.HISTORY, 3, self._tokens(request)) for request in requests}
+
+    def _tokens(self, request: Request) -> tuple[int, ...]:
+        known = request.output_ids
+        reply = next(it for it in self.replies[request.prompt_ids] if list(it[: len(known)]) == known)
+        coming = reply[len(known) : len(known) + self.random.randrange(1, 9)]
+        return tuple(it if self.random.random() < self.right else self._wrong(it, reply) for it in coming)
+
+    def _wrong(self, token_id: int, reply: Sequence[int]) -> int:
+        other = self.random.choice(reply)
+        return other if other != token_id else (token_id + 1) % 97
+
+
+def replies(engine: Engine[Any], prompt: Prompt, several: Sequence[SamplingParams], end: int = 3) -> list[Reply]:
+    """Return the reply with each of the parameters. Prompts are shared, as by several choices of one request."""
+    requests = [engine.request(prompt, params, frozenset({end})) for params in several]
+    engine.add(*requests)
+    found: dict[int, list[TokenEvent]] = {request.id: [] for request in requests}
+    while engine.has_requests:
+        for event in engine.step():
+            found[event.request_id].append(event)
+    engine.assert_empty()
+    return [
+        Reply(
+            [it.token_id for it in events if it.token_id is not None],
+            [it.logprobs for it in events if it.token_id is not None],
+            events[-1].finish,
+        )
+        for events in found.values()
+    ]
+
+
+def without_drafts(params: SamplingParams) -> SamplingParams:
+    return replace(params, drafts=False)
+
+
+def drafted(engine: Engine[Any]) -> DraftCounts:
+    """Return the number of tokens that the engine has drafted and accepted so far."""
+    return sum(engine.state().counters.drafts.values(), NO_DRAFTS)
+
+
+@contextmanager
+def drafts_from(engine: Engine[Any], drafter: Drafter) -> Iterator[None]:
+    """Make the engine take its drafts from another drafter."""
+    verification = engine._scheduler._verification
+    before, verification.drafter = verification.drafter, drafter
+    try:
+        yield
+    finally:
+        verification.drafter = before
+
+
+def replies_with_forced_drafts(
+    engine: Engine[Any],
+    prompt: Prompt,
+    several: Sequence[SamplingParams],
+    plain: Sequence[Reply],
+    right: float,
+    rng: random.Random,
+    end: int = 3,
+) -> tuple[list[Reply], DraftCounts]:
+    """Return the replies with drafts of this quality, and what was drafted and accepted. `plain` has the replies."""
+    before = drafted(engine)
+    with drafts_from(engine, ForcedDrafts({prompt: [it.token_ids for it in plain]}, right, rng)):
+        found = replies(engine, prompt, several, end)
+    after = drafted(engine)
+    return found, DraftCounts(after.drafted - before.drafted, after.accepted - before.accepted)
