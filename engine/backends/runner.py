@@ -13,7 +13,7 @@ from engine.config import GroupConfig
 from engine.device import LoadedModel
 from engine.request import Request
 from engine.sampling.drawing import Logits
-from engine.sampling.masks import NO_MASKS, MaskThread, PendingMasks, next_place
+from engine.sampling.masks import NO_MASKS, MaskThread, PendingMasks, next_position
 from engine.sampling.sampler import next_tokens, report_prompt
 from engine.step import SampledToken, ScheduledRequest, StepPlan
 
@@ -118,7 +118,7 @@ class ModelRunner:
             if part.logprob_positions
         }
         masks = ticket.masks.result() if ticket.masks else NO_MASKS
-        rows = [it for it in sampling_rows(ticket.parts) if next_place(it.request) not in masks.late]
+        rows = [it for it in sampling_rows(ticket.parts) if next_position(it.request) not in masks.late]
         sampled = next_tokens(ticket.logits, [it.row for it in rows], [it.request for it in rows], masks)
         picked = accepted_tokens(rows, sampled)
         if not reports:

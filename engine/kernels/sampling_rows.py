@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.request import Request, TokenLogprobs
 from engine.sampling.drawing import ATTEMPTS, Filters
 from engine.sampling.filters import dry_penalties, token_array, xtc_applies
-from engine.sampling.masks import NO_MASKS, Masks, TokenPlace
+from engine.sampling.masks import NO_MASKS, Masks, TokenPosition
 from engine.sampling.sampler import NOT_NUMBERS, uniform
 from engine.step import SampledToken
 
@@ -33,8 +33,8 @@ class SampleTarget:
     index: int  # index of the token in the reply, counting tokens that a running step has yet to sample
 
     @property
-    def place(self) -> TokenPlace:
-        """The place of the token among all replies."""
+    def position(self) -> TokenPosition:
+        """The request and the index of the token in its reply."""
         return self.request.id, self.index
 
 
@@ -182,7 +182,7 @@ def build_rows(targets: Sequence[SampleTarget], vocabulary: int, masks: Masks = 
         frequency=torch.tensor([p.frequency_penalty for p in params]),
         alternatives=torch.tensor(alternatives, dtype=torch.int32),
         sources=torch.tensor([target.source for target in targets], dtype=torch.int32),
-        mask_rows=torch.tensor([masks.mask_rows.get(target.place, -1) for target in targets], dtype=torch.int32),
+        mask_rows=torch.tensor([masks.mask_rows.get(target.position, -1) for target in targets], dtype=torch.int32),
         edit_rows=torch.cat([edit.rows for edit in edits]),
         edit_ids=torch.cat([edit.ids for edit in edits]),
         bias=torch.cat([edit.bias for edit in edits]),

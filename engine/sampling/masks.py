@@ -19,11 +19,11 @@ from quant.errors import InglenookError
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-TokenPlace: TypeAlias = tuple[int, int]  # id of a request, and index of a token in its reply
+TokenPosition: TypeAlias = tuple[int, int]  # id of a request, and index of a token in its reply
 
 
-def next_place(request: Request) -> TokenPlace:
-    """Return the place of the next token of a request."""
+def next_position(request: Request) -> TokenPosition:
+    """Return the position of the next token of a request."""
     return request.id, len(request.output_ids)
 
 
@@ -31,15 +31,15 @@ def next_place(request: Request) -> TokenPlace:
 class Masks:
     """The tokens that the constrained requests of a step may sample."""
 
-    words: Words  # [places, ceil(vocabulary / 32)]
-    # place -> row of `words`; a place without a row, of a request without a problem, may have any token
-    mask_rows: dict[TokenPlace, int]
+    words: Words  # [positions, ceil(vocabulary / 32)]
+    # position -> row of `words`; a position without a row, of a request without a problem, may have any token
+    mask_rows: dict[TokenPosition, int]
     problems: dict[int, str]  # request id -> the reason why its grammar cannot continue
-    late: set[TokenPlace] = field(default_factory=set)  # places after drafted tokens whose masks are not known
+    late: set[TokenPosition] = field(default_factory=set)  # positions after drafted tokens whose masks are not known
 
-    def allows(self, place: TokenPlace, token_id: int) -> bool:
-        """Whether a place may have the token. A negative id means no token and is always allowed."""
-        mask_row = None if token_id < 0 else self.mask_rows.get(place)
+    def allows(self, position: TokenPosition, token_id: int) -> bool:
+        """Whether a position may have the token. A negative id means no token and is always allowed."""
+        mask_row = None if token_id < 0 else self.mask_rows.get(position)
         return mask_row is None or bool(self.words[mask_row, token_id // 32] >> (token_id % 32) & 1)
 
     def failure(self, request_id: int) -> SampledToken | None:
@@ -49,9 +49,9 @@ class Masks:
             return None
         return SampledToken(request_id, None, problem=problem, reason=FinishReason.GRAMMAR)
 
-    def allowed_ids(self, place: TokenPlace, vocab_size: int, most: int) -> "NDArray[np.int64] | None":
-        """Return the tokens allowed at a place with a mask, in order, int64; None if there are more than `most`."""
-        words = self.words[self.mask_rows[place]]
+    def allowed_ids(self, position: TokenPosition, vocab_size: int, most: int) -> "NDArray[np.int64] | None":
+        """Return the tokens allowed at a position with a mask, in order, int64; None if there are more than `most`."""
+        words = self.words[self.mask_rows[position]]
         held = np.flatnonzero(words)  # most words are 0, so the others are gathered first
         if len(held) > most:
             return None
@@ -59,11 +59,11 @@ class Masks:
         ids: NDArray[np.int64] = held[which] * 32 + bits
         return ids[ids < vocab_size] if len(ids) <= most else None
 
-    def allowed_rows(self, places: Sequence[TokenPlace], vocab_size: int) -> "NDArray[np.bool_]":
-        """Return the tokens allowed at these places, with and without masks, as bool [places, vocabulary]."""
-        words = np.full((len(places), self.words.shape[1]), -1, np.int32)
-        for row, place in enumerate(places):
-            if (mask_row := self.mask_rows.get(place)) is not None:
+    def allowed_rows(self, positions: Sequence[TokenPosition], vocab_size: int) -> "NDArray[np.bool_]":
+        """Return the tokens allowed at these positions, with and without masks, as bool [positions, vocabulary]."""
+        words = np.full((len(positions), self.words.shape[1]), -1, np.int32)
+        for row, position in enumerate(positions):
+            if (mask_row := self.mask_rows.get(position)) is not None:
                 words[row] = self.words[mask_row]
         return np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little").view(np.bool_)
 
@@ -79,16 +79,16 @@ class PendingMasks:
     _is_late: threading.Event
 
     def result(self, timeout: float | None = None) -> Masks:
-        """Return the masks. Places after drafted tokens are late if their masks have not been started by now."""
+        """Return the masks. Positions after drafted tokens are late if their masks have not been started by now."""
         self._is_late.set()
         return self._masks.result(timeout)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A mask to compute: at `place`, which follows the first `runs` drafted runs."""
+    """A mask to compute: at `position`, which follows the first `runs` drafted runs."""
 
-    place: TokenPlace
+    position: TokenPosition
     constraint: Constraint
     runs: int
 
@@ -119,7 +119,7 @@ class MaskThread:
             self._last.result()
 
     def _masks(self, wanted: Sequence[_Wanted], is_late: threading.Event) -> Masks:
-        late = {it.place for it in wanted if it.runs}
+        late = {it.position for it in wanted if it.runs}
         masks = Masks(np.zeros((len(wanted), self._words), np.int32), {}, {}, late)
         # A mask after drafted tokens that fails is late: its tokens may be wrong, and then the failure has no effect.
         ignored: dict[int, str] = {}
@@ -127,10 +127,10 @@ class MaskThread:
             if runs and is_late.is_set():
                 break
             problems = ignored if runs else masks.problems
-            rows = [row for row, it in enumerate(wanted) if it.runs == runs and it.place[0] not in ignored]
+            rows = [row for row, it in enumerate(wanted) if it.runs == runs and it.position[0] not in ignored]
             # all masks are started first, so that grammar processes work in parallel
             for it in (wanted[row] for row in rows):
-                _attempt(problems, it.place[0], partial(it.constraint.prefetch_mask, runs))
+                _attempt(problems, it.position[0], partial(it.constraint.prefetch_mask, runs))
             for row in rows:
                 _fill(masks, problems, row, wanted[row])
         for request_id, problem in masks.problems.items():
@@ -144,18 +144,18 @@ def _wanted(part: ScheduledRequest) -> Sequence[_Wanted]:
         _Wanted((request_id, index + drafted), request.constraint, runs)
         for request in part.sampling_requests
         if request.constraint is not None
-        for request_id, index in (next_place(request),)
+        for request_id, index in (next_position(request),)
         for runs, drafted in enumerate(part.draft.samples)
     ]
 
 
 def _fill(masks: Masks, problems: dict[int, str], row: int, wanted: _Wanted) -> None:
-    request_id, _ = wanted.place
+    request_id, _ = wanted.position
     fill = partial(wanted.constraint.fill, masks.words[row], wanted.runs)
     if request_id not in problems and _attempt(problems, request_id, fill):
-        masks.mask_rows[wanted.place] = row
+        masks.mask_rows[wanted.position] = row
     if request_id not in problems:
-        masks.late.discard(wanted.place)
+        masks.late.discard(wanted.position)
 
 
 def _attempt(problems: dict[int, str], request_id: int, work: Callable[[], T]) -> T | None:

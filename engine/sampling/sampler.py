@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.request import Request, TokenLogprobs
 from engine.sampling.drawing import ATTEMPTS, Draw, Filters, Logits, draw, sampled_logprobs
 from engine.sampling.filters import dry_penalties, token_array, xtc_applies, xtc_logits
-from engine.sampling.masks import NO_MASKS, Masks, next_place
+from engine.sampling.masks import NO_MASKS, Masks, next_position
 from engine.step import SampledToken
 
 SMALL_MASK = 512  # rows with at most this many allowed tokens are sampled without reading the rest of the vocabulary
@@ -38,7 +38,7 @@ def next_tokens(
     greedy = logits.greedy
     if greedy is not None and not masks.problems and all(map(_is_plain, requests)):
         found = list(zip(requests, (greedy[row] for row in rows), strict=True))
-        if all(masks.allows(next_place(request), token_id) for request, token_id in found):
+        if all(masks.allows(next_position(request), token_id) for request, token_id in found):
             return [_sampled(request, token_id) for request, token_id in found]
     together = list(rows) == list(range(len(rows)))  # true in most steps, and then no rows are copied
     values = logits.values[: len(rows)] if together else logits.values[list(rows)]
@@ -164,7 +164,7 @@ def _sample_unfiltered(
         shaped,
         rows,
         masks.words,
-        [masks.mask_rows.get(next_place(request), -1) for request in free],
+        [masks.mask_rows.get(next_position(request), -1) for request in free],
         [request.params.temperature for request in free],
         [uniform(request.params.seed, len(request.output_ids)) for request in free],
     )
@@ -186,15 +186,15 @@ def sample_allowed(shaped: Tensor, logits: Tensor, requests: Sequence[Request], 
     if not masks.mask_rows:
         return sample_ids(shaped, requests)
     vocabulary = logits.shape[1]
-    places = [next_place(it) for it in requests]
-    held = {row: place for row, place in enumerate(places) if place in masks.mask_rows}
-    counted = {row: masks.allowed_ids(place, vocabulary, SMALL_MASK) for row, place in held.items()}
+    positions = [next_position(it) for it in requests]
+    held = {row: position for row, position in enumerate(positions) if position in masks.mask_rows}
+    counted = {row: masks.allowed_ids(position, vocabulary, SMALL_MASK) for row, position in held.items()}
     few = {row: ids for row, ids in counted.items() if ids is not None}
     sampled = dict(zip(few, _sample_small_masks(shaped, logits, requests, few), strict=True))
     rest = [row for row in range(len(requests)) if row not in few]
     if rest:
         others = [requests[row] for row in rest]
-        possible = torch.from_numpy(masks.allowed_rows([places[row] for row in rest], vocabulary))
+        possible = torch.from_numpy(masks.allowed_rows([positions[row] for row in rest], vocabulary))
         sampled |= zip(rest, sample_ids(masked(shaped[rest], logits[rest], possible), others), strict=True)
     return [sampled[row] for row in range(len(requests))]
 
@@ -290,8 +290,8 @@ def report_logprobs(
 def _drawn_logprobs(shaped: Tensor, logits: Tensor, token_id: int, request: Request, masks: Masks) -> TokenLogprobs:
     """Return the log-probabilities of one row, float32 [1, vocabulary], under the distribution of `sample_allowed`."""
     params, vocabulary = request.params, logits.shape[1]
-    if (place := next_place(request)) in masks.mask_rows:
-        shaped = masked(shaped, logits, torch.from_numpy(masks.allowed_rows([place], vocabulary)))
+    if (position := next_position(request)) in masks.mask_rows:
+        shaped = masked(shaped, logits, torch.from_numpy(masks.allowed_rows([position], vocabulary)))
     drawn_from, filters = _apply_xtc(shaped, Filters.of([params], vocabulary), [request])
     found = sampled_logprobs(drawn_from, filters, torch.tensor([token_id]), params.logprobs or 0)
     logprob, ids, top = (one.tolist()[0] for one in found)

@@ -133,7 +133,7 @@ def test_reply_with_a_grammar_is_the_same_with_drafts(
     sampling: str,
     right: float,
 ) -> None:
-    """Four choices of one prompt, each at its own place in the grammar."""
+    """Four choices of one prompt, each with its own state of the grammar."""
     prompt = f"{grammar} {sampling} {right}: a list of trees"
     check(engines(backend), tokenizer, prompt, several(grammars[grammar], prompt, 4, **SAMPLING[sampling]), right)
 
@@ -167,7 +167,7 @@ def test_late_masks_do_not_change_replies(
 
 @pytest.mark.parametrize("text", ["yes", "perhaps tomorrow", "a fixed text, and then its end."])
 def test_grammar_may_end_within_a_draft(engines: Callable[[str], ModelEngine], tokenizer: Tokenizer, text: str) -> None:
-    """The draft goes on after the end of the grammar."""
+    """The draft continues after the end of the grammar."""
     compiler = GrammarCompiler(tokenizer)
     grammar = asyncio.run(compiler.compile(GrammarSource("regex", f"({text[0]}[^z]{{0,9}}|{text})z")))
     for jumps in (True, False):

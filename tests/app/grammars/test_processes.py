@@ -22,7 +22,7 @@ from app.grammars.process_streams import ProcessStarter, ProcessStream, SocketSt
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Constraint, Grammar
 from engine.request import Request
-from engine.sampling.masks import MaskThread, next_place
+from engine.sampling.masks import MaskThread, next_position
 from engine.sampling_params import SamplingParams
 from engine.step import ScheduledRequest
 from tests.support.processes import HANGING_SECONDS, until
@@ -214,7 +214,7 @@ def test_slow_mask_ends_only_its_own_reply(
             break
         steps += 1
         for request in (requests[0], requests[2]):
-            few = np.flatnonzero(found.allowed_rows([next_place(request)], tokenizer.vocab_size)[0])
+            few = np.flatnonzero(found.allowed_rows([next_position(request)], tokenizer.vocab_size)[0])
             best = max(few.tolist(), key=lambda one: len(tokenizer.token_bytes(one)))
             assert request.constraint is not None
             request.constraint.accept(best)

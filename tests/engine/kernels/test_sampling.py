@@ -299,7 +299,7 @@ def test_grammar_masks_equal_the_host(device: torch.device) -> None:
     for step in (apply_bias, forbid_early_end, apply_penalties):
         expected = step(expected, requests)
     expected = masked(
-        expected, logits, torch.from_numpy(masks.allowed_rows([target.place for target in targets], 5000))
+        expected, logits, torch.from_numpy(masks.allowed_rows([target.position for target in targets], 5000))
     )
     rows = build_rows(targets, 5000, masks)
     got = edited_logits(logits.to(device), rows.to(device)).cpu()

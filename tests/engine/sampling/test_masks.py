@@ -248,10 +248,10 @@ def test_each_drafted_run_has_a_mask() -> None:
     while not pending._masks.done():
         pass  # `result` would make masks late
     found = pending.result()
-    places = [(7, 1), (7, 3), (7, 4), (7, 5)]  # token 5 is forced after token 3
-    assert list(found.mask_rows) == places
+    positions = [(7, 1), (7, 3), (7, 4), (7, 5)]  # token 5 is forced after token 3
+    assert list(found.mask_rows) == positions
     assert not found.late
-    assert [np.flatnonzero(row).tolist() for row in found.allowed_rows(places, VOCABULARY)] == [
+    assert [np.flatnonzero(row).tolist() for row in found.allowed_rows(positions, VOCABULARY)] == [
         [3, 4], [6, 7], [8, 9], [10, 11]
     ]  # fmt: skip
 
