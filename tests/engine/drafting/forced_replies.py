@@ -29,7 +29,7 @@ class Reply:
 class ForcedDrafts(Drafter):
     """Drafts of known quality: each token is the next one of the `replies` with the chance `right`.
 
-    A wrong token is one of the reply's other tokens, which a grammar may allow as well, or the next id.
+    A wrong token follows the same token elsewhere, so that a grammar may allow it, or is the next id.
     """
 
     replies: Mapping[Prompt, Sequence[Sequence[int]]]  # prompt -> replies that it gets
@@ -46,12 +46,13 @@ class ForcedDrafts(Drafter):
     def _tokens(self, request: Request) -> tuple[int, ...]:
         known = request.output_ids
         reply = next(it for it in self.replies[request.prompt_ids] if list(it[: len(known)]) == known)
-        coming = reply[len(known) : len(known) + self.random.randrange(1, 9)]
-        return tuple(it if self.random.random() < self.right else self._wrong(it, reply) for it in coming)
+        coming = range(len(known), min(len(reply), len(known) + self.random.randrange(1, 9)))
+        return tuple(reply[it] if self.random.random() < self.right else self._wrong(reply, it) for it in coming)
 
-    def _wrong(self, token_id: int, reply: Sequence[int]) -> int:
-        other = self.random.choice(reply)
-        return other if other != token_id else (token_id + 1) % 97
+    def _wrong(self, reply: Sequence[int], index: int) -> int:
+        pairs = zip(reply, reply[1:], strict=False)
+        others = [second for first, second in pairs if first == reply[index - 1] and second != reply[index]]
+        return self.random.choice(others or [(reply[index] + 1) % 97])
 
 
 def replies(engine: Engine[Any], prompt: Prompt, several: Sequence[SamplingParams], end: int = 3) -> list[Reply]:
