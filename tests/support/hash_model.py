@@ -122,6 +122,7 @@ class Part:
     samples: bool
     needs_pending_token: bool
     drafted: tuple[int, ...]
+    samples_after: Sequence[int]  # numbers of drafted tokens after which a token is sampled
     # (request id, variant, number of alternatives to report) of each sampler
     samplers: tuple[tuple[int, int, int | None], ...]
 
@@ -131,8 +132,9 @@ class Part:
         token_ids, tables = request.token_ids(part.start, part.stop), [list(it) for it in part.block_tables]
         samplers = tuple((one.id, variant_of(one.params), one.params.logprobs) for one in (request, *part.followers))
         return cls(
-            request.id, token_ids, part.start, tables, part.samples, part.needs_pending_token, part.drafted, samplers
-        )
+            request.id, token_ids, part.start, tables, part.samples, part.needs_pending_token, part.drafted,
+            part.draft.samples, samplers,
+        )  # fmt: skip
 
 
 @dataclass
@@ -197,11 +199,14 @@ class HashRunner:
             return []
         end = part.start + len(token_ids)
         sampled = [self._sample(self._seen(part, end), *sampler) for sampler in part.samplers]
-        for position, drafted in enumerate(part.drafted, end):
-            right = sampled[-1].token_id == drafted and len(sampled) == 1 + position - end
-            self._compute(part, [drafted], position)
-            if right:
-                sampled.append(self._sample(self._seen(part, position + 1), *part.samplers[0]))
+        right, before = True, 0
+        for number, drafted in enumerate(part.drafted, 1):
+            self._compute(part, [drafted], end + number - 1)
+            if number in part.samples_after:
+                right = right and sampled[-1].token_id == part.drafted[before]
+                before = number
+                if right:
+                    sampled.append(self._sample(self._seen(part, end + number), *part.samplers[0]))
         return sampled
 
     def _compute(self, part: Part, token_ids: Sequence[int], start: int) -> None:

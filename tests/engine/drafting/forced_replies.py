@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from engine.core import Engine
@@ -50,7 +51,7 @@ class ForcedDrafts(Drafter):
         return tuple(reply[it] if self.random.random() < self.right else self._wrong(reply, it) for it in coming)
 
     def _wrong(self, reply: Sequence[int], index: int) -> int:
-        pairs = zip(reply, reply[1:], strict=False)
+        pairs = pairwise(reply)
         others = [second for first, second in pairs if first == reply[index - 1] and second != reply[index]]
         return self.random.choice(others or [(reply[index] + 1) % 97])
 

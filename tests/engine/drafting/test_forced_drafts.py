@@ -14,7 +14,10 @@ from engine.core import Engine
 from engine.draft import NO_DRAFTS, Draft, Source
 from engine.drafting.drafter import Drafter
 from engine.drafting.plan import Room
+from engine.grammar import Words
 from engine.request import Origin, Request, ServiceClass
+from engine.sampling_params import SamplingParams
+from tests.engine.drafting.forced_replies import replies, replies_with_forced_drafts, without_drafts
 from tests.engine.hash_run import Run
 from tests.engine.test_hash_model import GROUPS, Load
 from tests.support.hash_model import HashTicket, expected_output, hash_engine, variant_of
@@ -109,3 +112,50 @@ def test_tokens_after_an_end_token_are_dropped() -> None:
         run.submit((prompt,), max_tokens=150)
         run.run_out()
         run.check()
+
+
+@dataclass
+class Forcing:
+    """A grammar that allows every token, and forces two tokens after each third one. Implements `Grammar`."""
+
+    ended = False
+
+    def start(self, *, jumps: bool) -> "Forcing":
+        return Forcing()
+
+    def prefetch_mask(self, runs: int = 0) -> None:
+        pass
+
+    def fill(self, words: Words, runs: int = 0) -> bool:
+        return False
+
+    def prefetch_look_ahead(self, drafted: Sequence[int], seconds: float) -> None:
+        pass
+
+    def look_ahead(self, drafted: Sequence[int], seconds: float) -> Sequence[int]:
+        runs: list[int] = []
+        while (start := sum(runs)) < len(drafted):
+            run = [drafted[start], *self.accept(drafted[start])]
+            if run != [*drafted[start : start + len(run)]]:
+                break
+            runs.append(len(run))
+        return runs
+
+    def prefetch_accept(self, token_ids: Sequence[int]) -> None:
+        pass
+
+    def accept(self, token_id: int) -> Sequence[int]:
+        return (token_id // 2, token_id // 3) if token_id % 3 == 0 else ()
+
+
+@pytest.mark.parametrize("right", [0.3, 0.9, 1.0])
+@pytest.mark.parametrize("groups", GROUPS)
+def test_forced_tokens_and_drafts_give_no_wrong_token(groups: str, right: float) -> None:
+    """A token that is computed after a wrong draft, and then forced, would change the tokens after it."""
+    engine, _ = hash_engine(seed=3, drafts=True, groups=GROUPS[groups])
+    prompt = tuple(range(300, 340))
+    several = [SamplingParams(max_tokens=80, top_k=1, seed=seed, grammar=Forcing()) for seed in range(1, 5)]
+    plain = replies(engine, prompt, [without_drafts(it) for it in several], end=4)
+    found, counts = replies_with_forced_drafts(engine, prompt, several, plain, right, random.Random(right), end=4)
+    assert found == plain
+    assert counts.accepted > 20
