@@ -141,12 +141,11 @@ class Bench:
         """Return the requests, and their tokens per second after all have their first token."""
         salt = "again" if workload.is_repeated else str(next(self._salts))
         seed = workload.params.seed + number * (not workload.is_repeated)
-        params = replace(workload.params, drafts=drafts, seed=seed)
+        grammar = asyncio.run(self._compiler.compile(workload.grammar)) if workload.grammar else None
+        params = replace(workload.params, drafts=drafts, seed=seed, grammar=grammar)
         reply = self._encode(workload.reply)
         if reply:
             params = replace(params, max_tokens=len(reply))
-        grammar = asyncio.run(self._compiler.compile(workload.grammar)) if workload.grammar else None
-        params = replace(workload.params, drafts=drafts, seed=seed, grammar=grammar)
         requests = [
             self._engine.request(
                 tuple(self._encode(QUESTION.format(question))),
