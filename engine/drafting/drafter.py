@@ -28,6 +28,13 @@ class _Followed:
     history: TokenIndex = field(default_factory=TokenIndex)
     prediction: TokenIndex | None = None
     draft: Draft = NO_DRAFT
+    steps: int = 0  # number of steps that have added tokens since the first draft
+
+    @property
+    def run_length(self) -> float:
+        """Number of tokens that a step adds without drafts: more than one if a grammar forces tokens."""
+        own = len(self.request.output_ids) - self.request.drafts.accepted
+        return max(1.0, own / (1 + self.steps))
 
     @classmethod
     def of(cls, request: Request) -> Self:
@@ -60,7 +67,8 @@ class Drafter:
         drafts = {request.id: self.draft(request) for request in requests}
         if room.prefills:
             return {}
-        plan = choose_drafts(drafts, self.acceptance, self._seconds, room)
+        runs = {it.id: self._followed[it.id].run_length for it in requests if it.constraint is not None}
+        plan = choose_drafts(drafts, self.acceptance, self._seconds, room, runs)
         if self._model is None:
             return plan.drafts
         try:
@@ -73,7 +81,7 @@ class Drafter:
             return plan.drafts
         for request_id, draft in by_model.items():
             drafts[request_id] = max(drafts[request_id], draft, key=lambda it: sum(self.acceptance.reach(it)))
-        return choose_drafts(drafts, self.acceptance, self._seconds, room).drafts
+        return choose_drafts(drafts, self.acceptance, self._seconds, room, runs).drafts
 
     def draft(self, request: Request) -> Draft:
         """Return a draft for the tokens after the last known one; NO_DRAFT if nothing matches."""
@@ -84,6 +92,7 @@ class Drafter:
         if known < request.num_tokens or not known:
             new = request.token_ids(known, request.num_tokens)
             if known:
+                followed.steps += 1
                 self.acceptance.observe(followed.draft, new)
             followed.history.extend(new)
             followed.draft = self._find(followed)

@@ -8,6 +8,7 @@ large batch the answer is usually none.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from engine.draft import Draft
 from engine.drafting.acceptance import Acceptance
@@ -44,14 +45,21 @@ def choose_drafts(
     acceptance: Acceptance,
     seconds: Callable[[int], float],
     room: Room,
+    run_lengths: Mapping[int, float] = MappingProxyType({}),
 ) -> DraftPlan:
     """Plan the drafts to verify, cut to the tokens that pay. Requests without any are left out.
 
     `drafts` has the drafts by request id, and `seconds` returns the expected time of a step by its number of tokens.
+    `run_lengths` has the number of tokens that a request gets per step without drafts, by request id, if it is not 1: a
+    grammar forces tokens, which a draft must not count as its gain.
     """
     # The chances of a draft never increase, so each prefix of the sorted list has prefixes of the drafts.
     candidates = sorted(
-        ((reached, request_id) for request_id, draft in drafts.items() for reached in acceptance.reach(draft)),
+        (
+            (reached / run_lengths.get(request_id, 1.0), request_id)
+            for request_id, draft in drafts.items()
+            for reached in acceptance.reach(draft)
+        ),
         key=lambda candidate: -candidate[0],
     )[: room.most]
     best, rate = _best_count([chance for chance, _ in candidates], seconds, room)

@@ -1,6 +1,6 @@
 """Drafter: where drafts come from, and that they never cross cache salts."""
 
-from engine.draft import NO_DRAFT, Source
+from engine.draft import NO_DRAFT, DraftCounts, Source
 from engine.drafting.drafter import Drafter
 from engine.request import Origin, Request, RequestStatus
 from engine.sampling_params import SamplingParams
@@ -66,6 +66,16 @@ def test_preempted_request_is_still_followed() -> None:
     following.status = RequestStatus.WAITING
     made.drop_ended({})
     assert made.draft(following) is before
+
+
+def test_run_length_excludes_accepted_drafts() -> None:
+    made, following = drafter(), request(1, [1, 2, 3], [9])
+    made.draft(following)
+    for new, accepted in (([1], 0), ([5, 6, 7], 0), ([1, 2, 3, 4], 3), ([8], 0)):
+        following.output_ids += new
+        following.drafts += DraftCounts(accepted, accepted)
+        made.draft(following)
+    assert made._followed[1].run_length == (1 + 1 + 3 + 1 + 1) / 5
 
 
 def test_estimates_follow_the_sampled_tokens_although_no_draft_was_verified() -> None:

@@ -50,6 +50,15 @@ def test_number_of_tokens_follows_the_acceptance(chance: float, least: int, most
     assert least <= chosen(learned(chance), TYPICAL, {1: draft(16)}).get(1, 0) <= most
 
 
+def test_tokens_that_come_without_drafts_are_no_gain() -> None:
+    """A grammar that forces five of six tokens: a drafted token saves a sixth of a step."""
+    acceptance, room = learned(0.95), Room(1, most=15)
+    plain = choose_drafts({1: draft(16)}, acceptance, TYPICAL.__getitem__, room)
+    forced = choose_drafts({1: draft(16)}, acceptance, TYPICAL.__getitem__, room, {1: 6.0})
+    assert plain.drafts[1].token_ids
+    assert forced.drafts == {}
+
+
 def test_better_draft_gets_more_tokens() -> None:
     acceptance = Acceptance()
     counts = chosen(acceptance, TYPICAL, {1: draft(24), 2: draft(3)}, decoding=2)
