@@ -75,6 +75,11 @@ class DraftModel:
         """Return the expected time for computing `tokens` tokens of prompts."""
         return tokens * self._costs.steps.per_token
 
+    @property
+    def max_step_tokens(self) -> int:
+        """Maximum number of tokens of a step."""
+        return self._config.max_step_tokens
+
     def can_follow(self, request: Request) -> bool:
         """Whether the model can draft for a request: its context is long enough, and its vocabulary has the tokens."""
         shadow = self._shadows.get(request.id)
@@ -95,12 +100,16 @@ class DraftModel:
     def draft(self, requests: Sequence[Request], depth: int, goes_on: GoesOn) -> dict[int, Draft]:
         """Draft up to `depth` tokens for each request, by request id, while `goes_on` of a request's draft is true.
 
-        A request without free blocks gets no draft.
+        A request gets no draft if too few blocks are free, or if its missing tokens do not fit into the first step.
         """
         shadows = [self._synchronized(request) for request in requests]
-        drafting = [it for it in shadows if self._allocate(it, it.num_missing + depth, shadows)]
+        drafting, left = [], self._config.max_step_tokens
+        for shadow in shadows:
+            if shadow.num_missing <= left and self._allocate(shadow, shadow.num_missing + depth, shadows):
+                drafting.append(shadow)
+                left -= shadow.num_missing
         ends = {request.id: request.end_ids for request in requests}
-        for _ in range(depth):
+        for _ in range(depth if drafting else 0):
             sampled = self._compute([(shadow.own, shadow.num_missing) for shadow in drafting])
             drafting = [
                 shadow
@@ -142,8 +151,10 @@ class DraftModel:
         while right < min(len(new), len(shadow.drafted)) and new[right] == shadow.drafted[right]:
             right += 1
         if new or shadow.drafted:
-            own.num_computed = own.num_scheduled = min(own.num_computed, shadow.num_known + right)
             own.output_ids[shadow.num_known - len(own.prompt_ids) :] = new
+            # the last token is computed again if the request has not changed: its logits give the first draft
+            computed = min(own.num_computed, shadow.num_known + right, request.num_tokens - 1)
+            own.num_computed = own.num_scheduled = computed
             shadow.num_known = request.num_tokens
             shadow.drafted, shadow.percentages = [], []
             self._memory.publish(own)

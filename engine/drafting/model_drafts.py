@@ -101,7 +101,8 @@ class ModelDrafts:
         """Return the number of tokens of a prompt to prefill during this step."""
         step, token = self._seconds(room.known), self._model.prefill_seconds(1)
         seconds = min(PREFILL_SHARE * step, room.longest - step)
-        return max(BLOCK_SIZE, int(seconds / token)) if token else BLOCK_SIZE
+        tokens = max(BLOCK_SIZE, int(seconds / token)) if token else BLOCK_SIZE
+        return min(tokens, self._model.max_step_tokens)
 
     def _least(self, count: int, rate: float, room: Room) -> float:
         """Return the chance above which a further drafted token pays, at `rate` tokens per second without it."""

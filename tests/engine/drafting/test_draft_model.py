@@ -1,7 +1,7 @@
 """A draft model: its cache holds the right tokens, replies are the same with it, and its failures end no request."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -50,7 +50,11 @@ class EagerDrafter(Drafter):
 
     def __init__(self, model: DraftModel) -> None:
         super().__init__(lambda tokens: 1.0)
-        self._model = EagerDrafts(model, self.acceptance, self._seconds)
+        self._model = self.eager = EagerDrafts(model, self.acceptance, self._seconds)
+
+    def choose(self, requests: Sequence[Request], room: Room) -> Mapping[int, Draft]:
+        super().choose(requests, replace(room, most=0))
+        return {} if room.prefills or self._model is None else self.eager.choose(requests, DraftPlan({}, 0.0), room)
 
 
 # -- over the hash model, in which one wrong block changes every later draft
@@ -118,26 +122,26 @@ def always(draft: Draft) -> bool:
 
 def test_prompt_of_an_earlier_request_is_not_computed_again() -> None:
     model, runner = hash_draft_model()
-    prompt = range(100, 200)
+    prompt = range(100, 150)
     first, other = request(1, prompt, 5), request(2, prompt, 6, salt="other")
     model.draft([first], 1, always)
     model.drop(first.id)
     before = runner.computed_tokens
     model.draft([request(3, prompt, 5)], 1, always)
-    assert runner.computed_tokens - before == 101 - 96
+    assert runner.computed_tokens - before == 51 - 48
     model.draft([other], 1, always)
-    assert runner.computed_tokens - before == 101 - 96 + 101
+    assert runner.computed_tokens - before == 51 - 48 + 51
 
 
 def test_forgotten_tokens_are_computed_again() -> None:
     model, runner = hash_draft_model()
-    prompt = tuple(range(100, 200))
+    prompt = tuple(range(100, 150))
     model.draft([request(1, prompt, 5)], 1, always)
     model.drop(1)
     model.forget(prompt, Origin(), kept=0)
     before = runner.computed_tokens
     model.draft([request(2, prompt, 5)], 1, always)
-    assert runner.computed_tokens - before == 101
+    assert runner.computed_tokens - before == 51
 
 
 def test_prefill_leaves_one_token_for_the_first_draft() -> None:
@@ -165,6 +169,14 @@ def test_tokens_that_one_of_the_models_lacks() -> None:
     assert model.draft([request(1, range(100, 120), 5)], 4, always) == {}
 
 
+def test_missing_tokens_of_all_requests_fit_into_a_step() -> None:
+    model, runner = hash_draft_model()  # 64 tokens per step
+    first, second = request(1, range(100, 140), 5), request(2, range(200, 240), 5)
+    assert model.draft([first, second], 1, always).keys() == {1}
+    assert model.draft([first, second], 1, always).keys() == {1, 2}
+    assert runner.computed_tokens == 41 + 1 + 41
+
+
 def test_draft_ends_at_an_end_token() -> None:
     model, _ = hash_draft_model()
     asked = request(1, range(100, 120), 5)
@@ -177,7 +189,8 @@ def test_draft_ends_at_an_end_token() -> None:
 def test_failure_of_the_draft_model_ends_no_request(caplog: pytest.LogCaptureFixture) -> None:
     engine, _ = hash_engine(drafts=True)
     model, runner = hash_draft_model()
-    engine._scheduler._verification.drafter = EagerDrafter(model)
+    engine.draft_with(model)
+    model.seconds = lambda requests: 0.0  # type: ignore[method-assign]
     runner.launch = None  # type: ignore[assignment, method-assign]
     run = Run(engine)
     run.submit((1, 2, 3), max_tokens=20, ignore_eos=True)
