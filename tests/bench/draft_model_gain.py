@@ -88,7 +88,7 @@ def main() -> None:
                 engine = load_engine(target, options)
                 engine.draft_with(load_draft_model(draft, options, engine))
         for kind, params in SAMPLING.items():
-            ratio(engine, prompts[0], params, -1)  # measures the steps
+            ratio(engine, prompts[0], params, arguments.rounds)  # measures the steps
             before = drafted(engine)
             ratios = sorted(ratio(engine, prompts[it % len(prompts)], params, it) for it in range(arguments.rounds))
             after = drafted(engine)
