@@ -19,7 +19,7 @@ from engine.checkpoints.safetensors import SafetensorsCheckpoint
 from engine.checkpoints.weights import LoadProgress, Weights
 from engine.config import EngineConfig, ModelConfig
 from engine.core import Engine
-from engine.device import Device
+from engine.device import Device, LoadedModel
 from engine.drafting.draft_model import DraftModel
 from engine.errors import DeviceLost, NoCompiler, OutOfMemory, UnsupportedModel
 from engine.freed_memory import trim
@@ -117,9 +117,7 @@ def load_draft_model(
         device = host_device(options, model, checkpoint.path, stored)
         config = _resolve(model, device, options, ("drafts",), sum(weight.nbytes for weight in stored.values()))
         weights = Weights(checkpoint.path, stored, progress, min(device.threads, MAX_LOADING_THREADS))
-        loaded = device.load(model, weights, config)
-        trim()
-        config = config.with_pools([len(pool) for pool in loaded.kv.pools])
+        loaded, config = _load_weights(device, model, weights, config)
         runner = device.runner(loaded, model.vocab_size, config.groups)
         drafting = DraftModel(config, model.vocab_size, engine.vocab_size, runner)
         drafting.measure()
@@ -158,9 +156,7 @@ def _load_on(
     weight_bytes = sum(weight.nbytes for weight in stored.values())
     config = _resolve(model, device, options, (options.fingerprint, checkpoint.digest), weight_bytes)
     weights = output.weights(checkpoint.path, stored, progress, min(device.threads, MAX_LOADING_THREADS))
-    loaded = device.load(model, weights, config)
-    trim()
-    config = config.with_pools([len(pool) for pool in loaded.kv.pools])
+    loaded, config = _load_weights(device, model, weights, config)
     store = _open_store(options, config, loaded.kv, str(device.kv_type).removeprefix("torch."))
     block_transfer = ThreadedTransfer(loaded.kv, store) if config.host_blocks or store else None
     if output.runner is None:
@@ -169,6 +165,15 @@ def _load_on(
         config = replace(config, step_depth=1, drafts=False)
         runner = output.runner(ModelRunner(loaded, model.vocab_size, config.groups))
     return Engine(config, model.vocab_size, runner, block_transfer, store)
+
+
+def _load_weights(
+    device: Device, model: ModelConfig, weights: Weights, config: EngineConfig
+) -> tuple[LoadedModel, EngineConfig]:
+    """Load the weights and reserve the caches. Returns the configuration with the size that each pool really has."""
+    loaded = device.load(model, weights, config)
+    trim()
+    return loaded, config.with_pools([len(pool) for pool in loaded.kv.pools])
 
 
 def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type: str) -> DiskStore | None:
