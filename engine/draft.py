@@ -37,6 +37,12 @@ class Draft:
         """The numbers of drafted tokens after which a step samples a token, 0 included."""
         return tuple(accumulate(self.runs, initial=0)) if self.runs else range(len(self.token_ids) + 1)
 
+    def num_right(self, token_ids: Sequence[int]) -> int:
+        """Return how many drafted tokens, counted from the first, equal those of `token_ids` at the same offsets."""
+        pairs = enumerate(zip(self.token_ids, token_ids, strict=False))
+        shorter = min(len(self.token_ids), len(token_ids))
+        return next((number for number, (drafted, token_id) in pairs if drafted != token_id), shorter)
+
     def first(self, count: int) -> Self:
         """Return the runs within the draft's first `count` tokens."""
         kept = [number for number in self.samples if number <= count]

@@ -33,7 +33,6 @@ class _Shadow:
 
     own: Request
     num_known: int = 0  # number of tokens that the two requests have in common
-    drafted: list[int] = field(default_factory=list)
     percentages: list[int] = field(default_factory=list)
 
     @property
@@ -43,7 +42,9 @@ class _Shadow:
 
     @property
     def draft(self) -> Draft:
-        return Draft(Source.MODEL, 0, tuple(self.drafted), tuple(self.percentages))
+        """The tokens that only the small model's request has."""
+        token_ids = self.own.token_ids(self.num_known, self.own.num_tokens)
+        return Draft(Source.MODEL, 0, tuple(token_ids), tuple(self.percentages))
 
 
 class DraftModel:
@@ -115,13 +116,13 @@ class DraftModel:
                 shadow
                 for shadow in drafting
                 if self._append(shadow, sampled[shadow.own.id])
-                and shadow.drafted[-1] not in ends[shadow.own.id]
+                and shadow.own.output_ids[-1] not in ends[shadow.own.id]
                 and shadow.own.num_tokens < self._memory.context
                 and goes_on(shadow.draft)
             ]
             if not drafting:
                 break
-        return {shadow.own.id: shadow.draft for shadow in shadows if shadow.drafted}
+        return {shadow.own.id: shadow.draft for shadow in shadows if shadow.percentages}
 
     def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
         """See `KVMemory.forget`."""
@@ -138,7 +139,6 @@ class DraftModel:
         if token.token_id is None or token.token_id >= self._target_vocab_size or token.logprobs is None:
             return False
         shadow.own.output_ids.append(token.token_id)
-        shadow.drafted.append(token.token_id)
         shadow.percentages.append(round(100 * math.exp(token.logprobs.logprob)))
         return True
 
@@ -147,16 +147,14 @@ class DraftModel:
         shadow = self._shadows.pop(request.id, None) or self._new(request)
         self._shadows[request.id] = shadow
         own, new = shadow.own, request.token_ids(shadow.num_known, request.num_tokens)
-        right = 0
-        while right < min(len(new), len(shadow.drafted)) and new[right] == shadow.drafted[right]:
-            right += 1
-        if new or shadow.drafted:
+        if new or shadow.percentages:
+            right = shadow.draft.num_right(new)
             own.output_ids[shadow.num_known - len(own.prompt_ids) :] = new
             # the last token is computed again if the request has not changed: its logits give the first draft
             computed = min(own.num_computed, shadow.num_known + right, request.num_tokens - 1)
             own.num_computed = own.num_scheduled = computed
             shadow.num_known = request.num_tokens
-            shadow.drafted, shadow.percentages = [], []
+            shadow.percentages = []
             self._memory.publish(own)
         return shadow
 

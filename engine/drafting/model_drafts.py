@@ -5,11 +5,10 @@ drafting included, are higher than without. Otherwise a single token is drafted 
 model would be worth its time: such trials take at most TRIAL_SHARE of the time of decoding.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from engine.config import BLOCK_SIZE
-from engine.draft import Draft, Source
+from engine.draft import Draft
 from engine.drafting.acceptance import MAX_DRAFT, WEIGHT, Acceptance
 from engine.drafting.draft_model import DraftModel
 from engine.drafting.plan import DraftPlan, Room
@@ -71,10 +70,9 @@ class ModelDrafts:
                 continue
             sampled = request.token_ids(known, request.num_tokens)
             self._acceptance.observe(draft, sampled)
-            for drafted, token_id in zip(draft.token_ids, sampled, strict=False):
-                self._chance += WEIGHT * ((drafted == token_id) - self._chance)
-                if drafted != token_id:
-                    break
+            right = draft.num_right(sampled)
+            for offset in range(min(right + 1, len(draft.token_ids), len(sampled))):
+                self._chance += WEIGHT * ((offset < right) - self._chance)
 
     def _depth(self, count: int, behind: int, least_rate: float, room: Room) -> int:
         """Return how many tokens to draft for each of `count` requests.
@@ -112,13 +110,8 @@ class ModelDrafts:
     def _draft(self, requests: Sequence[Request], depth: int, least: float) -> Mapping[int, Draft]:
         """Draft up to `depth` tokens for each request, while the chance that all of them are right is `least`."""
         self._since_trial = 0.0
-        drafts = self._model.draft(requests, depth, lambda draft: self._reached(draft) >= least)
+        drafts = self._model.draft(requests, depth, lambda draft: min(self._acceptance.reach(draft)) >= least)
         for request in requests:
             if request.id in drafts:
                 self._made[request.id] = request.num_tokens, drafts[request.id]
         return drafts
-
-    def _reached(self, draft: Draft) -> float:
-        """Return the chance that all tokens of a draft are right."""
-        chances = (self._acceptance.chance(Source.MODEL, percentage) for percentage in draft.percentages)
-        return math.prod(chances)

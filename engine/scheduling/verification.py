@@ -93,7 +93,7 @@ class Verification:
         """Record how many drafted tokens of a completed step the reply accepted."""
         request, known = part.request, part.start + part.num_known
         # The last token of a reply may equal the draft, but no token was sampled after it.
-        accepted = _num_equal(part.drafted, request.token_ids(known, request.num_tokens - 1))
+        accepted = part.draft.num_right(request.token_ids(known, request.num_tokens - 1))
         counts, source = DraftCounts(len(part.drafted), accepted), part.draft.source
         request.drafts += counts
         self._counters.computed_tokens += accepted
@@ -126,9 +126,3 @@ class Verification:
 def _decodes(request: Request, count: int) -> bool:
     """Whether `count` is the number of missing tokens of a request that decodes, and does not prefill."""
     return count == 1 or (1 < count <= MAX_KNOWN and bool(request.output_ids))
-
-
-def _num_equal(drafted: Sequence[int], reply: Sequence[int]) -> int:
-    """Return the number of drafted tokens before the first one that differs from the reply."""
-    pairs = zip(drafted, reply, strict=False)
-    return next((number for number, (one, other) in enumerate(pairs) if one != other), min(len(drafted), len(reply)))
