@@ -1,9 +1,7 @@
 """The chat screen: the list of chats, the open chat, and the top bar. Runs commands and opens dialogs."""
 
-import asyncio
 import importlib
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -16,20 +14,20 @@ from textual.dom import DOMNode
 from textual.events import Resize
 from textual.widgets import Footer
 
-from tui import commands, figures, footer_keys, sampling_fields
-from tui.active_tools import count_active
+from tui import commands, figures, footer_keys
 from tui.client import Client, ClientError
 from tui.commands import COMMANDS, Command, Owner
 from tui.double_press import DoublePress
 from tui.drafts import Prompt
 from tui.engine_types import Loading
 from tui.open_chat import settings_of_new_chats
-from tui.plain_text import sanitize, single_line
-from tui.screens import reply_contents
+from tui.plain_text import sanitize
+from tui.screens import chat_settings, reply_contents
 from tui.screens.dialog import ask
 from tui.show_errors import show_error, show_errors
 from tui.terminal_window import TerminalWindow
-from tui.types import ChatId, ChatSettings, ToolServer
+from tui.tool_servers import ToolServers, count_active
+from tui.types import ChatId, ToolServer
 from tui.widgets.chat_list import ChatList
 from tui.widgets.composer import Composer
 from tui.widgets.conversation import Conversation
@@ -48,7 +46,6 @@ _NOTICE_SECONDS = 60.0  # seconds to show a notice about damage, which is severa
 _WARNED_SECONDS = 12.0
 _IN_FOOTER = ("new", "chats", "search", "editor")
 _QUIT_SECONDS = 2.0  # a second Ctrl+C within this time quits
-_STARTING_SECONDS = 0.5  # seconds between two polls of tool servers that are starting
 _NONE = "No model. F2 to choose one."
 
 
@@ -94,7 +91,7 @@ class ChatScreen(SteadyScreen):
         self.conversation = Conversation(client)
         self._first_chat = chat
         self._question = question
-        self._tool_servers: Sequence[ToolServer] = ()
+        self._tool_servers = ToolServers(client.tools, self._report_failed_tools)
         self._quit = DoublePress(_QUIT_SECONDS)
 
     @property
@@ -411,85 +408,47 @@ class ChatScreen(SteadyScreen):
 
     @work(description="settings")
     async def action_settings(self) -> None:
-        from tui.screens.settings import SettingsScreen
-
-        chat = self.conversation.chat
-        settings = await self.app.push_screen_wait(SettingsScreen(self._client, chat.settings))
-        if settings is not None:
-            await self.conversation.configure(chat, settings)
+        await chat_settings.edit(self.conversation, self._client)
 
     @work(description="tools")
     async def action_tools(self) -> None:
-        from tui.screens.tools import ToolsScreen
-
-        chat = self.conversation.chat
-
-        async def configure(disabled: frozenset[str]) -> None:
-            await self.conversation.configure(chat, replace(chat.settings, disabled_tools=disabled))
-
-        await self.app.push_screen_wait(ToolsScreen(self._client.tools, chat.settings.disabled_tools, configure))
+        await chat_settings.choose_tools(self.conversation, self._client)
         self.find_tools()
-
-    @work(exclusive=True, group="tools", description="tools")
-    async def find_tools(self) -> None:
-        """Start the tool servers, so that the first message does not wait for them, and store their tools."""
-        known = {server.name for server in self._tool_servers if server.state == "failed"}
-        with show_errors(self):
-            self._tool_servers = await self._client.tools.servers()
-            while any(server.state == "starting" for server in self._tool_servers):
-                await asyncio.sleep(_STARTING_SECONDS)
-                self._tool_servers = await self._client.tools.servers()
-        for server in self._tool_servers:
-            if server.state == "failed" and server.name not in known:
-                self.app.notify(
-                    f"{server.reason} /tools restarts it.",
-                    title=f"The tool server {server.name} failed.",
-                    severity="warning",
-                    markup=False,
-                )
-
-    @property
-    def active_tools(self) -> str:
-        """Text with the number of tools that the open chat offers; empty if there are no servers."""
-        return count_active(self._tool_servers, self.conversation.chat.settings.disabled_tools)
 
     @work(description="system")
     async def action_system(self, text: str = "") -> None:
         """Set the system prompt. Without a text, open the settings instead."""
-        chat = self.conversation.chat
         if text:
-            await self.conversation.configure(chat, replace(chat.settings, system=text))
+            await chat_settings.set_system_prompt(self.conversation, text)
         else:
             self.action_settings()
 
     @work(description="set")
     async def action_set(self, text: str = "") -> None:
-        """Set one sampling parameter. The argument is a name and a value: "temperature 0.2"."""
-        chat = self.conversation.chat
-        name, _, value = text.partition(" ")
-        try:
-            sampling = sampling_fields.change(chat.settings.sampling, name, value)
-        except sampling_fields.InvalidField as error:
-            self.app.notify(str(error), severity="warning", markup=False)
-            if text:
-                self._put_back(f"/set {text}")
-        else:
-            await self.conversation.configure(chat, replace(chat.settings, sampling=sampling))
-            self.app.notify(sampling_fields.confirm(sampling, name), markup=False)
+        if not await chat_settings.set_parameter(self.conversation, text) and text:
+            self._put_back(f"/set {text}")
 
     @work(description="preset")
     async def action_preset(self, name: str = "") -> None:
-        chat = self.conversation.chat
+        await chat_settings.use_preset(self.conversation, self._client, name)
+
+    @work(exclusive=True, group="tools", description="tools")
+    async def find_tools(self) -> None:
         with show_errors(self):
-            presets = await self._client.chats.presets()
-            settings: ChatSettings | None = next((one.settings for one in presets if one.name == name), None)
-            if settings is not None:
-                await self.conversation.configure(chat, settings)
-            else:
-                names = ", ".join(single_line(one.name) for one in presets)
-                unknown = f"No preset {single_line(name)}. " if name else ""
-                words = f"{unknown}Presets: {names}" if names else "No presets yet (Ctrl+S, F5 saves one)."
-                self.app.notify(words, markup=False)
+            await self._tool_servers.start()
+
+    def _report_failed_tools(self, server: ToolServer) -> None:
+        self.app.notify(
+            f"{server.reason} /tools restarts it.",
+            title=f"The tool server {server.name} failed.",
+            severity="warning",
+            markup=False,
+        )
+
+    @property
+    def active_tools(self) -> str:
+        """Text with the number of tools that the open chat offers; empty if there are no servers."""
+        return count_active(self._tool_servers.found, self.conversation.chat.settings.disabled_tools)
 
     # --- code and links in replies
 

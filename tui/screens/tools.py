@@ -12,11 +12,11 @@ from textual.css.query import NoMatches
 from textual.widgets import Footer, Label, OptionList
 from textual.widgets.option_list import Option
 
-from tui.active_tools import count_active
 from tui.client import ClientError, Tools
 from tui.plain_text import sanitize, single_line
 from tui.screens.dialog import Dialog
 from tui.show_errors import show_errors
+from tui.tool_servers import count_active
 from tui.types import ToolInfo, ToolServer
 
 EXAMPLE = """{

@@ -1,0 +1,65 @@
+"""Settings of the open chat: the dialog, and the commands that change a single one."""
+
+from dataclasses import replace
+
+from tui import sampling_fields
+from tui.client import Client
+from tui.plain_text import single_line
+from tui.show_errors import show_errors
+from tui.widgets.conversation import Conversation
+
+
+async def edit(conversation: Conversation, client: Client) -> None:
+    """Let the user edit all settings in a dialog."""
+    from tui.screens.settings import SettingsScreen
+
+    chat = conversation.chat
+    settings = await conversation.app.push_screen_wait(SettingsScreen(client, chat.settings))
+    if settings is not None:
+        await conversation.configure(chat, settings)
+
+
+async def choose_tools(conversation: Conversation, client: Client) -> None:
+    """Let the user switch tools on and off in a dialog."""
+    from tui.screens.tools import ToolsScreen
+
+    chat = conversation.chat
+
+    async def configure(disabled: frozenset[str]) -> None:
+        await conversation.configure(chat, replace(chat.settings, disabled_tools=disabled))
+
+    await conversation.app.push_screen_wait(ToolsScreen(client.tools, chat.settings.disabled_tools, configure))
+
+
+async def set_system_prompt(conversation: Conversation, text: str) -> None:
+    chat = conversation.chat
+    await conversation.configure(chat, replace(chat.settings, system=text))
+
+
+async def set_parameter(conversation: Conversation, text: str) -> bool:
+    """Set one sampling parameter. `text` is a name and a value: "temperature 0.2". Returns whether it is valid."""
+    chat = conversation.chat
+    name, _, value = text.partition(" ")
+    try:
+        sampling = sampling_fields.change(chat.settings.sampling, name, value)
+    except sampling_fields.InvalidField as error:
+        conversation.app.notify(str(error), severity="warning", markup=False)
+        return False
+    await conversation.configure(chat, replace(chat.settings, sampling=sampling))
+    conversation.app.notify(sampling_fields.confirm(sampling, name), markup=False)
+    return True
+
+
+async def use_preset(conversation: Conversation, client: Client, name: str) -> None:
+    """Use the settings of a preset, or list the presets if there is none of this name."""
+    chat = conversation.chat
+    with show_errors(conversation):
+        presets = await client.chats.presets()
+        settings = next((one.settings for one in presets if one.name == name), None)
+        if settings is not None:
+            await conversation.configure(chat, settings)
+            return
+        names = ", ".join(single_line(one.name) for one in presets)
+        unknown = f"No preset {single_line(name)}. " if name else ""
+        words = f"{unknown}Presets: {names}" if names else "No presets yet (Ctrl+S, F5 saves one)."
+        conversation.app.notify(words, markup=False)
