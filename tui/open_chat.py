@@ -43,15 +43,20 @@ class OpenChat:
 
     @property
     def title(self) -> str:
-        """The chat's title. A private chat's title starts with "Private"."""
+        """The chat's title. That of a private or archived chat says so."""
         title = "" if self.summary is None else self.summary.title
         if self.private:
             return f"Private · {title}" if title else "Private chat"
-        return title or NEW_CHAT
+        is_archived = self.summary is not None and self.summary.archived
+        return f"Archived · {title or NEW_CHAT}" if is_archived else title or NEW_CHAT
 
     def rename(self, title: str) -> None:
         if self.summary is not None:
             self.summary = replace(self.summary, title=title)
+
+    def archive(self, *, archived: bool) -> None:
+        if self.summary is not None:
+            self.summary = replace(self.summary, archived=archived)
 
     def put(self, message: Message) -> None:
         """Add a message at the end of the shown branch."""

@@ -45,10 +45,12 @@ def test_chats_are_listed_opened_renamed_pinned_archived_deleted_and_restored() 
         await chat.until(lambda: lines(chat)[0] == "› My [b]title[/b]")
         await chat.type("/archive")
         await chat.until(lambda: lines(chat) == ["Second"])
+        assert chat.app.screen.query_one(TopBar).chat_title == "Archived · My [b]title[/b]"
         await chat.type("/archived")
         await chat.until(lambda: lines(chat) == ["› My [b]title[/b]"])
         await chat.type("/archive")
         await chat.until(lambda: lines(chat) == [])
+        assert chat.app.screen.query_one(TopBar).chat_title == "My [b]title[/b]"
         await chat.type("/archived")
         await chat.until(lambda: len(lines(chat)) == 2)
         await chat.type("/delete")

@@ -28,6 +28,18 @@ def cells_of(lines: list[str], columns: int) -> list[list[str]]:
     return [[row[column] for row in texts if row[column]] for column in range(columns)]
 
 
+def test_rows_are_separated_if_one_has_several_lines() -> None:
+    async def rules(rows: list[list[str]]) -> int:
+        page = DocumentPage(table(rows))
+        async with page.run_test(size=(24, 30)) as pilot:
+            await pilot.pause()
+            return sum(line.startswith("├") for line in lines_of(page))
+
+    short = [["a", "b"], ["c", "d"], ["e", "f"]]
+    assert asyncio.run(rules(short)) == 1
+    assert asyncio.run(rules([*short, ["a long text that is wrapped", "h"]])) == 3
+
+
 def test_all_cells_are_readable_at_any_width() -> None:
     async def show(width: int) -> None:
         columns = random.randrange(1, 5)

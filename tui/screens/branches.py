@@ -12,6 +12,8 @@ from tui.plain_text import start
 from tui.screens.dialog import Dialog
 from tui.types import AUTHORS, MessageId
 
+_LONGEST_LINE = 80  # maximum number of characters shown of a message
+
 
 class BranchesScreen(Dialog[MessageId]):
     """Shows the tree of messages. Only branches are indented; consecutive messages are at the same level."""
@@ -55,7 +57,7 @@ class BranchesScreen(Dialog[MessageId]):
 
     def _line(self, message: MessageId) -> str:
         one = self._branches[message]
-        return f"{AUTHORS[one.role]}: {start(one.full_text, 50)}"
+        return f"{AUTHORS[one.role]}: {start(one.full_text, _LONGEST_LINE)}"
 
     @on(Tree.NodeSelected)
     def choose(self, event: Tree.NodeSelected[MessageId]) -> None:

@@ -220,8 +220,7 @@ class ChatScreen(SteadyScreen):
 
     @on(Conversation.Shown)
     def show_title(self, event: Conversation.Shown) -> None:
-        self.query_one(TopBar).chat_title = event.chat.title
-        self._show_window_title()
+        self._show_title()
         self.query_one(ChatList).mark_open(event.chat.id)
         self.refresh_bindings()
         if event.chat.id is not None:
@@ -268,8 +267,17 @@ class ChatScreen(SteadyScreen):
     def rename(self, event: ChatList.Renamed) -> None:
         if event.chat == self.conversation.chat.id:
             self.conversation.chat.rename(event.title)
-            self.query_one(TopBar).chat_title = self.conversation.chat.title
-            self._show_window_title()
+            self._show_title()
+
+    @on(ChatList.Archived)
+    def archive(self, event: ChatList.Archived) -> None:
+        if event.chat == self.conversation.chat.id:
+            self.conversation.chat.archive(archived=event.archived)
+            self._show_title()
+
+    def _show_title(self) -> None:
+        self.query_one(TopBar).chat_title = self.conversation.chat.title
+        self._show_window_title()
 
     def _show_window_title(self) -> None:
         """Show the chat in the window's title, which other programs record. The title of a private chat stays here."""

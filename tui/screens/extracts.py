@@ -15,6 +15,7 @@ from textual.widgets.option_list import Option
 from tui.extracts import Address, Code, Extract
 from tui.plain_text import single_line, start
 from tui.screens.dialog import Dialog
+from tui.widgets.rows import Rows
 
 _LONGEST_LINE = 100  # maximum number of characters shown of a line
 
@@ -45,7 +46,7 @@ class ExtractsScreen(Dialog[ExtractChoice]):
         with Vertical(classes="dialog") as dialog:
             dialog.border_subtitle = "↑↓ choose · ⏎ copy code, open link · ctrl+s save · esc close"
             yield Label("Code and links of this message", classes="question")
-            yield OptionList(*(Option(_line(extract)) for extract in self._extracts), markup=False)
+            yield Rows(*(Option(_line(extract)) for extract in self._extracts))
 
     def on_mount(self) -> None:
         self.query_one(OptionList).highlighted = 0

@@ -14,6 +14,7 @@ from tui.plain_text import start, without_fences
 from tui.screens.dialog import Dialog
 from tui.show_errors import show_errors
 from tui.types import AUTHORS, ChatId, ContextBudget, FullContext, MessageId, TrimPlan
+from tui.widgets.rows import Rows
 
 _CHOICES = {
     FullContext.SUMMARIZE: "Replace the oldest messages with a summary",
@@ -52,7 +53,7 @@ class FullContextScreen(Dialog[TrimPlan]):
             if self._budget is not None:
                 yield Label(figures.budget(self._budget), markup=False, classes="about")
             choices = [Option(text, id=how.value) for how, text in _CHOICES.items()]
-            yield OptionList(*choices, Option(_STOP, id=FullContext.STOP.value), markup=False)
+            yield Rows(*choices, Option(_STOP, id=FullContext.STOP.value))
             yield Label("", id="goes", markup=False)
 
     def on_mount(self) -> None:

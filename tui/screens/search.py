@@ -20,6 +20,7 @@ from tui.plain_text import single_line, without_fences
 from tui.screens.dialog import Dialog
 from tui.show_errors import show_errors
 from tui.types import AUTHORS, ChatId, ChatSummary, MessageId, SearchHit
+from tui.widgets.rows import Rows
 from tui.widgets.text_fields import LineField
 
 _PAUSE = 0.15  # seconds after the last key before the search starts
@@ -54,7 +55,7 @@ class SearchScreen(Dialog[Found]):
             dialog.border_subtitle = "⏎ open · ↓ choose · esc close"
             yield LineField(self._text, placeholder="Search all chats")
             yield Label("", id="found", markup=False)
-            yield OptionList(markup=False)
+            yield Rows()
 
     def on_mount(self) -> None:
         self.search(self._text)

@@ -18,6 +18,7 @@ from tui.screens.dialog import Dialog
 from tui.show_errors import show_errors
 from tui.tool_servers import count_active
 from tui.types import ToolInfo, ToolServer
+from tui.widgets.rows import Rows
 
 EXAMPLE = """{
   "mcpServers": {
@@ -58,7 +59,7 @@ class ToolsScreen(Dialog[None]):
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog"):
             yield Label("Looking for tool servers …", id="summary", classes="question", markup=False)
-            yield OptionList(markup=False)
+            yield Rows()
             yield Label("", id="about", markup=False)
             yield Label("", id="help", markup=False)
         yield Footer()

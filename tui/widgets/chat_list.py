@@ -21,6 +21,7 @@ from tui.plain_text import single_line
 from tui.screens.dialog import ask, confirm
 from tui.show_errors import show_errors
 from tui.types import ChatId, ChatSummary
+from tui.widgets.rows import Rows
 
 _POLL = 1.5  # seconds between two polls for changes by other windows
 _AGE_POLL = 40  # number of polls after which the ages are drawn again
@@ -64,6 +65,14 @@ class ChatList(Vertical):
             super().__init__()
             self.chat = chat
 
+    class Archived(Message):
+        """A chat was moved to the archive or out of it."""
+
+        def __init__(self, chat: ChatId, *, archived: bool) -> None:
+            super().__init__()
+            self.chat = chat
+            self.archived = archived
+
     class Renamed(Message):
         """A chat has another title."""
 
@@ -87,7 +96,7 @@ class ChatList(Vertical):
 
     def compose(self) -> ComposeResult:
         yield Label("Chats", id="chats-title", markup=False)
-        yield OptionList(markup=False)
+        yield Rows()
 
     def on_mount(self) -> None:
         self.reload()
@@ -242,6 +251,7 @@ class ChatList(Vertical):
                 await self._chats.archive(summary.id, not summary.archived)
                 done = "Unarchived." if summary.archived else "Archived. See /archived."
                 self.app.notify(done, markup=False)
+                self.post_message(self.Archived(summary.id, archived=not summary.archived))
                 self.reload()
 
     def action_unarchive(self) -> None:

@@ -47,7 +47,10 @@ class Cells(DrawnBlock):
         ]
         columns = list(zip(widths, self._sides, strict=True))
         head = _row([cell.stylize("bold $primary") for cell in self._header], columns)
-        body = [line for row in self._rows for line in _row(_filled(row, len(columns)), columns)]
+        rows = [_row(_filled(row, len(columns)), columns) for row in self._rows]
+        # a row of several lines would run into the next one
+        gap = [rules[1]] if any(len(row) > 1 for row in rows) else []
+        body = [line for index, row in enumerate(rows) for line in (*(gap if index else ()), *row)]
         return [rules[0], *head, *([rules[1], *body] if body else []), rules[2]]
 
 

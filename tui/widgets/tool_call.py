@@ -18,6 +18,7 @@ from tui.footer_keys import key_name
 from tui.plain_text import head, single_line, start
 from tui.types import CallId, Permission, ToolCalled, ToolStep
 from tui.widgets.folded import Folded
+from tui.widgets.rows import Rows
 
 # maximum number of characters of all arguments, and of one value, on the folded line
 _LONGEST_ARGUMENTS, _LONGEST_VALUE = 60, 40
@@ -147,7 +148,7 @@ class PermissionAsk(Vertical):
     def compose(self) -> ComposeResult:
         with VerticalScroll(can_focus=False):
             yield Label(head(members(self.called.arguments), _LONGEST_RESULT), markup=False)
-        yield OptionList(*(Option(words, id=kind.value) for kind, words in _ANSWERS))
+        yield Rows(*(Option(words, id=kind.value) for kind, words in _ANSWERS))
 
     def on_mount(self) -> None:
         self.border_title = Content(f"Run {single_line(self.called.name)}?")
