@@ -179,32 +179,33 @@ def loading(now: Loading) -> str:
 
 
 def budget(context: ContextBudget) -> str:
-    """Describe a context budget: "context 27 % · 5.9k free" or "context 110 % · 196 over the limit".
+    """Describe a context budget: "context 15 % · 7.0k free" or "context 60 % · 196 too many for a reply".
 
     Without a known limit: "331 tokens (limit unknown)".
     """
-    if context.limit is None or context.free is None:
+    if context.limit is None or context.unused is None:
         return budget_share(context)
-    rest = f"{short_count(context.lacking)} over the limit" if context.lacking else f"{short_count(context.free)} free"
-    return f"{budget_share(context)} · {rest}"
+    if context.lacking:
+        return f"{budget_share(context)} · {short_count(context.lacking)} too many for a reply"
+    return f"{budget_share(context)} · {short_count(context.unused)} free"
 
 
 def budget_share(context: ContextBudget) -> str:
-    """Return the share of the context that the prompt and the reserve take: "context 27 %"."""
+    """Return the share of the context that the prompt takes: "context 15 %"."""
     if context.limit is None:
         return f"{short_count(context.used)} tokens (limit unknown)"
-    return f"context {percent(context.used + context.reserve, context.limit)}"
+    return f"context {percent(context.used, context.limit)}"
 
 
 def budget_details(context: ContextBudget) -> str:
     """Describe the parts of a context budget.
 
-    Example: "System prompt 120 + messages 1,100 + reserve for the reply 1,024 = 27 % of 8,192 tokens".
+    Example: "System prompt 120 + messages 1,100 = 15 % of 8,192 tokens. 1,024 tokens are kept free for the reply."
     """
     prompt = f"System prompt {context.system:,} + messages {context.history:,}"
-    used = context.used + context.reserve
-    total = f"{used:,}" if context.limit is None else f"{percent(used, context.limit)} of {context.limit:,}"
-    return f"{prompt} + reserve for the reply {context.reserve:,} = {total} tokens"
+    share = "" if context.limit is None else f"{percent(context.used, context.limit)} of "
+    total = f"{context.limit or context.used:,} tokens"
+    return f"{prompt} = {share}{total}. {context.reserve:,} tokens are kept free for the reply."
 
 
 def retry_note(usage: Usage) -> str:

@@ -43,7 +43,7 @@ class OpenChat:
 
     @property
     def title(self) -> str:
-        """The chat's title. That of a private or archived chat says so."""
+        """The chat's title, with a prefix for a private or archived chat."""
         title = "" if self.summary is None else self.summary.title
         if self.private:
             return f"Private · {title}" if title else "Private chat"
@@ -67,6 +67,14 @@ class OpenChat:
         """Store the reason why the reply to a question did not start; "" clears it."""
         self.branches.put(replace(self.branches[question], error=why))
         return self.branches[question]
+
+    @property
+    def answered(self) -> MessageId | None:
+        """The end of the shown branch, without the reply that is being generated."""
+        if self.leaf is None or self.leaf not in self.branches:
+            return self.leaf
+        end = self.branches[self.leaf]
+        return end.parent if end.role is Role.ASSISTANT and end.finish is None else end.id
 
     def path(self) -> list[Message]:
         return self.branches.path(self.leaf)

@@ -5,8 +5,8 @@ unless noted.
 """
 
 import enum
-from dataclasses import dataclass, fields
-from typing import NewType, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import NewType, Protocol, Self
 
 from tui.plain_text import sanitize, single_line
 
@@ -383,8 +383,17 @@ class ContextBudget(Sanitized):
         return self.system + self.history
 
     @property
+    def unused(self) -> int | None:
+        """Number of tokens after the prompt, those for the reply included; None if the limit is unknown."""
+        return None if self.limit is None else self.limit - self.used
+
+    def grown(self, tokens: int) -> Self:
+        """Return the budget after `tokens` tokens of a reply, for which room was reserved."""
+        return replace(self, history=self.history + tokens, reserve=max(0, self.reserve - tokens))
+
+    @property
     def free(self) -> int | None:
-        """Number of free tokens; negative if over the limit, None if the limit is unknown."""
+        """Number of free tokens beside the reserve; negative if over the limit, None if the limit is unknown."""
         return None if self.limit is None else self.limit - self.used - self.reserve
 
     @property

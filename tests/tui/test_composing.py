@@ -136,7 +136,7 @@ def test_status_line_shows_how_full_the_context_is() -> None:
     async def flow(chat: Chatting) -> None:
         bar = chat.app.screen.query_one(StatusLine)
         await chat.until(lambda: bar.budget is not None)
-        assert "context 12 %" in str(bar.render())
+        assert "context 0 %" in str(bar.render())
         await chat.type("word " * 400, enter=False)
         await chat.until(lambda: bar.budget is not None and bar.budget.history == 499)
 

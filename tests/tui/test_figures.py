@@ -70,15 +70,15 @@ def test_unknown_costs_are_left_out(usage: Usage, words: str) -> None:
 
 
 def test_budget_shows_free_or_exceeding_tokens() -> None:
-    assert figures.budget(ContextBudget(8192, 120, 1100, 1024)) == "context 27 % · 5.9k free"
-    assert figures.budget(ContextBudget(2048, 120, 1100, 1024)) == "context 110 % · 196 over the limit"
+    assert figures.budget(ContextBudget(8192, 120, 1100, 1024)) == "context 15 % · 7.0k free"
+    assert figures.budget(ContextBudget(2048, 120, 1100, 1024)) == "context 60 % · 196 too many for a reply"
     assert figures.budget(ContextBudget(None, 120, 12_000, 1024)) == "12k tokens (limit unknown)"
 
 
 def test_details_of_a_budget_add_up_to_its_share() -> None:
-    parts = "System prompt 120 + messages 1,100 + reserve for the reply 1,024"
-    assert figures.budget_details(ContextBudget(8192, 120, 1100, 1024)) == f"{parts} = 27 % of 8,192 tokens"
-    assert figures.budget_details(ContextBudget(None, 120, 1100, 1024)) == f"{parts} = 2,244 tokens"
+    parts, reserve = "System prompt 120 + messages 1,100", "1,024 tokens are kept free for the reply."
+    assert figures.budget_details(ContextBudget(8192, 120, 1100, 1024)) == f"{parts} = 15 % of 8,192 tokens. {reserve}"
+    assert figures.budget_details(ContextBudget(None, 120, 1100, 1024)) == f"{parts} = 1,220 tokens. {reserve}"
 
 
 @pytest.mark.parametrize(

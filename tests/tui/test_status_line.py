@@ -12,7 +12,7 @@ from tui.types import ChatSettings, ContextBudget, Sampling
 from tui.widgets.status_line import StatusLine
 
 FILE = "/home/ann/models/Model.gguf"
-HALF = ContextBudget(8000, 100, 2900, 1000)
+HALF = ContextBudget(8000, 100, 3900, 1000)
 
 
 class Lined(App[None]):
@@ -56,7 +56,7 @@ def test_last_parts_are_left_out_if_the_line_is_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("history", "style"), [(2000, ""), (5600, "$text-warning"), (9000, "$text-error")], ids=["low", "high", "over"]
+    ("history", "style"), [(2000, ""), (6600, "$text-warning"), (9000, "$text-error")], ids=["low", "high", "over"]
 )
 def test_context_bar_has_the_warning_color_before_the_context_is_full(history: int, style: str) -> None:
     async def show() -> None:
@@ -91,3 +91,14 @@ def test_click_and_context_command_show_the_context_budget() -> None:
         await chat.until(lambda: "private" in line.render().plain)
 
     run(ScriptedClient(), flow, size=(120, 24))
+
+
+def test_context_grows_with_the_reply() -> None:
+    async def show() -> None:
+        async with Lined().run_test(size=(120, 24)) as pilot:
+            line = pilot.app.query_one(StatusLine)
+            line.budget = ContextBudget(8000, 0, 3200, 1000)
+            line.written = 1600
+            assert line.render().plain == "▓▓▓▓▓▓░░░░ context 60 % · 3.2k free"
+
+    asyncio.run(show())

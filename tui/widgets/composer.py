@@ -167,7 +167,7 @@ class Composer(Vertical):
         """From now on, typed text belongs to this chat."""
         if chat is not self._chat:
             self._chat = chat
-            self.sending, self._is_held = None, False
+            self.sending, self._is_held, self.status.written = None, False, 0
             self.area.change_chat(is_private=chat.private)
         self.show_settings()
 
@@ -183,7 +183,9 @@ class Composer(Vertical):
         await self.save_draft()
         with show_errors(self), suppress(NotLoaded):
             chat = self._chat
-            self.status.budget = await self._client.context.budget(chat.id, chat.leaf, self.prompt.all_text)
+            self.status.budget = await self._client.context.budget(chat.id, chat.answered, self.prompt.all_text)
+            if chat.answered == chat.leaf:
+                self.status.written = 0
 
     # --- queued messages
 

@@ -59,6 +59,7 @@ from tui.widgets.welcome import Welcome
 
 _TWICE = 1.0  # maximum seconds between two presses of Escape
 LONG_REPLY = 20.0  # seconds; after a longer reply, the terminal bell rings if another window has the focus
+_COUNTED = 64  # number of tokens of a reply after which the shown context is updated
 _BRIEF = 3.0  # seconds to show a hint; short, because the user continues to type
 
 
@@ -369,6 +370,7 @@ class Conversation(Vertical):
             if isinstance(event, ReplyStarted) and reply.message is not None:
                 self.chat.put(reply.message)
             await self._live.show(reply, event)
+            self.composer.status.written = reply.tokens // _COUNTED * _COUNTED
             self._post_activity(reply.activity)
         elif isinstance(event, ToolCalled) and event.asks:
             self.app.notify(f"{event.name} waits for your permission in another chat.", markup=False)

@@ -30,7 +30,8 @@ class StatusLine(Widget):
 
     model: reactive[str] = reactive("")
     loading_model: reactive[Loading | None] = reactive(None)
-    budget: reactive[ContextBudget | None] = reactive(None)
+    budget: reactive[ContextBudget | None] = reactive(None)  # without the reply that is being generated
+    written: reactive[int] = reactive(0)  # number of tokens of this reply
     settings: reactive[ChatSettings] = reactive(ChatSettings())
     is_private: reactive[bool] = reactive(False)
 
@@ -58,9 +59,9 @@ class StatusLine(Widget):
         return Content.styled("private" if self.is_private else "", "$text-warning")
 
     def _fullness(self) -> Sequence[Content]:
-        budget = self.budget
-        if budget is None:
+        if self.budget is None:
             return ()
+        budget = self.budget.grown(self.written)
         style, clickable = _style(budget), Style.from_meta({"part": "context"})
         bar = "" if budget.limit is None else f"{_bar(budget, budget.limit)} "
         long = Content.assemble((bar, style or "$primary"), (figures.budget(budget), style))
@@ -83,7 +84,7 @@ class StatusLine(Widget):
 
 
 def _share(budget: ContextBudget, limit: int) -> float:
-    return (budget.used + budget.reserve) / max(1, limit)
+    return budget.used / max(1, limit)
 
 
 def _style(budget: ContextBudget) -> str:
