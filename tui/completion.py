@@ -45,8 +45,15 @@ class Request:
 
     @property
     def takes_first(self) -> bool:
-        """Whether Enter chooses the first row. For arguments it does not: the user may want the text as typed."""
-        return self.source in ("commands", "@files", "history")
+        """Whether Enter chooses the first row.
+
+        It does not for a new file, whose name is wanted as typed, and for an argument of which nothing is typed. A
+        model with a slash may be a path or a repository that is not in the list.
+        """
+        if self.source in ("commands", "@files", "history"):
+            return True
+        is_named = self.source in ("presets", "themes", "files") or (self.source == "models" and "/" not in self.query)
+        return is_named and bool(self.query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ class Choice:
     attach: Path | None = None
 
 
-_FILES = ("files", "@files")
+_FILES = ("files", "new files", "@files")
 _CUT = "Only the first {:,} files are listed. Type a folder, such as ./src/"
 _ARGUMENTS: Mapping[str, str] = {
     "load": "models",
@@ -68,7 +75,7 @@ _ARGUMENTS: Mapping[str, str] = {
     "attach": "files",
     "import": "files",
     "export": "exports",
-    "backup": "files",
+    "backup": "new files",
 }
 
 
@@ -126,6 +133,7 @@ class Completions:
             "presets": self._presets,
             "themes": self._theme_names,
             "files": self._files,
+            "new files": self._files,
             "@files": self._files,
             "exports": self._exports,
         }

@@ -216,9 +216,10 @@ def retry_note(usage: Usage) -> str:
 
 
 FINISHES = {
-    Finish.LENGTH: "Reply cut at the length limit. Raise Max tokens in the settings.",
+    Finish.LENGTH: "Reply cut at its limit: Max tokens in the settings, or the end of the context (/room frees some).",
+    Finish.STOPPED: "You stopped this reply.",
     Finish.FAILED: "The reply failed.",
     Finish.CUT_OFF: "Interrupted: Inglenook closed during this reply.",
     Finish.ELSEWHERE: "Another window is writing this reply. Open the chat again to read it.",
 }
-"""Labels of replies that were neither complete nor stopped by the user."""
+"""Labels of replies that are not complete."""

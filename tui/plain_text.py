@@ -19,8 +19,8 @@ _HIDDEN = (
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 # Joiners (ZWNJ, ZWJ) belong to the spelling of Persian and Indic scripts, and build emoji. One is allowed after a
-# character outside of Latin and punctuation.
-_JOINED = r"(?<=[^\x00-\u02ff\u2000-\u206f])[\u200c\u200d]"
+# character outside of Latin and punctuation, and at the start, because a text may arrive in parts.
+_JOINED = r"(?<![\x00-\u02ff\u2000-\u206f])[\u200c\u200d]"
 _UNSAFE = re.compile(f"\r\n|[\u2028\u2029]|({_JOINED})|[{_HIDDEN}]")
 # a search with it first is three times as fast for text without such characters
 _SUSPECT = re.compile(f"[\u2028\u2029{_HIDDEN}]")

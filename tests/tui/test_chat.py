@@ -154,6 +154,7 @@ def test_escape_stops_a_reply_and_keeps_its_text() -> None:
         await chat.until(lambda: chat.conversation.current_reply is None)
         assert chat.texts() == ["go", "begun "]
         assert "stopped" in chat.label("MessageView.assistant MessageHeader")
+        assert chat.label(".outcome").startswith("! You stopped this reply.")
 
     run(ScriptedClient([TextDelta("begun "), WAIT, TextDelta("never"), END]), flow)
 

@@ -34,6 +34,7 @@ def test_hidden_and_control_characters_are_made_visible(text: str, shown: str) -
         "naïve Ω 漢字 한국어 עברית العربية",
         "👨\u200d👩\u200d👧 ❤\ufe0f",
         "می\u200cخواهم",
+        "\u200d👧",  # the end of an emoji whose start arrived earlier
         "[/] [b]x[/b] `code`",
     ],
 )

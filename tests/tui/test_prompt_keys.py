@@ -128,3 +128,32 @@ def test_escape_after_a_stopped_reply_does_not_offer_to_edit() -> None:
         assert "Press Esc again" in subtitle(chat)
 
     run(ScriptedClient([TextDelta("begun "), WAIT, TextDelta("never")]), flow)
+
+
+def test_empty_prompt_says_that_a_message_is_edited() -> None:
+    client = ScriptedClient()
+    name = client.keep("Kept", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: len(chat.texts()) == 2)
+        await chat.pilot.press("ctrl+up", "ctrl+l")
+        assert "new text of this message" in str(chat.composer.area.placeholder)
+        await chat.pilot.press("escape")
+        assert "Ask anything" in str(chat.composer.area.placeholder)
+
+    run(client, flow, chat=name)
+
+
+def test_recalled_command_opens_no_menu_so_that_up_goes_on() -> None:
+    client = ScriptedClient()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.say("first")
+        await chat.type("/theme hearth-dark")
+        await chat.pilot.press("up")
+        assert chat.composer.area.text == "/theme hearth-dark"
+        assert not chat.composer.menu.is_open
+        await chat.pilot.press("up")
+        assert chat.composer.area.text == "first"
+
+    run(client, flow)

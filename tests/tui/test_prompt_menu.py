@@ -10,6 +10,7 @@ from textual.geometry import Region
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import ScriptedClient
 from tui.commands import COMMANDS
+from tui.completion import find_request
 from tui.engine_types import ModelInfo
 from tui.file_search import Files, find_files
 from tui.fuzzy import rank
@@ -113,6 +114,24 @@ def test_arguments_of_commands_are_completed() -> None:
         assert labels(chat) == ["new-chat.md", "new-chat.json"]
 
     run(client, flow)
+
+
+@pytest.mark.parametrize(
+    ("typed", "takes"),
+    [
+        ("/theme light", True),
+        ("/attach read", True),
+        ("/load smol", True),
+        ("/load org/smol", False),
+        ("/backup read", False),
+        ("/export read", False),
+        ("/theme ", False),
+    ],
+)
+def test_enter_takes_the_first_argument_of_a_list_but_no_name_of_a_new_file(typed: str, takes: bool) -> None:
+    request = find_request(typed, len(typed))
+    assert request is not None
+    assert request.takes_first is takes
 
 
 def test_file_chosen_from_the_menu_is_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,6 +134,7 @@ def test_question_about_long_arguments_shows_the_tool_and_all_answers(size: tupl
         await chat.until(lambda: any("Deny" in line for line in chat.lines()))
         shown = "\n".join(await at_rest(chat.pilot, chat.lines))
         assert [one for one in ("Run files.read?", '"name 0": 0', "Allow once", "Deny") if one not in shown] == []
+        assert "pgdn more" in shown
         for _ in range(40):
             await chat.pilot.press("pagedown")
         assert any('"name 39": 39' in line for line in await at_rest(chat.pilot, chat.lines))

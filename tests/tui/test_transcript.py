@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from textual._compositor import Compositor
+from textual.events import MouseDown
 
 from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import USAGE, ScriptedClient
 from tui.types import ChatId, Finish, MessageId, ReplyEnd, TextDelta
 from tui.widgets import transcript as transcript_module
+from tui.widgets.message_view import MessageHeader
 
 COUNT = 40
 
@@ -254,3 +256,21 @@ def test_scrolling_to_the_end_step_by_step_anchors_there() -> None:
         assert transcript.scroll_y == transcript.max_scroll_y - 5
 
     run(client, flow, chat=name)
+
+
+def test_mouse_button_on_a_message_that_was_just_removed_does_nothing() -> None:
+    client, chat_id = long_chat()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.texts()[-1:] == [f"message {COUNT - 1}"])
+        header = (await at_rest(chat.pilot, chat.views))[-1].query_one(MessageHeader)
+        x, y = header.region.offset
+        pressed = MouseDown(None, x, y, 0, 0, 1, False, False, False, x, y)
+        parent, header._parent = header._parent, None  # removed, but still on the screen
+        try:
+            chat.screen._forward_event(pressed)
+        finally:
+            header._parent = parent
+        assert chat.screen._select_state is None
+
+    run(client, flow, chat=chat_id)

@@ -254,6 +254,7 @@ class Composer(Vertical):
             self._aside = self.prompt
         self.add_class("editing")
         self.write(prompt)
+        self.area.show_purpose(edits=True)
         self.area.edited_reply = self.area.text if is_reply else ""
         self.area.focus()
 
@@ -262,6 +263,7 @@ class Composer(Vertical):
         if self._aside is not None:
             draft, self._aside = self._aside, None
             self.remove_class("editing")
+            self.area.show_purpose(edits=False)
             self.area.put_away()
             self.area.edited_reply = ""
             self.write(draft)
@@ -287,7 +289,10 @@ class Composer(Vertical):
 
     @on(TextArea.Changed)
     def suggest(self) -> None:
-        self.menu.follow(self.area.text, self.area.cursor_index)
+        if self.area.is_recalled:
+            self.menu.close()  # the arrow keys go on to other inputs
+        else:
+            self.menu.follow(self.area.text, self.area.cursor_index)
         self.measure()
 
     @on(PromptMenu.OptionSelected)

@@ -24,7 +24,7 @@ class Outcome(WordButtons):
 
     def show(self, message: Message) -> None:
         self._message = message
-        self.set_class(message.finish not in (Finish.LENGTH, Finish.ELSEWHERE), "-failed")
+        self.set_class(message.finish not in (Finish.LENGTH, Finish.STOPPED, Finish.ELSEWHERE), "-failed")
         self.update(self._content())
 
     def toggle_details(self) -> None:

@@ -24,6 +24,7 @@ LARGE_PASTE = 10_000  # characters
 
 _PLACEHOLDER = "Ask anything   (/ commands   @ files)"
 _PRIVATE_PLACEHOLDER = f"Private: nothing is saved. {_PLACEHOLDER}"
+_EDIT_PLACEHOLDER = "The new text of this message (Esc cancels)"
 
 
 class PromptArea(TextField, ActiveCursor):
@@ -99,9 +100,14 @@ class PromptArea(TextField, ActiveCursor):
         self._menu.close()
         self._set_aside()
         self.border_title = "Private" if is_private else ""
-        self.placeholder = _PRIVATE_PLACEHOLDER if is_private else _PLACEHOLDER
         self._private = [] if is_private else None
+        self.show_purpose(edits=False)
         self._index = len(self._earlier)
+
+    def show_purpose(self, *, edits: bool) -> None:
+        """Say in the empty prompt what it is for: another message, or the text of an earlier one."""
+        another = _PLACEHOLDER if self._private is None else _PRIVATE_PLACEHOLDER
+        self.placeholder = _EDIT_PLACEHOLDER if edits else another
 
     @property
     def _earlier(self) -> list[str]:
@@ -113,6 +119,11 @@ class PromptArea(TextField, ActiveCursor):
         inputs = [*self._earlier, ""]
         is_looked_at = self.text and self.text == inputs[self._index]
         return self._unsent.get(len(inputs) - 1, "") if is_looked_at else self.text
+
+    @property
+    def is_recalled(self) -> bool:
+        """Whether the text is an earlier input that was recalled and not changed."""
+        return self._index < len(self._earlier) and self.text == self._earlier[self._index]
 
     def write(self, text: str) -> None:
         """Replace the text, and move the cursor to its end."""

@@ -5,9 +5,11 @@ tests/tui/test_textual_internals.py fails if a version of Textual changes a name
 
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual.app import App
+from textual.geometry import Offset
 from textual.keys import Keys
 from textual.screen import Screen
 from textual.timer import Timer
+from textual.widget import Widget
 from textual.widgets import TextArea
 
 _FRAME_PERIOD = 1 / 240  # seconds
@@ -60,6 +62,15 @@ class SteadyScreen(Screen[None]):
     @property
     def is_unsettled(self) -> bool:
         return False
+
+    def get_widget_and_offset_at(self, x: int, y: int) -> tuple[Widget | None, Offset | None]:
+        """Return the widget at a position, unless it was just removed and is only still drawn.
+
+        Textual would fail on a mouse button that is pressed there.
+        """
+        widget, offset = super().get_widget_and_offset_at(x, y)
+        is_removed = widget is not None and widget is not self and widget.parent is None
+        return (None, None) if is_removed else (widget, offset)
 
     def _compositor_refresh(self) -> None:
         if not self.is_unsettled:

@@ -152,18 +152,25 @@ class PermissionAsk(Vertical):
 
     def on_mount(self) -> None:
         self.border_title = Content(f"Run {single_line(self.called.name)}?")
-        self.border_subtitle = KEYS
+        self._show_keys()
         self.query_one(OptionList).highlighted = 0
 
     def on_resize(self) -> None:
         """Limit the lines of the arguments, so that the whole question is visible above the prompt."""
         self.query_one(VerticalScroll).styles.max_height = max(1, self.app.size.height // 3 - len(_ANSWERS))
+        self.call_after_refresh(self._show_keys)
 
     def on_descendant_focus(self) -> None:
-        self.border_subtitle = FOCUSED_KEYS
+        self._show_keys()
 
     def on_descendant_blur(self) -> None:
-        self.border_subtitle = KEYS
+        self._show_keys()
+
+    def _show_keys(self) -> None:
+        """Show the keys of the moment, the one for hidden arguments first."""
+        is_cut = self.query_one(VerticalScroll).max_scroll_y > 0
+        keys, more = (FOCUSED_KEYS, "pgdn more · ") if self.has_focus_within else (KEYS, f"{CHOOSE} more · ")
+        self.border_subtitle = f"{more}{keys}" if is_cut else keys
 
     def action_page(self, step: int) -> None:
         """Scroll the arguments by a page."""
