@@ -290,7 +290,7 @@ class Composer(Vertical):
     @on(TextArea.Changed)
     def suggest(self) -> None:
         if self.area.is_recalled:
-            self.menu.close()  # the arrow keys go on to other inputs
+            self.menu.close()  # so that the arrow keys recall other inputs
         else:
             self.menu.follow(self.area.text, self.area.cursor_index)
         self.measure()
