@@ -73,9 +73,12 @@ def _keywords(kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
     return {**given, "debug": False, "instrumentation_mode": knobs.compilation.instrumentation_mode}
 
 
+Each = Callable[[Launch, tuple[int, ...], dict[str, Any]], None]  # takes a launch, its grid, and its arguments
+
+
 @contextmanager
-def record_launches() -> Iterator[dict[str, Launch]]:
-    """Record the distinct launches within the context, by key.
+def record_launches(each: Each = lambda launch, grid, arguments: None) -> Iterator[dict[str, Launch]]:
+    """Record the distinct launches within the context, by key. Calls `each` for every launch.
 
     Raises ValueError if a grid is larger than GPUs support.
     """
@@ -93,6 +96,7 @@ def record_launches() -> Iterator[dict[str, Launch]]:
             _, signature, constants, attributes = kernel._pack_args(BACKEND, keywords, bound, kinds, parsed)
             module, name = kernel.fn.__module__, kernel.fn.__name__
             launches[key] = Launch(module, name, signature, constants, attributes, options)
+        each(launches[key], tuple(grid), bound)
 
     with mock.patch.object(JITFunction, "run", run):
         yield launches

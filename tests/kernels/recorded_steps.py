@@ -1,0 +1,226 @@
+"""Record what a step of a model launches on a card, without the card and without memory for the weights.
+
+The model runs on the device `meta`. What a step launches is found by running it, so no kernel is named here.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine import models
+from engine.backends.cuda.batch_tensors import BatchLimits
+from engine.backends.cuda.blocks import GpuBlocks
+from engine.backends.cuda.device import CudaDevice, CudaOptions
+from engine.backends.cuda.gpu import CaptureStream, Gpu, PlannedGpu
+from engine.backends.cuda.operations import CudaOperations
+from engine.backends.cuda.step import CudaStep
+from engine.batch import Batch
+from engine.checkpoints.weights import Weights
+from engine.config import BLOCK_SIZE, ModelConfig
+from engine.kernels.attention_tiles import decode_tiles, query_tiles, tile_queries
+from quant.cuda.linear import CudaBackend, CudaLinear
+from quant.cuda.matrix import CudaMatrix
+from quant.kernels.card import Card
+from tests.gpu.random_checkpoint import RandomCheckpoint
+from tests.kernels.launches import Launch, record_launches
+
+META = torch.device("meta")
+COLUMNS = 8  # tokens of a matrix instruction: fewer tokens take as many instructions
+GATHERING = {"ids", "slots"}  # parameters with the numbers of the few rows that a kernel reads or writes
+NO_WORK = ("empty", "detach", "alias", "_unsafe_view", "_reshape_alias")  # functions of torch that launch no kernel
+
+
+class AbsentGpu(PlannedGpu):
+    """A card whose tensors have only shapes."""
+
+    @property
+    def device(self) -> torch.device:
+        return META
+
+    def current(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def capture_stream(self) -> CaptureStream:
+        return CaptureStream(Gpu(replace(self.card, interpreted=True)))
+
+    def staging(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One launch of a step: a kernel of this project, or a function of torch."""
+
+    operation: str  # the operation of the model, with the shape of a matrix
+    launch: Launch | None  # None for a function of torch
+    programs: int
+    traffic: int  # bytes of all tensors
+    streamed: int  # bytes of the largest tensor
+    multiply_adds: int  # those of matrix instructions, or of a product of torch
+    rows: int = 0  # rows of the input of a product, in multiples of COLUMNS
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of equal requests."""
+
+    requests: int
+    tokens: int  # tokens of each request that the step computes
+    context: int  # tokens of each request after the step
+
+    @property
+    def visible(self) -> int:
+        """Sum over all tokens of the positions that they see."""
+        before = self.context - self.tokens
+        return self.requests * (self.tokens * before + self.tokens * (self.tokens + 1) // 2)
+
+    def batch(self) -> Batch:
+        blocks = -(-self.context // BLOCK_SIZE)
+        count = self.requests * self.tokens
+        tables = [[1 + number * blocks + block for block in range(blocks)] for number in range(self.requests)]
+        positions = [*range(self.context - self.tokens, self.context)] * self.requests
+        starts = [*range(0, count + 1, self.tokens)]
+        lengths = [self.context] * self.requests
+        return Batch([0] * count, positions, ([0] * count,), (tables,), starts, lengths, [it - 1 for it in starts[1:]])
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the launches of a step, with the operation and the matrix to which they belong."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.works: list[Work] = []
+        self._operation = ""
+        self._layer: CudaLinear | None = None
+        self._rows = 0  # of the input of the product
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if self._operation and not func.is_view and not name.startswith(NO_WORK):
+            tensors = [it for it in (*args, *(kwargs or {}).values(), result) if isinstance(it, Tensor)]
+            pair = args[:2] if name in ("mm", "matmul") else ()
+            products = pair[0].shape[0] * pair[0].shape[1] * pair[1].shape[1] if pair else 0
+            sizes = {id(it): it.nbytes for it in tensors}
+            self.works.append(Work(self._operation, None, 1, sum(sizes.values()), max(sizes.values()), products))
+        return result
+
+    def launched(self, launch: Launch, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
+        tensors = {name: it for name, it in arguments.items() if isinstance(it, Tensor)}
+        if any(name in tensors for name in GATHERING):
+            smallest = max(it.shape[0] for name, it in tensors.items() if name in GATHERING)
+            tensors = {name: it for name, it in tensors.items() if it.shape[0] == smallest}
+        sizes = {it.untyped_storage()._cdata: it.nbytes for it in tensors.values()}
+        products = self._multiply_adds(list(tensors.values()))
+        traffic, streamed = sum(sizes.values()), max(sizes.values())
+        rows = self._rows if products else 0
+        self.works.append(Work(self._operation, launch, prod(grid), traffic, streamed, products, rows))
+
+    @contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        previous, self._operation = self._operation, self._operation or name
+        try:
+            yield
+        finally:
+            self._operation = previous
+
+    @contextmanager
+    def product(self, layer: CudaLinear, rows: int) -> Iterator[None]:
+        previous = self._operation, self._layer
+        kinds = "+".join(_kind(matrix) for matrix in layer.matrices)
+        self._operation, self._layer = f"{kinds} {layer.outputs}x{layer.inputs}", layer
+        self._rows = -(-rows // COLUMNS) * COLUMNS
+        try:
+            yield
+        finally:
+            self._operation, self._layer = previous
+
+    def _multiply_adds(self, tensors: Sequence[Tensor]) -> int:
+        """Return the multiply-adds of a product with the matrix among the tensors, or of attention."""
+        if self._layer is None:
+            return 0
+        storages = {it.untyped_storage()._cdata for it in tensors}
+        return max((self._rows * prod(it.shape) for it in self._layer.matrices if _storages(it) & storages), default=0)
+
+
+def _kind(matrix: CudaMatrix) -> str:
+    form: Any = getattr(matrix, "form", None)
+    return "dense" if form is None else str(getattr(form, "kind", form))
+
+
+def _storages(matrix: CudaMatrix) -> set[int]:
+    values = [getattr(matrix, field.name) for field in fields(matrix)]
+    return {it.untyped_storage()._cdata for it in values if isinstance(it, Tensor)}
+
+
+@contextmanager
+def _recording(step: Step, model: ModelConfig) -> Iterator[list[Work]]:
+    """Record the launches of the body, with those of each operation under its name."""
+    recorder = _Recorder()
+
+    def named(name: str, function: Any) -> Any:
+        def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            with recorder.operation(name):
+                return function(self, *arguments, **options)
+
+        return call
+
+    def multiply(self: CudaLinear, x: Tensor, **options: Any) -> Tensor:
+        with recorder.product(self, len(x)):
+            return original(self, x, **options)
+
+    original = CudaLinear.multiply
+    public = [name for name in vars(CudaOperations) if not name.startswith("_")]
+    operations = {name: named(name, getattr(CudaOperations, name)) for name in public}
+    named_operations = mock.patch.multiple(CudaOperations, **operations)
+    named_products = mock.patch.object(CudaLinear, "multiply", multiply)
+    with named_operations, named_products, record_launches(recorder.launched), recorder:
+        yield recorder.works
+    attended = 2 * model.heads * model.head_dim * step.visible  # of one layer, in both products
+    for number, work in enumerate(recorder.works):
+        if work.operation == "attend" and step.tokens > 1:
+            recorder.works[number] = replace(work, multiply_adds=attended)
+
+
+class RecordedModel:
+    """A model with weights of one mix on a card that is not there."""
+
+    def __init__(self, card: Card, model: ModelConfig, mix: str) -> None:
+        self._gpu = AbsentGpu(card)
+        checkpoint = RandomCheckpoint(model, mix, META)
+        self.model = models.read_config(checkpoint.metadata)
+        self._device = CudaDevice(self._gpu, CudaOptions())
+        operations = CudaOperations(CudaBackend(META, card, deterministic=False), card, deterministic=False)
+        weights = Weights(checkpoint.path, models.stored_weights(checkpoint))
+        self._loaded = models.load(self.model, weights, operations, model.context_length)
+        self.weight_bytes = checkpoint.bytes_per_step
+
+    @property
+    def step_tokens(self) -> int:
+        """The largest number of tokens of a step."""
+        return self._device.step_tokens(self.model)
+
+    def record(self, step: Step) -> list[Work]:
+        """Return all launches of a step, in order."""
+        batch, model = step.batch(), self.model
+        blocks = -(-step.context // BLOCK_SIZE)
+        limits = BatchLimits(len(batch.token_ids), step.requests, blocks, 1)
+        queries = tile_queries(model.heads, model.kv_heads, model.head_dim, self._gpu.card, deterministic=False)
+        groups, shape = self._loaded.kv_groups(), self._device.layer_shape
+        kv = GpuBlocks(self._gpu, groups, [step.requests * blocks + 1], shape, self._device.kv_type)
+        tiles = (
+            decode_tiles(step.requests, step.context, queries)
+            if step.tokens == 1
+            else query_tiles(batch.query_starts, batch.context_lengths, queries)
+        )
+        with _recording(step, model) as works:
+            CudaStep(self._gpu, self._loaded, kv, limits, queries).launch_without_graph(batch, tiles)
+        return works
