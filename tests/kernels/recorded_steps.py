@@ -16,16 +16,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import models
-from engine.backends.cuda.batch_tensors import BatchLimits
-from engine.backends.cuda.blocks import GpuBlocks
 from engine.backends.cuda.device import CudaDevice, CudaOptions
 from engine.backends.cuda.gpu import CaptureStream, Gpu, PlannedGpu
 from engine.backends.cuda.operations import CudaOperations
-from engine.backends.cuda.step import CudaStep
 from engine.batch import Batch
 from engine.checkpoints.weights import Weights
-from engine.config import BLOCK_SIZE, ModelConfig
-from engine.kernels.attention_tiles import decode_tiles, query_tiles, tile_queries
+from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
 from quant.cuda.linear import CudaBackend, CudaLinear
 from quant.cuda.matrix import CudaMatrix
 from quant.kernels.card import Card
@@ -194,10 +190,9 @@ class RecordedModel:
     """A model with weights of one mix on a card that is not there."""
 
     def __init__(self, card: Card, model: ModelConfig, mix: str) -> None:
-        self._gpu = AbsentGpu(card)
         checkpoint = RandomCheckpoint(model, mix, META)
         self.model = models.read_config(checkpoint.metadata)
-        self._device = CudaDevice(self._gpu, CudaOptions())
+        self._device = CudaDevice(AbsentGpu(card), CudaOptions())
         operations = CudaOperations(CudaBackend(META, card, deterministic=False), card, deterministic=False)
         weights = Weights(checkpoint.path, models.stored_weights(checkpoint))
         self._loaded = models.load(self.model, weights, operations, model.context_length)
@@ -210,17 +205,9 @@ class RecordedModel:
 
     def record(self, step: Step) -> list[Work]:
         """Return all launches of a step, in order."""
-        batch, model = step.batch(), self.model
-        blocks = -(-step.context // BLOCK_SIZE)
-        limits = BatchLimits(len(batch.token_ids), step.requests, blocks, 1)
-        queries = tile_queries(model.heads, model.kv_heads, model.head_dim, self._gpu.card, deterministic=False)
-        groups, shape = self._loaded.kv_groups(), self._device.layer_shape
-        kv = GpuBlocks(self._gpu, groups, [step.requests * blocks + 1], shape, self._device.kv_type)
-        tiles = (
-            decode_tiles(step.requests, step.context, queries)
-            if step.tokens == 1
-            else query_tiles(batch.query_starts, batch.context_lengths, queries)
-        )
-        with _recording(step, model) as works:
-            CudaStep(self._gpu, self._loaded, kv, limits, queries).launch_without_graph(batch, tiles)
+        blocks, tokens = -(-step.context // BLOCK_SIZE), step.requests * step.tokens
+        config = EngineConfig("cuda", step.context, 0, max_step_tokens=tokens, max_running=step.requests)
+        launcher = self._device._step(self._loaded, config.with_pools([step.requests * blocks + 1]))
+        with _recording(step, self.model) as works:
+            launcher.launch(step.batch(), kept=True)
         return works

@@ -5,7 +5,11 @@ products use the values. Unsupported operations raise an error: sums over bfloat
 interpreter spends most of its time on creating types and shapes again, so these are cached.
 """
 
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -172,3 +176,26 @@ def install() -> None:
     interpreter._get_np_dtype = _same_numpy_type
     for name in ("si_to_fp", "ui_to_fp", "fp_to_si", "fp_to_ui", "fp_ext", "fp_trunc"):
         setattr(_builder, f"create_{name}", lambda self, source, target: self.cast_impl(source, target))
+
+
+@contextmanager
+def programs_in_order(order: Callable[[int], Sequence[int]]) -> Iterator[None]:
+    """Run the programs of kernels in another order. `order` takes their number, and returns a permutation of them.
+
+    A GPU runs programs in any order, and at the same time. A kernel whose results depend on the order has a race.
+    """
+    builder = interpreter.interpreter_builder
+    set_dimensions, set_index = type(builder).set_grid_dim, type(builder).set_grid_idx
+    places: list[int] = []
+
+    def dimensions(*grid: int) -> None:
+        set_dimensions(builder, *grid)
+        places[:] = order(math.prod(grid))
+
+    def index(x: int, y: int, z: int) -> None:
+        _, columns, depth = builder.grid_dim
+        place = places[(x * columns + y) * depth + z]
+        set_index(builder, place // (columns * depth), place // depth % columns, place % depth)
+
+    with mock.patch.object(builder, "set_grid_dim", dimensions), mock.patch.object(builder, "set_grid_idx", index):
+        yield

@@ -3,13 +3,14 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from engine import models
 from engine.backends.cuda.batch_tensors import BatchLimits
 from engine.backends.cuda.blocks import GpuBlocks
-from engine.backends.cuda.gpu import Gpu
+from engine.backends.cuda.gpu import CaptureStream, Gpu
 from engine.backends.cuda.kernel_compilation import Report, compile_kernels, recording_kernels
 from engine.backends.cuda.kernel_launches import launch_every_kernel
 from engine.backends.cuda.memory import LOADING_THREADS, USE_LESS, GpuMemory
@@ -145,7 +146,12 @@ class CudaDevice:
         )
         groups, host = loaded.kv_groups(), config.host_blocks
         kv = GpuBlocks(self._gpu, groups, config.pool_sizes, self.layer_shape, self.kv_type, host)
-        return CudaStep(self._gpu, loaded, kv, _limits(config), queries)
+        return CudaStep(self._gpu, loaded, kv, _limits(config), queries, self._capture_stream)
+
+    @cached_property
+    def _capture_stream(self) -> CaptureStream:
+        """The stream of all graphs, also of those that only measure memory: libraries keep a workspace per stream."""
+        return self._gpu.capture_stream()
 
     def _largest_step(self, loaded: Model, config: EngineConfig) -> CudaStep:
         """Return a step with pools of the configured size, or smaller ones if the driver cannot allocate them."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import BatchTensors
-from engine.backends.cuda.gpu import Gpu
+from engine.backends.cuda.gpu import CaptureStream, Gpu
 from engine.backends.device_errors import is_out_of_memory
 from engine.batch import Batch
 from engine.kernels.attention_tiles import TileQueries, Tiles, decode_tiles
@@ -48,6 +48,7 @@ class StepGraphs:
         queries: TileQueries,
         largest: GraphSize,
         vocabulary: int,
+        stream: CaptureStream,
     ) -> None:
         self._gpu = gpu
         self._compute = compute
@@ -55,7 +56,8 @@ class StepGraphs:
         self._requests = sorted({min(size, largest.requests) for size in SIZES} | {largest.requests})
         self._contexts = tuple(_context_sizes(largest.context))
         self._logits = torch.empty(largest.requests, vocabulary, dtype=torch.float32, device=gpu.device)
-        self._stream = gpu.capture_stream()
+        self._stream = stream
+        stream.reset()
         self._tiles: dict[GraphSize, Tiles] = {}
         self._captured: dict[GraphSize, Callable[[], None]] = {}
         self._waits: dict[GraphSize, int] = {}  # steps until a failed capture is tried again

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import NO_PENDING_TOKENS, BatchLimits, BatchTensors, PendingTokens, StepBuffers
-from engine.backends.cuda.gpu import Gpu
+from engine.backends.cuda.gpu import CaptureStream, Gpu
 from engine.backends.cuda.graphs import GraphSize, StepGraphs
 from engine.batch import Batch
 from engine.config import BLOCK_SIZE
@@ -24,7 +24,15 @@ from engine.sampling.drawing import Logits
 class CudaStep:
     """A model with its KV cache. All launches must come from threads with the same current stream."""
 
-    def __init__(self, gpu: Gpu, model: Model, kv: KVCache, limits: BatchLimits, queries: TileQueries) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        model: Model,
+        kv: KVCache,
+        limits: BatchLimits,
+        queries: TileQueries,
+        stream: CaptureStream,
+    ) -> None:
         self.gpu = gpu
         self.kv = kv
         self._compute = partial(compute, model, kv)
@@ -32,7 +40,7 @@ class CudaStep:
         self._groups = limits.groups
         self._buffers = StepBuffers(limits, gpu)
         largest = GraphSize(limits.requests, limits.table_blocks * BLOCK_SIZE)
-        self._graphs = StepGraphs(gpu, self._compute, queries, largest, model.config.vocab_size)
+        self._graphs = StepGraphs(gpu, self._compute, queries, largest, model.config.vocab_size, stream)
 
     def __call__(self, batch: Batch) -> Logits:
         return Logits(self.launch(batch))

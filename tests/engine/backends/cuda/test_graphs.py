@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.backends.cuda import graphs
 from engine.backends.cuda.batch_tensors import BatchTensors
-from engine.backends.cuda.gpu import Gpu
+from engine.backends.cuda.gpu import CaptureStream, Gpu
 from engine.backends.cuda.graphs import GraphSize, StepGraphs
 from engine.batch import Batch
 from engine.kernels.attention_tiles import TileQueries
@@ -31,9 +31,6 @@ class FakeGpu:
     resets: int = 0
     device: torch.device = CPU
 
-    def capture_stream(self) -> "FakeGpu":
-        return self
-
     def capture(self, work: Any) -> Any:
         self.captures += 1
         if self.failures and (error := self.failures.pop(0)) is not None:
@@ -52,7 +49,10 @@ def step_graphs(gpu: FakeGpu, computed: list[BatchTensors]) -> StepGraphs:
         computed.append(tensors)
         return torch.zeros(1, VOCABULARY)
 
-    return StepGraphs(cast(Gpu, gpu), compute, TileQueries(few=2, many=8), GraphSize(3, 2048), VOCABULARY)
+    stream = cast(CaptureStream, gpu)
+    graphs = StepGraphs(cast(Gpu, gpu), compute, TileQueries(few=2, many=8), GraphSize(3, 2048), VOCABULARY, stream)
+    gpu.resets = 0
+    return graphs
 
 
 TENSORS = cast(BatchTensors, None)

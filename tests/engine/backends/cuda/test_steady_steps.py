@@ -1,0 +1,70 @@
+"""What a decode step asks of the driver once a reply is under way, on a card whose driver does nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.backends.cuda.gpu import CAPTURE_PRIORITY
+from engine.loading import ModelEngine
+from engine.sampling_params import SamplingParams
+from tests.engine.backends.cuda.idle_card import Counts, IdleCard, without_compilation
+from tests.engine.models.tiny_llama import make
+
+LAYERS = 2
+# lower these numbers if a step takes fewer; they must not grow
+LAYER_LAUNCHES, OTHER_LAUNCHES = 5, 1  # kernels of a captured step, without products of a library
+SAMPLING_LAUNCHES = 2  # one inserts pending tokens, and one samples
+TRANSFERS = 3  # the batch and the sampling parameters to the card, and the samples to the host
+WARM_UP = 6  # steps until a reply is under way
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> IdleCard:
+    fake = IdleCard()
+    fake.install(monkeypatch)
+    return fake
+
+
+@pytest.fixture
+def engine(card: IdleCard, tmp_path: Path) -> ModelEngine:
+    path = make(tmp_path, heads=2, kv_heads=1, layers=LAYERS).path
+    with without_compilation():
+        return card.engine(path, context_length=64)
+
+
+def steady(card: IdleCard, engine: ModelEngine, requests: int, steps: int) -> list[Counts]:
+    """Return the counts of decode steps in the middle of replies."""
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    for number in range(requests):
+        engine.add(engine.request((1, 2, 3 + number), params, frozenset()))
+    for _ in range(WARM_UP):
+        engine.step()
+    found = []
+    for _ in range(steps):
+        with card.counting() as counts:
+            engine.step()
+        found.append(counts)
+    return found
+
+
+def test_all_graphs_of_an_engine_use_one_stream(card: IdleCard, engine: ModelEngine) -> None:
+    steady(card, engine, 1, 1)
+    assert card.streams == [(0, CAPTURE_PRIORITY)]
+    assert len(card.captured) > 1
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_steady_step_replays_a_graph_and_neither_captures_nor_allocates(
+    requests: int, card: IdleCard, engine: ModelEngine
+) -> None:
+    steps = steady(card, engine, requests, 5)
+    for counts in steps:
+        assert counts.calls == {"replay": 1, "record": 1, "wait": 1}
+        assert (counts.streams, counts.launches, counts.transfers) == (0, SAMPLING_LAUNCHES, TRANSFERS)
+    # equal steps allocate equal tensors, which the allocator serves from its cache
+    assert all(it.operations == steps[0].operations for it in steps)
+
+
+def test_launches_of_a_captured_step_do_not_grow(card: IdleCard, engine: ModelEngine) -> None:
+    engine.assert_empty()
+    assert max(card.captured) == LAYERS * LAYER_LAUNCHES + OTHER_LAUNCHES

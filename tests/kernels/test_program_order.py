@@ -1,0 +1,144 @@
+"""The results of kernels do not depend on the order in which their programs run. A race shows as different bits."""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.backends.cuda.device import CudaDevice, CudaOptions
+from engine.backends.cuda.gpu import Gpu
+from engine.kernels.sampling import sample
+from engine.kernels.sampling_rows import SampleTarget, build_rows
+from engine.request import Request
+from engine.sampling.masks import NO_MASKS
+from engine.sampling_params import SamplingParams
+from quant.cuda.linear import CudaLinear
+from quant.cuda.loading import to_device
+from quant.cuda.matrix import PackedMatrix
+from quant.kernels.tiles import TOKENS, ProductShape, ProductTile
+from tests.engine.backends.cuda.two_devices import INTERPRETED, load, tokens
+from tests.kernels.weights import weight
+from tests.support import random_gguf
+from tests.support.held_request import HeldRequest
+from tests.support.triton_interpreter import programs_in_order
+
+Order = Callable[[int], Sequence[int]]
+BLOCKS, CACHED = (3, 8, 2), 34
+ONE_LAYER = random_gguf.Shape(1, 256, 4, 2, 64, 256, 272)
+
+# a test that runs on a card cannot choose the order of programs
+pytestmark = pytest.mark.usefixtures("device")
+
+
+@triton.jit
+def _chain_kernel(out: tl.tensor) -> None:
+    """A kernel with a race: each program reads what the one before it writes."""
+    program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(out + program + 1, tl.load(out + program) + 1)
+
+
+@triton.jit
+def _shared_slot_kernel(x: tl.tensor, out: tl.tensor) -> None:
+    """A kernel with a race: all programs add to one number, in floats that are rounded."""
+    tl.store(out, tl.load(out) + tl.load(x + tl.program_id(0)))
+
+
+def chain() -> Tensor:
+    out = torch.zeros(13)
+    _chain_kernel[3, 4](out)
+    return out
+
+
+def shared_slot() -> Tensor:
+    out = torch.zeros(1)
+    _shared_slot_kernel[40,](torch.logspace(-9, 9, 40), out)
+    return out
+
+
+def orders(seed: int) -> list[Order]:
+    """Return the reverse order and a random one."""
+
+    def shuffled(count: int) -> list[int]:
+        return random.Random(f"{seed} {count}").sample(range(count), count)
+
+    return [lambda count: range(count)[::-1], shuffled]
+
+
+def depends_on_order(run: Callable[[], Tensor], seed: int) -> bool:
+    """Whether the bits of a result differ between orders."""
+    expected = run()
+    for order in orders(seed):
+        with programs_in_order(order):
+            found = run()
+        if not torch.equal(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("racy", [chain, shared_slot])
+def test_racy_kernels_are_found(racy: Callable[[], Tensor], seed: int) -> None:
+    assert depends_on_order(racy, seed)
+
+
+def test_every_program_runs_once_in_any_order(seed: int) -> None:
+    ran: list[int] = []
+
+    def noted(count: int) -> Sequence[int]:
+        ran.append(count)
+        return orders(seed)[1](count)
+
+    with programs_in_order(noted):
+        chain()
+    assert ran == [12]
+    assert sorted(orders(seed)[1](12)) == list(range(12))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_steps_of_a_model(deterministic: bool, tmp_path: Path, seed: int) -> None:
+    """Embedding, norms, products, rope, storage of keys and values, attention with several parts, and gates."""
+    random_gguf.write(path := tmp_path / "random.gguf", "Q4_K", ONE_LAYER)
+    options = CudaOptions(deterministic=deterministic)
+
+    def run() -> Tensor:
+        loaded = load(path, CudaDevice(Gpu(INTERPRETED), options))
+        request = HeldRequest(
+            1, tuple(tokens(CACHED + 1, loaded.vocab_size)), SamplingParams(), block_tables=(list(BLOCKS),)
+        )
+        found = []
+        for count in (20, CACHED - 20, 1):
+            found.append(loaded.step((request, count)))
+            request.num_computed += count
+        (pool,) = loaded.model.kv.pools
+        return torch.cat([*(it.flatten() for it in found), pool[list(BLOCKS)].flatten().float()])
+
+    assert not depends_on_order(run, seed)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("count", [1, 20])
+def test_products_that_several_programs_share(count: int, splits: int, seed: int) -> None:
+    matrix = to_device(weight("Q4_K", 64, 2048, torch.device("cpu")), torch.device("cpu"))
+    assert isinstance(matrix, PackedMatrix)
+    tile = ProductTile(rows=16, warps=2, tokens=8 if count == 1 else 32, splits=splits)
+    shapes = [ProductShape(matrix.form.kind, 64, 2048, limit) for limit in TOKENS]
+    layer = CudaLinear([matrix], INTERPRETED, deterministic=False, measured=dict.fromkeys(shapes, tile))
+    x = torch.randn(count, 2048).bfloat16()
+    added = torch.randn(count, 64)
+    assert not depends_on_order(lambda: layer.multiply(x, add_to=added.clone()), seed)
+
+
+def test_sampling(seed: int) -> None:
+    logits = torch.randn(3, 500)
+    params = [
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=1, top_k=20, top_p=0.9, seed=1),
+        SamplingParams(temperature=1, presence_penalty=1.0, logprobs=2, seed=2),
+    ]
+    targets = [SampleTarget(row, Request(row, (1,), it), 0) for row, it in enumerate(params)]
+    rows = build_rows(targets, 500, NO_MASKS)
+    assert not depends_on_order(lambda: sample(logits.clone(), rows.to(logits.device)).columns.token_ids, seed)
