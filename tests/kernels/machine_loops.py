@@ -122,8 +122,8 @@ def innermost_loops(code: str) -> list[Loop]:
 def main_loop(code: str) -> Loop | None:
     """Return the innermost loop with the most multiply-adds, or None if the code has no loop.
 
-    Of loops with as many, it is the shortest: the others also mask, and run for the ends of ranges only. Without matrix
-    instructions, it is the longest.
+    The shortest of equal loops wins: the others also mask, and run for the ends of ranges only. Without matrix
+    instructions, the longest wins.
     """
     loops = innermost_loops(code)
     most = max((it.matrix.total() for it in loops), default=0)

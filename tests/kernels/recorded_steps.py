@@ -1,6 +1,6 @@
-"""Record what a step of a model launches on a card, without the card and without memory for the weights.
+"""Record the launches of a step of a model on a card, without the card and without memory for the weights.
 
-The model runs on the device `meta`. What a step launches is found by running it, so no kernel is named here.
+The model runs on the device `meta`. The step itself shows its launches, so no kernel is named here.
 """
 
 import contextlib

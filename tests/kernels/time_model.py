@@ -23,7 +23,7 @@ IMAD_CLOCKS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a card can do. Matrix rates are multiply-adds per clock and scheduler."""
+    """The rates of a card. Matrix rates are multiply-adds per clock and scheduler."""
 
     clock: float  # Hz
     bandwidth: float  # bytes/s

@@ -2,8 +2,8 @@
 
     python -m tests.engine.backends.cuda.host_step [--steps 2000]
 
-The engine schedules, builds and sends batches, replays graphs, and collects samples, but no kernel runs. What is left
-is the time that the host adds to a step if it does not overlap with the card. Calls of a real driver take longer.
+The engine schedules, builds and sends batches, replays graphs, and collects samples, but no kernel runs. The host adds
+this time to a step if the step does not overlap with the next one. Calls of a real driver take longer.
 """
 
 import argparse

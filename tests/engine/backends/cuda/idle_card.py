@@ -97,7 +97,7 @@ class IdleCard(FakeCuda):
 
 @dataclass
 class Counts:
-    """What happened, by kind."""
+    """The number of each kind of call."""
 
     calls: Counter[str] = field(default_factory=Counter)  # of the driver
     operations: Counter[str] = field(default_factory=Counter)  # functions of torch, without views

@@ -1,4 +1,4 @@
-"""What a decode step asks of the driver once a reply is under way, on a card whose driver does nothing."""
+"""Decode steps in the middle of a reply call the driver as little as possible. The driver here does nothing."""
 
 from pathlib import Path
 
