@@ -176,6 +176,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--corruptions", type=int, default=300, help="number of disk tier files to damage")
     parser.addoption("--schemas", type=int, default=6, help="number of JSON schemas for replies")
     parser.addoption("--cases", type=int, default=200, help="number of requests with a hostile field")
+    parser.addoption("--prompts", type=int, default=2, help="number of prompts to a real model for each case")
     parser.addoption("--kills", type=int, default=10, help="number of writing processes to kill")
     parser.addoption("--cpu-tier", choices=tiers.CHOICES, default="auto", help="simulate a processor of this tier")
 
