@@ -45,8 +45,13 @@ class SmallSteps:
         if tokens > MAX_SMALL:
             return
         self._steps += 1
-        known = self._seconds.get(tokens, 0.0)
-        self._seconds[tokens] = _moving_average(known, min(seconds, OUTLIER * known) if known else seconds)
+        if known := self._seconds.get(tokens, 0.0):
+            self._seconds[tokens] = _moving_average(known, min(seconds, OUTLIER * known))
+        elif self._sizes:  # The first time of a rare size counts for long, and may be disturbed.
+            implied = self.expected(tokens)
+            self._seconds[tokens] = (implied + min(seconds, OUTLIER * implied)) / 2
+        else:
+            self._seconds[tokens] = seconds
         self._measured[tokens] = self._steps
         if tokens not in self._sizes or self._steps % FRESH == 0:
             self._sizes = sorted(size for size, step in self._measured.items() if step > self._steps - FRESH)

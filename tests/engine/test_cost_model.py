@@ -105,6 +105,17 @@ def test_copy_rate_is_averaged() -> None:
     assert costs.copy_rate == pytest.approx(100 * 1000 * (1 / 0.1 + 3 / 0.5) / 4)
 
 
+def test_first_time_of_a_size_is_averaged_with_what_other_sizes_imply() -> None:
+    """Another program slowed down the first step of a size that then becomes rare."""
+    times = StepTimes().small
+    for tokens in (1, 16) * 20:
+        times.observe(tokens, 0.01 + 0.001 * tokens)
+    times.observe(8, 3 * 0.018)
+    assert times.expected(8) == pytest.approx(2 * 0.018, rel=0.01)
+    times.observe(4, 100.0)
+    assert times.expected(4) < 3 * 0.02
+
+
 class ObservedTimes(StepTimes):
     """Step times that record what is observed."""
 
@@ -138,7 +149,7 @@ def test_steps_that_compile_kernels_are_not_observed(depth: int) -> None:
 
 def test_drafts_of_one_stream_keep_the_others_within_the_target_latency() -> None:
     costs = CostModel(EngineConfig("test", 100, 10, target_latency=0.05))
-    for tokens in (1, 4, 12, 20):
+    for tokens in (1, 4, 12, 20) * 20:
         costs.steps.observe(tokens, 0.005 * tokens)
     assert costs.draft_budget(1, 1, 30) == 30  # there is no other stream
     assert costs.draft_budget(4, 4, 30) == 6
