@@ -280,9 +280,8 @@ def test_reply_to_a_real_prompt_is_the_same_with_drafts(
         return counts
 
     counts = asyncio.run(main())
-    print(case, dict(counts))
+    print(f"{case}: {counts.total()} drafted tokens")
     assert not counts["wrong", True]
     assert counts["wrong", False] or CASES[case].grammar or CASES[case].tools  # grammars may reject all of them
     assert counts["right", True] > 0
-    assert not counts["right", False] or CASES[case].count > 1  # choices may differ after equal starts
     assert counts["random", True] > 0
