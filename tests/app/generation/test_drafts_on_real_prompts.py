@@ -81,7 +81,7 @@ class CompilerOfThoughts(GrammarCompiler):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asks for, besides the prompt."""
+    """The options of a request."""
 
     sampling: Mapping[str, object]
     grammar: RequestedGrammar | None = None
@@ -125,7 +125,7 @@ CASES: Mapping[str, Asked] = {
 
 
 class Forced(Drafter):
-    """Drafts whatever `draft` finds, however long steps take, and never from other requests."""
+    """A drafter whose drafts are all verified, even if steps take long."""
 
     def __init__(self) -> None:
         super().__init__(lambda tokens: 1.0)
@@ -199,7 +199,7 @@ def engine(smollm2: Path, cpu_kernels: Path) -> ModelEngine:
 
 
 def comparable(events: Told, index: int) -> list[object]:
-    """Return what a client is told of one reply, apart from times and random ids."""
+    """Return the events of one reply, without times and random ids."""
     own = [
         (0, event) for at, event in events if at == index and not isinstance(event, GeneratedTokens | PromptProgress)
     ]
@@ -229,7 +229,7 @@ class Asking:
     asked: Asked
 
     async def replies(self, prompts: Sequence[str], *, drafts: bool) -> list[Told]:
-        """Return what is told of the replies to several prompts at a time."""
+        """Return the events of the replies to several prompts, which run at the same time."""
         return await asyncio.gather(*(self._reply(prompt, drafts=drafts) for prompt in prompts))
 
     async def _reply(self, prompt: str, *, drafts: bool) -> Told:
