@@ -179,15 +179,19 @@ def loading(now: Loading) -> str:
 
 
 def budget(context: ContextBudget) -> str:
-    """Describe a context budget: "context 15 % · 7.0k free" or "context 60 % · 196 too many for a reply".
+    """Describe a context budget: "context 15 % · 7.0k tokens free", or what is lacking for a reply.
 
     Without a known limit: "331 tokens (limit unknown)".
     """
     if context.limit is None or context.unused is None:
         return budget_share(context)
     if context.lacking:
-        return f"{budget_share(context)} · {short_count(context.lacking)} too many for a reply"
-    return f"{budget_share(context)} · {short_count(context.unused)} free"
+        return f"{budget_share(context)} · {_tokens(context.lacking)} too many for a reply"
+    return f"{budget_share(context)} · {_tokens(context.unused)} free"
+
+
+def _tokens(number: int) -> str:
+    return f"{short_count(number)} {'token' if number == 1 else 'tokens'}"
 
 
 def budget_share(context: ContextBudget) -> str:

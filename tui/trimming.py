@@ -37,7 +37,7 @@ class ContextTrimmer:
         """
         while (budget := await self._context.budget(chat, leaf, typed)).lacking:
             if chat is None:
-                raise _too_long(budget.lacking)
+                raise _too_long(budget.lacking, budget.reserve)
             plan = await self._find_plan(chat, leaf, typed, how, budget)
             if plan is None or not await self.trim(chat, plan):
                 return False
@@ -48,11 +48,13 @@ class ContextTrimmer:
     ) -> TrimPlan | None:
         if how is FullContext.STOP:
             raise ClientError(
-                f"The context is full: {budget.lacking:,} tokens over the limit.", "Start a new chat, or use /room."
+                f"The context is full: {budget.lacking:,} tokens over the limit. "
+                f"{budget.reserve:,} tokens are kept free for the reply.",
+                "Start a new chat, or use /room.",
             )
         most = await self._context.plan(chat, leaf, FullContext.DROP_OLDEST, typed)
         if not most.suffices(budget):
-            raise _too_long(budget.lacking - most.tokens)
+            raise _too_long(budget.lacking - most.tokens, budget.reserve)
         if how is FullContext.ASK:
             return await self._choose(chat, leaf, typed, budget)
         wanted = await self._context.plan(chat, leaf, how, typed)
@@ -88,8 +90,9 @@ class ContextTrimmer:
         return chat is not None and chat in self._making and self._making[chat].cancel()
 
 
-def _too_long(tokens: int) -> ClientError:
+def _too_long(tokens: int, reserve: int) -> ClientError:
     return ClientError(
-        f"This message is {tokens:,} tokens too long for this model, even without the messages before it.",
+        f"This message is {tokens:,} tokens too long for this model, even without the messages before it. "
+        f"{reserve:,} tokens are kept free for the reply.",
         "Shorten it, or remove an attachment.",
     )

@@ -273,9 +273,12 @@ class ScriptedContext:
     chats: ScriptedChats
     limit: int | None = 8192  # None: unknown
     summary_tokens: int = 0  # length of each summary in tokens
+    measures: bool = True  # whether budgets are returned; otherwise they wait, as without a loaded model
     summarizes: asyncio.Event = field(default_factory=asyncio.Event)  # set: summaries are written; cleared: they wait
 
     async def budget(self, chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
+        while not self.measures:
+            await asyncio.sleep(0.005)
         there = self.chats.chats.get(chat) if chat is not None else None
         system = len(there.settings.system) // 4 if there else 0
         sent = [one for one in there.messages if one.id not in there.left_out] if there else []

@@ -70,8 +70,8 @@ def test_unknown_costs_are_left_out(usage: Usage, words: str) -> None:
 
 
 def test_budget_shows_free_or_exceeding_tokens() -> None:
-    assert figures.budget(ContextBudget(8192, 120, 1100, 1024)) == "context 15 % · 7.0k free"
-    assert figures.budget(ContextBudget(2048, 120, 1100, 1024)) == "context 60 % · 196 too many for a reply"
+    assert figures.budget(ContextBudget(8192, 120, 1100, 1024)) == "context 15 % · 7.0k tokens free"
+    assert figures.budget(ContextBudget(2048, 120, 1100, 1024)) == "context 60 % · 196 tokens too many for a reply"
     assert figures.budget(ContextBudget(None, 120, 12_000, 1024)) == "12k tokens (limit unknown)"
 
 

@@ -44,12 +44,13 @@ def shown(model: str, loading: Loading | None, *, width: int = 120) -> str:
     ],
 )
 def test_status_line_shows_model_context_and_settings(model: str, loading: Loading | None, first: str) -> None:
-    rest = "private   ▓▓▓▓▓░░░░░ context 50 % · 4.0k free   temp 0.2   system prompt"
+    rest = "private   ▓▓▓▓▓░░░░░ context 50 % · 4.0k tokens free   temp 0.2   system prompt"
     assert shown(model, loading, width=140) == f"{first}   {rest}"
 
 
 def test_last_parts_are_left_out_if_the_line_is_short() -> None:
-    assert shown("smollm2:135m", None, width=60) == "smollm2:135m   private   ▓▓▓▓▓░░░░░ context 50 % · 4.0k free"
+    whole = "smollm2:135m   private   ▓▓▓▓▓░░░░░ context 50 % · 4.0k tokens free"
+    assert shown("smollm2:135m", None, width=67) == whole
     assert shown("smollm2:135m", None, width=59) == "smollm2:135m   private   context 50 %   temp 0.2"
     assert shown("smollm2:135m", None, width=24) == "smollm2:135m   private"
     assert shown("smollm2:135m", None, width=8) == "smollm2…"
@@ -68,6 +69,20 @@ def test_context_bar_has_the_warning_color_before_the_context_is_full(history: i
             )
 
     asyncio.run(show())
+
+
+def test_new_chat_does_not_show_the_context_of_the_chat_before() -> None:
+    client = ScriptedClient()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.say("A long question. " * 200)
+        await chat.until(lambda: chat.composer.status.budget is not None)
+        client.context.measures = False
+        await chat.pilot.press("f5")
+        await chat.until(lambda: chat.conversation.chat.id is None)
+        assert chat.composer.status.budget is None
+
+    run(client, flow)
 
 
 def test_click_and_context_command_show_the_context_budget() -> None:
@@ -99,6 +114,6 @@ def test_context_grows_with_the_reply() -> None:
             line = pilot.app.query_one(StatusLine)
             line.budget = ContextBudget(8000, 0, 3200, 1000)
             line.written = 1600
-            assert line.render().plain == "▓▓▓▓▓▓░░░░ context 60 % · 3.2k free"
+            assert line.render().plain == "▓▓▓▓▓▓░░░░ context 60 % · 3.2k tokens free"
 
     asyncio.run(show())

@@ -33,7 +33,8 @@ def test_too_long_message_is_not_sent() -> None:
         await chat.type(long)
         await chat.until(lambda: chat.composer.area.text == long.strip())
         problem = "This message is 363 tokens too long for this model, even without the messages before it."
-        assert chat.notices() == [f"{problem} Shorten it, or remove an attachment."]
+        reserve = "1,024 tokens are kept free for the reply."
+        assert chat.notices() == [f"{problem} {reserve} Shorten it, or remove an attachment."]
         assert (client.chats.chats, client.replies.asked) == ({}, [])
 
     run(client, flow)

@@ -168,6 +168,7 @@ class Composer(Vertical):
         if chat is not self._chat:
             self._chat = chat
             self.sending, self._is_held, self.status.written = None, False, 0
+            self.status.budget = None  # until the new chat is measured
             self.area.change_chat(is_private=chat.private)
         self.show_settings()
 
