@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from engine.backends.device_errors import raising_device_lost
 from engine.config import EncoderConfig
-from engine.errors import PromptTooLong
+from engine.errors import DeviceLost, PromptTooLong
 
 
 class EncoderModel(Protocol):
@@ -100,12 +101,13 @@ class Encoder:
         threads: int,
         initializer: Callable[[], None] = _one_thread,
         head: Callable[[Tensor], Tensor] | None = None,
+        synchronize: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the threads of an encoder.
 
         `context_length` limits the tokens of a text; it is at most the number of the model's positions. `initializer`
         runs once in each thread. With a `head`, which maps states to a score, the encoder is a cross-encoder, and
-        `pooling` is ignored.
+        `pooling` is ignored. `synchronize` waits for the model's device, and fails if the device is lost.
         """
         self.ranks = head is not None
         self.hidden = model.config.hidden if head is None else 1
@@ -114,6 +116,7 @@ class Encoder:
         self.threads = threads
         self.failure = ""
         self._model = model
+        self._synchronize = synchronize
         self._answer = head or partial(pool_states, pooling=pooling)
         self._pool = ThreadPoolExecutor(threads, "encoding", initializer=initializer)
 
@@ -140,8 +143,12 @@ class Encoder:
         return torch.stack([future.result() for future in futures]) if futures else torch.empty(0, self.hidden)
 
     def _vector(self, ids: Tensor, second_start: int | None) -> Tensor:
-        with torch.inference_mode():
-            return self._answer(self._model.forward(ids, second_start)).cpu()
+        try:
+            with torch.inference_mode(), raising_device_lost(self._synchronize):
+                return self._answer(self._model.forward(ids, second_start)).cpu()
+        except DeviceLost as error:
+            self.failure = error.message
+            raise
 
     def close(self) -> None:
         """Cancel all waiting texts, and return when the running ones have been computed."""

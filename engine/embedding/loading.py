@@ -121,7 +121,15 @@ def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPro
     context = min(longest, options.context_length or longest)
     if gpu is None:
         return Encoder(model, pooling.pooling, context, threads, head=head)
-    return Encoder(model, pooling.pooling, context, threads=1, initializer=gpu.make_current, head=head)
+    return Encoder(
+        model,
+        pooling.pooling,
+        context,
+        threads=1,
+        initializer=gpu.make_current,
+        head=head,
+        synchronize=gpu.synchronize,
+    )
 
 
 def embedder_layouts(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[Layout] | None:
