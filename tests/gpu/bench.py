@@ -19,17 +19,20 @@ from tests.gpu.part import Part, run_dry, run_in_process
 from tests.gpu.table import table
 
 PEAKS = Part("peaks", 40, "peaks:figures")
-PARTS = (
+PARTS = (  # the most valuable first, because a failure may leave no time for the last
+    Part("smoke", 30, "smoke:figures"),
     PEAKS,
-    Part("engine, INT4", 100, "engine:int4", cold=True),
+    Part("numbers", 120, "numbers:figures"),
+    Part("engine, INT4", 100, "engine:int4"),
     Part("products", 90, "products:figures"),
     Part("attention", 40, "attention:figures"),
     Part("accuracy", 40, "accuracy:figures"),
-    Part("engine, FP8", 60, "engine:fp8"),
     Part("swap", 30, "swap:figures"),
     Part("engine, BF16", 60, "engine:bf16"),
+    Part("engine, FP8", 60, "engine:fp8"),
     Part("deterministic", 60, "engine:deterministic"),
     Part("small kernels", 40, "small_kernels:figures"),
+    Part("engine, INT4, cold", 100, "engine:cold", cold=True),
 )
 # (part, peaks, time limit in seconds) -> figures; raises if the part fails
 Run = Callable[[Part, Peaks, float], Iterator[Figure]]
@@ -79,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     parts = list(PARTS)
     if given.gguf and given.llama_bench:
-        parts.insert(2, Part("llama.cpp", 60, "llama_cpp:figures", paths=(given.gguf, given.llama_bench)))
+        parts.insert(4, Part("llama.cpp", 60, "llama_cpp:figures", paths=(given.gguf, given.llama_bench)))
     results = measure(parts, run_dry if given.dry_run else run_in_process, given.seconds)
     if given.json:
         given.json.write_text(json.dumps(results.json(), indent=1))

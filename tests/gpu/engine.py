@@ -28,6 +28,10 @@ INT4, FP8, BF16 = (Q4_K_M, "INT4"), ("e4m3 channel", "FP8"), ("BF16", "BF16")
 
 
 def int4(machine: Machine) -> Iterator[Figure]:
+    yield from _figures(machine, *INT4)
+
+
+def cold(machine: Machine) -> Iterator[Figure]:
     """Measure INT4 weights, starting with an empty cache of compiled kernels."""
     yield from _figures(machine, *INT4, cold=True)
 

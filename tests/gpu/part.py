@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.gpu.figures import Figure, Peaks
 
-MAX_ERROR_LENGTH = 400  # characters of a failed process's output that are reported
+MAX_ERROR_LENGTH = 4000  # characters of a failed process's output that are reported
 
 
 @dataclass(frozen=True, slots=True)

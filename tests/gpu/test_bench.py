@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.gpu.accuracy import SPREAD, agreement
 from tests.gpu.bench import PARTS, PEAKS, Results, main, measure
 from tests.gpu.figures import COPY, FLOAT8, Figure, Peaks
 from tests.gpu.part import Part, run_dry, run_in_process
 from tests.gpu.table import table
+from tests.kernels.weights import ROWS
 
 
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
@@ -68,9 +71,17 @@ def test_report_states_which_figures_meet_their_targets() -> None:
 def test_results_are_written_to_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tests.gpu.bench.PARTS", PARTS[:1])
+    monkeypatch.setattr("tests.gpu.bench.PARTS", [PEAKS])
     assert main(["--dry-run", "--json", str(tmp_path / "figures.json")]) == 0
     written = json.loads((tmp_path / "figures.json").read_text())
     assert written["figures"]["peaks"][0]["name"] == COPY
     assert COPY in capsys.readouterr().out
     assert Results().json() == {"figures": {}, "faults": {}}
+
+
+def test_agreement_of_best_tokens_can_fail() -> None:
+    want = torch.randn(64, ROWS) * SPREAD
+    repeated = want.repeat(1, 4)  # as the rows of random weights do, so that the best logits are equal
+    assert agreement(repeated, repeated) == 1.0
+    assert agreement(repeated, torch.randn(64, 4 * ROWS)) < 0.5
+    assert agreement(torch.zeros(4, ROWS), torch.zeros(4, ROWS)) == 0.0  # nothing was compared
