@@ -1,7 +1,7 @@
 """The messages of a chat as a tree of branches."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tui.types import Message, MessageId
 
@@ -26,6 +26,9 @@ class Branches:
 
     def __contains__(self, message: MessageId) -> bool:
         return message in self._messages
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._messages.values())
 
     def __len__(self) -> int:
         return len(self._messages)

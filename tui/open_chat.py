@@ -1,11 +1,22 @@
 """The state of the open chat. A new chat has no id until its first message is sent."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tui.branches import Branches
 from tui.client import Chats
-from tui.types import DEFAULT_PRESET, NEW_CHAT, Chat, ChatId, ChatSettings, ChatSummary, Message, MessageId, Role
+from tui.types import (
+    DEFAULT_PRESET,
+    NEW_CHAT,
+    Chat,
+    ChatId,
+    ChatSettings,
+    ChatSummary,
+    Finish,
+    Message,
+    MessageId,
+    Role,
+)
 
 
 async def settings_of_new_chats(chats: Chats) -> ChatSettings:
@@ -62,6 +73,22 @@ class OpenChat:
         """Add a message at the end of the shown branch."""
         self.branches.put(message)
         self.leaf = message.id
+
+    @property
+    def replies_elsewhere(self) -> bool:
+        """Whether another window is generating one of the replies."""
+        return any(message.finish is Finish.ELSEWHERE for message in self.branches)
+
+    def merge(self, messages: Iterable[Message]) -> Sequence[Message]:
+        """Add the messages that another window has stored, and return them. The shown branch stays."""
+        changed = [it for it in messages if it.id not in self.branches or self._is_written_on(it)]
+        for message in changed:
+            self.branches.put(message)
+        return changed
+
+    def _is_written_on(self, message: Message) -> bool:
+        known = self.branches[message.id]
+        return known.finish is Finish.ELSEWHERE and known != message
 
     def set_failure(self, question: MessageId, why: str) -> Message:
         """Store the reason why the reply to a question did not start; "" clears it."""

@@ -428,3 +428,21 @@ def test_list_highlights_the_open_chat_only() -> None:
         assert chat.app.focused is chat.composer.area
 
     run(client, flow, chat=first, size=WIDE)
+
+
+def test_messages_of_another_window_are_shown_in_the_open_chat() -> None:
+    client = ScriptedClient()
+    name = client.keep("Shared", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.texts() == ["a question", "an answer"])
+        last = client.chats.chats[name].messages[-1].id
+        await client.chats.add(name, last, "from another window")
+        await chat.until(lambda: chat.texts() == ["a question", "an answer", "from another window"])
+        await chat.until(lambda: any("continued in another window" in notice for notice in chat.notices()))
+        branch = await client.chats.add(name, None, "a branch of the start")
+        await chat.until(lambda: branch.id in chat.conversation.chat.branches)
+        assert chat.texts() == ["a question", "an answer", "from another window"]
+        await chat.until(lambda: "1/2" in chat.label("MessageView.user MessageHeader"))
+
+    run(client, flow, chat=name, size=(80, 24))

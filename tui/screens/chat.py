@@ -275,6 +275,12 @@ class ChatScreen(SteadyScreen):
             self.conversation.chat.archive(archived=event.archived)
             self._show_title()
 
+    @on(ChatList.Counted)
+    async def merge_other_windows(self, event: ChatList.Counted) -> None:
+        chat = self.conversation.chat
+        if event.chat == chat.id and (event.count > len(chat.branches) or chat.replies_elsewhere):
+            await self.conversation.merge_other_windows()
+
     def _show_title(self) -> None:
         self.query_one(TopBar).chat_title = self.conversation.chat.title
         self._show_window_title()

@@ -73,6 +73,14 @@ class ChatList(Vertical):
             self.chat = chat
             self.archived = archived
 
+    class Counted(Message):
+        """The stored number of messages of the open chat, which another window may have continued."""
+
+        def __init__(self, chat: ChatId, count: int) -> None:
+            super().__init__()
+            self.chat = chat
+            self.count = count
+
     class Renamed(Message):
         """A chat has another title."""
 
@@ -124,14 +132,16 @@ class ChatList(Vertical):
     @work(exclusive=True, group="chat-list")
     async def poll(self) -> None:
         """Show changes by other windows, and update the marks of running replies and the ages."""
-        if not self.display:
-            return
         self._looks += 1
         with suppress(ClientError):  # the next action of the user reports the error
             found = await self._read()
             is_changed = list(found.values()) != list(self._summaries.values())
             self._summaries = found
             self._report_title()
+            if (open_chat := found.get(self._open or ChatId(""))) is not None:
+                self.post_message(self.Counted(open_chat.id, open_chat.message_count))
+            if not self.display:
+                return
             if is_changed or any(map(self._is_running, found.values())) or self._looks % _AGE_POLL == 0 or self._spun:
                 self._show()
 

@@ -218,6 +218,30 @@ class Conversation(Vertical):
             return True
         return False
 
+    async def merge_other_windows(self) -> None:
+        """Add messages that another window has stored in the open chat. Those after the shown branch are shown."""
+        chat = self.chat
+        if chat.id is None or self._is_sending:
+            return
+        with suppress(ClientError):  # the next action of the user reports the error
+            found = await self._client.chats.open(chat.id)
+            if chat is self.chat and self.current_reply is None:
+                known, changed = len(chat.branches), chat.merge(found.messages)
+                await self._show_merged(chat, changed, is_longer=len(chat.branches) > known)
+
+    async def _show_merged(self, chat: OpenChat, changed: Sequence[Message], *, is_longer: bool) -> None:
+        for message in chat.path():  # also shows new numbers of branches
+            self.transcript.update_message(message)
+        ids = {message.id for message in changed}
+        end = None if chat.leaf is None else chat.branches.newest_leaf(chat.leaf)
+        for message in chat.branches.path(end):
+            if message.id in ids and chat is self.chat and message.parent == chat.leaf:
+                chat.leaf = message.id
+                await self.transcript.append(message)
+        if is_longer and chat is self.chat:
+            self.app.notify("This chat was continued in another window. Ctrl+T shows its branches.", markup=False)
+            self.composer.measure()
+
     async def leave_deleted(self, chat: ChatId) -> None:
         """Stop the reply of a deleted chat. If the chat is open, open a new one."""
         if (reply := self._replies.in_chat(chat)) is not None:
