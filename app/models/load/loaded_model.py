@@ -18,7 +18,7 @@ from app.settings.settings import Settings
 from app.text.tokenizer import Tokenizer
 from engine.backends.device_choice import layouts_to_compile
 from engine.config import EngineConfig, Preemption
-from engine.errors import UnsupportedModel
+from engine.errors import OutOfMemory, UnsupportedModel
 from engine.load_options import DiskOptions, LoadOptions
 from engine.loading import ModelEngine, compile_gpu_kernels, load_engine, open_checkpoint
 from engine.models import read_config
@@ -89,7 +89,8 @@ def shortened_context(config: EngineConfig) -> str:
 def compile_for_gpu(stored: StoredModel, settings: Settings, progress: Progress) -> None:
     """Compile the kernels of a chat model for the GPU that would run it, so that its first start need not wait.
 
-    Does nothing if there is no such GPU. Problems are logged only: a start reports them.
+    Does nothing if there is no such GPU. Says if the model does not fit it. Other problems are logged only: a start
+    reports them.
     """
     try:
         with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
@@ -97,6 +98,8 @@ def compile_for_gpu(stored: StoredModel, settings: Settings, progress: Progress)
             with loading(stored, progress) as reports:
                 options = replace(_options(settings), report_kernels=reports.compiled)
                 compile_gpu_kernels(checkpoint, options, reports.read)
+    except OutOfMemory as problem:
+        progress.say(f"The kernels of {stored.name} were not compiled for the GPU. {problem.message}.")
     except Exception as problem:  # noqa: BLE001 # the model has been downloaded, whatever the GPU does
         log.info("the kernels of %s were not compiled: %s", stored.name, problem)
 
