@@ -7,6 +7,7 @@ from tui.types import (
     ChatId,
     ContextBudget,
     Finish,
+    Message,
     MessageId,
     PromptProgress,
     ReasoningDelta,
@@ -15,6 +16,7 @@ from tui.types import (
     TextDelta,
 )
 from tui.widgets.folded import Reasoning
+from tui.widgets.outcome import explain
 from tui.widgets.top_bar import TopBar
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)
@@ -144,6 +146,11 @@ def test_error_of_a_reply_that_did_not_start_stays_until_retry() -> None:
 
     wrong = ClientError("the [b]key[/b] is wrong.", "Give another.")
     run(ScriptedClient([wrong], [WAIT, TextDelta("now"), END]), flow)
+
+
+def test_name_of_a_model_at_the_start_of_an_error_is_unchanged() -> None:
+    found = explain(Message(MessageId("m"), None, Role.USER, "go", 0.0, error="smollm2:135m is not there. Pull it."))
+    assert found == ("smollm2:135m is not there.", "Pull it.", "")
 
 
 def test_escape_stops_a_reply_and_keeps_its_text() -> None:

@@ -110,7 +110,7 @@ def test_retry_after_the_engine_stopped_says_so_and_replies(monkeypatch: pytest.
         await chat.say("one")
         monkeypatch.setattr(client.context, "budget", fail)
         await chat.type("/regenerate")
-        await chat.until(lambda: any("The engine stopped. Restarting it" in line for line in chat.lines()))
+        await chat.until(lambda: any("The engine is not running. Starting it" in line for line in chat.lines()))
         await chat.until(lambda: client.engine.tried == 1)
         client.replies.gate.set()
         await chat.until(lambda: chat.texts() == ["one", "second"])

@@ -58,4 +58,5 @@ def explain(message: Message) -> tuple[str, str, str]:
     told, _, details = message.error.partition("\n")
     found = _SENTENCE.fullmatch(told.strip())
     reason, remedy = (found[1], found[2]) if found else (told.strip(), "")
-    return f"{reason[:1].upper()}{reason[1:]}", remedy, details.strip()
+    is_name = ":" in reason.partition(" ")[0]  # the name of a model stays as it is
+    return reason if is_name else f"{reason[:1].upper()}{reason[1:]}", remedy, details.strip()

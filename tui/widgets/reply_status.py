@@ -92,7 +92,7 @@ def _calling(reply: ReplyProgress, _: int) -> str:
 
 _STAGES: Mapping[Stage, Callable[[ReplyProgress, int], str]] = {
     Stage.WAITING: lambda reply, _: f"Waiting for the model {reply.stage_seconds:.0f} s",
-    Stage.RESTARTING: lambda reply, _: f"The engine stopped. Restarting it {reply.stage_seconds:.0f} s",
+    Stage.RESTARTING: lambda reply, _: f"The engine is not running. Starting it {reply.stage_seconds:.0f} s",
     Stage.READING: _reading,
     Stage.THINKING: lambda reply, _: f"Thinking {reply.stage_seconds:.0f} s",
     Stage.WRITING: _writing,
