@@ -3,7 +3,8 @@
 # --only tests and --only bench take less than nine minutes each. --only memcheck runs the tests of small kernels under
 # compute-sanitizer, which must be installed.
 #
-#     tests/gpu/run.sh [--wheels FOLDER] [--out FOLDER] [--only tests|bench|memcheck] [--gguf FILE --llama-bench FILE] [--dry-run]
+#     tests/gpu/run.sh [--wheels FOLDER] [--compiled FOLDER] [--out FOLDER] [--only tests|bench|memcheck]
+#                      [--gguf FILE --llama-bench FILE] [--dry-run]
 #
 # Needs Python 3.11 or newer with torch and triton; the tests also need numpy, llvmlite, platformdirs, filelock, click,
 # huggingface_hub, transformers, gguf, hypothesis, pytest, and pytest-xdist. Missing packages are installed from the
@@ -11,15 +12,16 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
-wheels='' out='' bench=() dry='' only=''
+wheels='' compiled='' out='' bench=() dry='' only=''
 while [ $# -gt 0 ]; do
   case $1 in
     --wheels) wheels=$2 && shift 2 ;;
+    --compiled) compiled=$2 && shift 2 ;;
     --out) out=$2 && shift 2 ;;
     --only) only=$2 && shift 2 ;;
     --gguf | --llama-bench) bench+=("$1" "$2") && shift 2 ;;
     --dry-run) dry=1 && bench+=("$1") && shift ;;
-    *) sed -n 2,12p "$0" >&2 && exit 2 ;;
+    *) sed -n 2,11p "$0" >&2 && exit 2 ;;
   esac
 done
 
@@ -34,6 +36,7 @@ if [ -n "$wheels" ]; then
     export PYTHONPATH="$scratch/site${PYTHONPATH:+:$PYTHONPATH}"
 fi
 export PYTHONUNBUFFERED=1 TRITON_CACHE_DIR="$scratch/triton"
+[ -n "$compiled" ] && cp -r "$compiled" "$scratch/triton" # made by python -m tests.gpu.compiled
 
 echo "== $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo 'no GPU'), $(date -u +%F)"
 python3 -c 'import sys, torch, triton; print("Python", sys.version.split()[0], "torch", torch.__version__, "triton", triton.__version__)'

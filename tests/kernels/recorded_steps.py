@@ -19,6 +19,7 @@ from engine import models
 from engine.backends.cuda.device import CudaDevice, CudaOptions
 from engine.backends.cuda.gpu import CaptureStream, Gpu, PlannedGpu
 from engine.backends.cuda.operations import CudaOperations
+from engine.backends.cuda.step import CudaStep
 from engine.batch import Batch
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
@@ -203,11 +204,15 @@ class RecordedModel:
         """The largest number of tokens of a step."""
         return self._device.step_tokens(self.model)
 
+    def step(self, config: EngineConfig) -> CudaStep:
+        """Return the function that launches steps, with a KV cache of the configured size."""
+        return self._device._step(self._loaded, config)
+
     def record(self, step: Step) -> list[Work]:
         """Return all launches of a step, in order."""
         blocks, tokens = -(-step.context // BLOCK_SIZE), step.requests * step.tokens
         config = EngineConfig("cuda", step.context, 0, max_step_tokens=tokens, max_running=step.requests)
-        launcher = self._device._step(self._loaded, config.with_pools([step.requests * blocks + 1]))
+        launcher = self.step(config.with_pools([step.requests * blocks + 1]))
         with _recording(step, self.model) as works:
             launcher.launch(step.batch(), kept=True)
         return works
