@@ -8,7 +8,7 @@ from textual import events
 from textual.widgets import Input, Select, TextArea
 
 from tests.tui.pilots import Chatting, run
-from tests.tui.scripted_client import USAGE, ScriptedClient
+from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
 from tui.engine_types import ModelInfo
 from tui.screens.dialog import Ask, Confirm
 from tui.screens.full_context import FullContextScreen
@@ -257,3 +257,18 @@ def test_up_key_does_not_recall_an_edited_reply(end: str) -> None:
         assert chat.composer.area.text == "question"
 
     run(ScriptedClient(), flow)
+
+
+def test_up_takes_a_queued_message_back() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.type("first")
+        await chat.type("second")
+        await chat.until(lambda: "second" in chat.label("#queue"))
+        await chat.pilot.press("up")
+        assert chat.composer.area.text == "second"
+        assert "second" not in chat.label("#queue")
+        assert "first" in chat.label("#queue")
+
+    run(ScriptedClient([TextDelta("Once"), WAIT]), flow)

@@ -14,7 +14,7 @@ from tui.screens.dialog import Page
 from tui.widgets.list_items import Item, Items
 
 KEYS = (
-    ("enter", "Send (queued while a reply is running)"),
+    ("enter", "Send (queued while a reply is running; ↑ takes it back)"),
     ("alt+enter, ctrl+j, \\ enter", "New line"),
     ("escape", "Stop the reply, close a dialog, or return to the prompt"),
     ("escape escape", "Edit your last message (empty prompt)"),

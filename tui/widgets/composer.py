@@ -58,7 +58,7 @@ class Composer(Vertical):
         self.menu = PromptMenu(
             Completions(client, lambda: self.app.available_themes, lambda: self._chat.title),
         )
-        self.area = PromptArea(self.menu)
+        self.area = PromptArea(self.menu, self.take_back_last)
         self.status = StatusLine()
         self.drafts = Drafts(client.chats)
         self.sending: Prompt | None = None  # the message that is being sent, until the client has stored it
@@ -236,6 +236,15 @@ class Composer(Vertical):
             self._aside = draft
         self._show_queue()
 
+    def take_back_last(self) -> bool:
+        """Move the last queued message into the prompt. Returns whether there was one."""
+        if not self._queue:
+            return False
+        self.write(self._queue.pop())
+        self._show_queue()
+        self.save_soon()
+        return True
+
     def show_held(self, *, is_held: bool) -> None:
         """Show the message that is being sent above the queue, while old messages are summarized for it."""
         self._is_held = is_held
@@ -245,7 +254,8 @@ class Composer(Vertical):
         waiting = [self.sending] if self._is_held and self.sending is not None else []
         waiting += self._queue
         lines = [f"next: {prompt.text.splitlines()[0] if prompt.text else '(files)'}" for prompt in waiting]
-        self._show("#queue", "\n".join(lines))
+        taken = "\n      ↑ takes the last one back" if self._queue else ""
+        self._show("#queue", "\n".join(lines) + taken)
 
     # --- editing a message
 

@@ -1,6 +1,6 @@
 """The text field of the prompt. Enter sends the text. Pasted text is sanitized."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -78,9 +78,11 @@ class PromptArea(TextField, ActiveCursor):
             super().__init__()
             self.step = step
 
-    def __init__(self, menu: PromptMenu) -> None:
+    def __init__(self, menu: PromptMenu, take_back: Callable[[], bool]) -> None:
+        """`take_back` moves the last queued message into the empty prompt, and returns whether there was one."""
         super().__init__(compact=True, highlight_cursor_line=False, placeholder=_PLACEHOLDER)
         self._menu = menu
+        self._take_back = take_back
         self.cursor_blink = False  # each blink would redraw the prompt and everything beside it
         self._inputs: list[str] = []  # earlier inputs, the newest last
         self._private: list[str] | None = None  # inputs of the open private chat
@@ -276,6 +278,8 @@ class PromptArea(TextField, ActiveCursor):
     def action_up(self) -> None:
         if self._menu.is_open:
             self._menu.move(-1)
+        elif not self.text and self._take_back():
+            pass
         elif self.cursor_at_first_line and self._index > 0:
             self._show_input(self._index - 1)
         else:
