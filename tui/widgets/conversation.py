@@ -50,7 +50,6 @@ from tui.types import (
 )
 from tui.widgets.attached_file import AttachedFile
 from tui.widgets.composer import Composer
-from tui.widgets.elsewhere import Elsewhere
 from tui.widgets.live_reply import LiveReply
 from tui.widgets.message_view import MessageView
 from tui.widgets.prompt_area import PromptArea
@@ -112,7 +111,6 @@ class Conversation(Vertical):
         self.transcript = Transcript(self._sizes)
         self.welcome = Welcome()
         self.composer = Composer(client, self._sizes)
-        self.elsewhere = Elsewhere(client.chats, lambda: None if self._is_sending else self.chat)
         self.model = ""  # the loaded model; empty until one is loaded
         self.chat = OpenChat()
         self._activity = ""  # the text of the last Activity message
@@ -139,7 +137,6 @@ class Conversation(Vertical):
     def compose(self) -> ComposeResult:
         yield self.transcript
         yield self.welcome
-        yield self.elsewhere
         yield self.composer
 
     async def on_mount(self) -> None:
@@ -630,24 +627,6 @@ class Conversation(Vertical):
             chat.leaf = leaf
             if chat is self.chat:
                 await self._show(chat, at)
-
-    @on(Elsewhere.Found)
-    def take_from_elsewhere(self, found: Elsewhere.Found) -> None:
-        """Add messages of another window to the branches. The shown branch stays."""
-        for message in found.messages:
-            found.chat.branches.put(message)
-        if found.chat is self.chat:
-            for message in self.chat.path():
-                self.transcript.update_message(message)
-            self.composer.measure()
-
-    @on(Elsewhere.ShowAsked)
-    async def show_from_elsewhere(self, asked: Elsewhere.ShowAsked) -> None:
-        """Show the branch that another window has continued."""
-        if (chat := self.chat.id) is not None and not self._is_busy():
-            with show_errors(self):
-                await self._client.chats.show_branch(chat, asked.message)
-                await self.open(chat)
 
     @on(MessageView.NeighborAsked)
     def focus_neighbor(self, event: MessageView.NeighborAsked) -> None:
