@@ -33,7 +33,13 @@ from tui.screens.dialog import Answer, OverChat, Page, may_fetch, replies_in_the
 from tui.show_errors import show_error, show_errors
 from tui.terminal_window import TerminalWindow
 from tui.types import ChatId
-from tui.widgets.textual_internals import limit_notifications, support_alt_enter, write_to_terminal
+from tui.widgets.textual_internals import (
+    ignore_answers,
+    limit_notifications,
+    support_alt_enter,
+    type_no_alt_digits,
+    write_to_terminal,
+)
 
 _BRIEF = 2.5  # seconds to show a short confirmation
 _BRIEF_LENGTH = 40  # characters
@@ -78,6 +84,8 @@ class ChatApp(App[None]):
         """
         super().__init__(ansi_color=None if colors else True)
         support_alt_enter()
+        type_no_alt_digits()
+        ignore_answers()
         self._client = client
         self._wanted_theme = self._saved_theme = theme if colors else themes.TERMINAL
         self._is_dark = is_dark

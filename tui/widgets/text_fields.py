@@ -21,11 +21,19 @@ async def run_binding(field: Widget, event: Key) -> None:
             return
 
 
+def _has_alt(event: Key) -> bool:
+    """Whether the key is a combination with Alt, which types no character."""
+    if event.key.startswith("alt+"):
+        event.prevent_default()
+        return True
+    return False
+
+
 class TextField(TextArea):
     """A text field with several lines."""
 
     async def _on_key(self, event: Key) -> None:
-        if not event.is_printable:
+        if not event.is_printable or _has_alt(event):
             await run_binding(self, event)
 
     async def _on_paste(self, event: Paste) -> None:
@@ -38,7 +46,7 @@ class LineField(Input):
     """A text field with one line. Pasted line breaks become spaces."""
 
     async def _on_key(self, event: Key) -> None:
-        if not event.is_printable:
+        if not event.is_printable or _has_alt(event):
             await run_binding(self, event)
 
     def _on_paste(self, event: Paste) -> None:

@@ -3,14 +3,20 @@
 tests/tui/test_textual_internals.py fails if a version of Textual changes a name that is used in these modules.
 """
 
+from collections.abc import Iterable
+
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
+from textual._xterm_parser import XTermParser
 from textual.app import App
 from textual.geometry import Offset
 from textual.keys import Keys
+from textual.message import Message
 from textual.screen import Screen
 from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import TextArea
+
+from tui.terminal_answers import AnswerFilter
 
 _FRAME_PERIOD = 1 / 240  # seconds
 _ALT_ENTER = "\x1b\r"  # sequence of terminals without the kitty protocol; Textual reports it as a plain Enter
@@ -19,6 +25,25 @@ _ALT_ENTER = "\x1b\r"  # sequence of terminals without the kitty protocol; Textu
 def support_alt_enter() -> None:
     """Report Alt+Enter as Ctrl+J in every terminal."""
     ANSI_SEQUENCES_KEYS[_ALT_ENTER] = (Keys.ControlJ,)  # type: ignore[index]  # the table is typed as read-only
+
+
+def ignore_answers() -> None:
+    """Remove late answers of the terminal from the input of each parser."""
+    if XTermParser.feed is not _feed:
+        XTermParser.feed = _feed  # type: ignore[method-assign, assignment]
+
+
+def _feed(parser: XTermParser, data: str) -> Iterable[Message]:
+    answers = parser.__dict__.setdefault("_inglenook_answers", AnswerFilter())
+    cleaned = answers.clean(data)
+    return super(XTermParser, parser).feed(cleaned) if cleaned or not data else ()  # "" would end the input
+
+
+def type_no_alt_digits() -> None:
+    """Report Alt with a digit as such. Textual types the characters of a Mac keyboard in every terminal."""
+    for sequence in [one for one, keys in ANSI_SEQUENCES_KEYS.items() if isinstance(keys, str)]:
+        if len(sequence) == len("\x1b1") and sequence[0] == "\x1b":
+            del ANSI_SEQUENCES_KEYS[sequence]  # type: ignore[attr-defined]  # the table is typed as read-only
 
 
 def write_to_terminal(app: App[None], sequence: str) -> None:
