@@ -1,5 +1,10 @@
 """Tests for the keys in the footer: those of the moment, in whole words."""
 
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from textual.containers import Vertical
 from textual.widget import Widget
@@ -165,3 +170,24 @@ def test_footer_offers_to_undo_after_a_deletion() -> None:
         await chat.until(lambda: "^z Undo" in footer(chat))
 
     run(client, flow, chat=name, size=(120, 40))
+
+
+@pytest.mark.parametrize("folder", ["tui", "app/chat_backend"])
+def test_texts_write_keys_as_the_footer_does(folder: str) -> None:
+    """No string besides a docstring writes "Ctrl+A", "Ctrl-A", "Esc", or the name of a binding for a key."""
+    other = re.compile(r"\b(Ctrl[+-][A-Z]|Esc\b|ctrl\+[a-z] (?!in ))")
+    root = Path(__file__).parents[2]
+    found = [
+        f"{path.relative_to(root)}: {text}"
+        for path in sorted((root / folder).rglob("*.py"))
+        for text in _texts(ast.parse(path.read_text()))
+        if other.search(text)
+    ]
+    assert found == []
+
+
+def _texts(tree: ast.Module) -> Iterator[str]:
+    statements = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Constant) and isinstance(one.value, str) and id(one) not in statements:
+            yield one.value

@@ -31,7 +31,7 @@ def test_ctrl_c_stops_the_reply_then_clears_the_text_then_quits() -> None:
         await chat.pilot.press("up")
         assert chat.composer.area.text == "half typed"
         await chat.pilot.press("ctrl+c", "ctrl+c")
-        assert "Press Ctrl+C again to quit" in subtitle(chat)
+        assert "Press ^c again to quit" in subtitle(chat)
         assert chat.notices() == []
         await chat.pilot.press("ctrl+c")
         await chat.until(lambda: not chat.app.is_running)
@@ -89,11 +89,11 @@ def test_escape_twice_in_an_empty_prompt_edits_the_last_message() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("first")
         await chat.pilot.press("escape")
-        assert "Press Esc again" in subtitle(chat)
+        assert "Press esc again" in subtitle(chat)
         await chat.pilot.press("escape")
         await chat.until(lambda: chat.composer.area.text == "first")
         assert chat.composer.has_class("editing")
-        assert "Press Esc again" not in subtitle(chat)
+        assert "Press esc again" not in subtitle(chat)
 
     run(ScriptedClient(), flow)
 
@@ -123,9 +123,9 @@ def test_escape_after_a_stopped_reply_does_not_offer_to_edit() -> None:
         await chat.pilot.press("escape")
         await chat.until(lambda: chat.conversation.current_reply is None)
         await chat.pilot.press("escape")
-        assert "Press Esc again" not in subtitle(chat)
+        assert "Press esc again" not in subtitle(chat)
         await chat.pilot.press("escape")
-        assert "Press Esc again" in subtitle(chat)
+        assert "Press esc again" in subtitle(chat)
 
     run(ScriptedClient([TextDelta("begun "), WAIT, TextDelta("never")]), flow)
 

@@ -613,7 +613,7 @@ def test_name_for_code_is_suggested_and_cannot_be_empty(tmp_path: Path, monkeypa
         field = chat.app.screen.query_one("Ask Input", Input)
         assert field.value == "snippet.py"
         await chat.pilot.press("end", "ctrl+u", "enter")
-        await chat.until(lambda: "press Esc to cancel" in field.placeholder)
+        await chat.until(lambda: "press esc to cancel" in field.placeholder)
         assert field.is_attached
 
     run(ScriptedClient([TextDelta("```python\nprint(1)\n```"), END]), flow)

@@ -214,7 +214,7 @@ class ChatScreen(SteadyScreen):
         elif self._quit.press():
             await self.app.action_quit()
         else:
-            composer.area.hint("Press Ctrl+C again to quit", self._quit.seconds)
+            composer.area.hint(f"Press {footer_keys.key_name('ctrl+c')} again to quit", self._quit.seconds)
 
     # --- messages from widgets
 

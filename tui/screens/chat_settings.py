@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from tui import sampling_fields
 from tui.client import Client
+from tui.footer_keys import key_name
 from tui.plain_text import single_line
 from tui.show_errors import show_errors
 from tui.widgets.conversation import Conversation
@@ -61,5 +62,9 @@ async def use_preset(conversation: Conversation, client: Client, name: str) -> N
             return
         names = ", ".join(single_line(one.name) for one in presets)
         unknown = f"No preset {single_line(name)}. " if name else ""
-        words = f"{unknown}Presets: {names}" if names else "No presets yet (Ctrl+S, F5 saves one)."
+        words = (
+            f"{unknown}Presets: {names}"
+            if names
+            else f"No presets yet ({key_name('ctrl+s')}, then {key_name('f5')} saves one)."
+        )
         conversation.app.notify(words, markup=False)

@@ -14,6 +14,7 @@ from textual.widgets import Button, Input, Label
 
 from tui.client import ClientError, Models
 from tui.engine_types import ModelInfo
+from tui.footer_keys import key_name
 from tui.large_downloads import describe_download, needs_confirmation
 from tui.plain_text import sanitize
 from tui.widgets.text_fields import LineField
@@ -106,7 +107,7 @@ class Confirm(Dialog[bool]):
 def replies_in_the_way(chats: Sequence[str], model: str) -> Confirm:
     """Return the question whether to stop the replies of these chats, so that `model` can be loaded now."""
     reply, them = ("A reply is", "it") if len(chats) == 1 else (f"{len(chats)} replies are", "them")
-    waiting = "If you wait, the model is loaded when the engine is free. Esc keeps the current model."
+    waiting = f"If you wait, the model is loaded when the engine is free. {key_name('escape')} keeps the current model."
     about = f"{', '.join(chats)}\n\n{waiting}"
     return Confirm(f"{reply} running. Stop {them} and load {model}?", about, "Stop and load", "Wait")
 
@@ -129,4 +130,4 @@ class Ask(Dialog[str]):
         if answer := event.value.strip():
             self.dismiss(answer)
         else:
-            event.input.placeholder = "Type something, or press Esc to cancel."
+            event.input.placeholder = f"Type something, or press {key_name('escape')} to cancel."

@@ -13,6 +13,7 @@ from textual.widgets import Label, OptionList
 from textual.widgets.option_list import Option
 
 from tui.extracts import Address, Code, Extract
+from tui.footer_keys import key_name
 from tui.plain_text import single_line, start
 from tui.screens.dialog import Dialog
 from tui.widgets.rows import Rows
@@ -44,7 +45,7 @@ class ExtractsScreen(Dialog[ExtractChoice]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as dialog:
-            dialog.border_subtitle = "↑↓ choose · ⏎ copy code, open link · ctrl+s save · esc close"
+            dialog.border_subtitle = f"↑↓ choose · ⏎ copy code, open link · {key_name('ctrl+s')} save · esc close"
             yield Label("Code and links of this message", classes="question")
             yield Rows(*(Option(_line(extract)) for extract in self._extracts))
 

@@ -22,6 +22,7 @@ from tui.attachment_sizes import AttachmentSizes
 from tui.client import Client, ClientError, NotLoaded
 from tui.double_press import DoublePress
 from tui.drafts import Prompt
+from tui.footer_keys import key_name
 from tui.open_chat import OpenChat, settings_of_new_chats
 from tui.reply_progress import ReplyProgress
 from tui.reply_stopper import ReplyStopper
@@ -239,7 +240,9 @@ class Conversation(Vertical):
                 chat.leaf = message.id
                 await self.transcript.append(message)
         if is_longer and chat is self.chat:
-            self.app.notify("This chat was continued in another window. Ctrl+T shows its branches.", markup=False)
+            self.app.notify(
+                f"This chat was continued in another window. {key_name('ctrl+t')} shows its branches.", markup=False
+            )
             self.composer.measure()
 
     async def leave_deleted(self, chat: ChatId) -> None:
@@ -519,7 +522,7 @@ class Conversation(Vertical):
             area.end_hint()
             self.action_edit_last()
         elif is_idle and self.chat.last_of(Role.USER) is not None:
-            area.hint("Press Esc again to edit your last message", self._escapes.seconds)
+            area.hint(f"Press {key_name('escape')} again to edit your last message", self._escapes.seconds)
 
     # --- edits and branches
 
@@ -538,7 +541,7 @@ class Conversation(Vertical):
     def _is_busy(self) -> bool:
         """Return whether a running reply prevents the action. If so, notify the user."""
         if self._is_sending:
-            self.app.notify("Still replying. Press Esc to stop.", markup=False)
+            self.app.notify(f"Still replying. Press {key_name('escape')} to stop.", markup=False)
         return self._is_sending
 
     def _is_shown(self, message: Message) -> bool:

@@ -13,6 +13,7 @@ from textual.timer import Timer
 
 from tui import commands
 from tui.drafts import dropped_path
+from tui.footer_keys import key_name
 from tui.plain_text import sanitize, sanitize_paste
 from tui.widgets.prompt_menu import KEYS, PromptMenu
 from tui.widgets.text_fields import TextField
@@ -24,7 +25,7 @@ LARGE_PASTE = 10_000  # characters
 
 _PLACEHOLDER = "Ask anything   (/ commands   @ files)"
 _PRIVATE_PLACEHOLDER = f"Private: nothing is saved. {_PLACEHOLDER}"
-_EDIT_PLACEHOLDER = "The new text of this message (Esc cancels)"
+_EDIT_PLACEHOLDER = f"The new text of this message ({key_name('escape')} cancels)"
 
 
 class PromptArea(TextField, ActiveCursor):
@@ -207,7 +208,7 @@ class PromptArea(TextField, ActiveCursor):
         """Cut the selection. Do nothing without one."""
         if self.selected_text:
             super().action_cut()
-            self.app.notify("Cut. Ctrl+V pastes it, Ctrl+Z undoes it.", markup=False)
+            self.app.notify(f"Cut. {key_name('ctrl+v')} pastes it, {key_name('ctrl+z')} undoes it.", markup=False)
 
     def action_break_line(self) -> None:
         self.insert("\n")

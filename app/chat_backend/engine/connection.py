@@ -329,4 +329,4 @@ def describe_wait(titles: Sequence[str]) -> str:
     if not titles:
         return "waiting for another request to finish"
     more = f" and {len(titles) - 1} more" if len(titles) > 1 else ""
-    return f"waiting for the reply in “{titles[0]}”{more} to finish (Esc in that chat stops it)"
+    return f"waiting for the reply in “{titles[0]}”{more} to finish (esc in that chat stops it)"

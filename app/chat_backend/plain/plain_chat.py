@@ -67,8 +67,8 @@ class WholeWords:
 
 
 _EXIT_OK, _EXIT_FAILURE = 0, 1
-_WELCOME = "Type a message and press Enter. /help lists the commands, /quit leaves.\nCtrl-C stops a reply."
-_HOW_TO_LEAVE = "Press Ctrl-C again to leave, or Ctrl-D."
+_WELCOME = "Type a message and press Enter. /help lists the commands, /quit leaves.\n^c stops a reply."
+_HOW_TO_LEAVE = "Press ^c again to leave, or ^d."
 
 
 class PlainChat:

@@ -87,10 +87,10 @@ def test_ctrl_c_clears_a_typed_line(endpoint: FakeEndpoint, tmp_path: Path) -> N
 def test_ctrl_c_on_an_empty_line_shows_how_to_leave(endpoint: FakeEndpoint, tmp_path: Path) -> None:
     chat = Typing(endpoint, tmp_path)
     chat.press(CTRL_C)
-    chat.wait(b"Press Ctrl-C again to leave, or Ctrl-D.", b"> ")
+    chat.wait(b"Press ^c again to leave, or ^d.", b"> ")
     chat.send(b"Hi")
     chat.press(CTRL_C)
-    chat.wait(b"Press Ctrl-C again", b"> ")
+    chat.wait(b"Press ^c again", b"> ")
     chat.press(CTRL_C)
     ended = chat.terminal.ended()
     assert (ended.status, ended.attributes_are_back, ended.modes) == (128 + signal.SIGINT, True, frozenset())

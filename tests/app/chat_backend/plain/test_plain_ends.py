@@ -60,7 +60,7 @@ def test_ctrl_c_stops_the_reply_and_two_more_end_the_chat(endpoint: FakeEndpoint
     os.write(terminal.master, b"\x03")
     terminal.read_until(lambda output: b"> " in output.partition(b"Stopped.")[2])
     os.write(terminal.master, b"\x03")
-    terminal.read_until(lambda output: b"> " in output.partition(b"Press Ctrl-C again")[2])
+    terminal.read_until(lambda output: b"> " in output.partition(b"Press ^c again")[2])
     os.write(terminal.master, b"\x03")
     assert terminal.ended().status == 128 + signal.SIGINT
 
