@@ -46,6 +46,7 @@ _NOTICE_SECONDS = 60.0  # seconds to show a notice about damage, which is severa
 _WARNED_SECONDS = 12.0
 _IN_FOOTER = ("new", "chats", "search", "editor")
 _QUIT_SECONDS = 2.0  # a second Ctrl+C within this time quits
+_ENGINE_SECONDS = 3.0  # seconds between two looks at whether the engine still runs
 _NONE = "No model. F2 to choose one."
 
 
@@ -126,6 +127,7 @@ class ChatScreen(SteadyScreen):
 
     def on_mount(self) -> None:
         self.follow(self._client.engine.loading())
+        self.set_interval(_ENGINE_SECONDS, self.watch_engine)
         self.start()
         self.call_after_refresh(self.prepare)
         self.call_after_refresh(self.recommend)
@@ -203,6 +205,13 @@ class ChatScreen(SteadyScreen):
         status.model = model or _NONE
         status.loading_model = None
         self.conversation.composer.measure()
+
+    @work(exclusive=True, group="engine", description="engine")
+    async def watch_engine(self) -> None:
+        """Show whether the engine of the loaded model has exited, for example because memory ran out."""
+        status = self.conversation.composer.status
+        is_idle = bool(self.conversation.model) and status.loading_model is None
+        status.is_stopped = is_idle and not await self._client.engine.is_ready()
 
     async def interrupt(self) -> None:
         """Handle Ctrl+C: stop the reply; otherwise clear the prompt; otherwise quit at the second press."""

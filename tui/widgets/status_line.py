@@ -29,6 +29,7 @@ class StatusLine(Widget):
         """The user clicked the model."""
 
     model: reactive[str] = reactive("")
+    is_stopped: reactive[bool] = reactive(False)  # whether the engine of the loaded model has exited
     loading_model: reactive[Loading | None] = reactive(None)
     budget: reactive[ContextBudget | None] = reactive(None)  # without the reply that is being generated
     written: reactive[int] = reactive(0)  # number of tokens of this reply
@@ -53,6 +54,8 @@ class StatusLine(Widget):
         if self.loading_model is not None:
             return Content.styled(figures.loading(self.loading_model), "$text-accent")
         name = single_line(model_name(self.model))
+        if self.is_stopped:
+            return Content.styled(f"{name} stopped. Your next message starts it.", "$text-warning")
         return Content.styled(name, "bold").stylize(Style.from_meta({"part": "model"})) if name else Content("")
 
     def _private(self) -> Content:
