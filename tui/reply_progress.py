@@ -52,11 +52,11 @@ class ReplyProgress:
     stage: Stage = Stage.WAITING
     stage_since: float = 0.0
     prompt: PromptProgress | None = None  # the last progress report of this turn
-    tokens: int = 0  # number of tokens generated in this turn
+    tokens: int = 0  # number of tokens generated so far, also before tool calls
     calls: dict[CallId, ToolCalled] = field(default_factory=dict)  # calls that have no result yet
     _first_prompt: PromptProgress | None = None
-    _first_tokens: int = 0  # number of tokens in the first delta of this turn, whose time is unknown
-    _first_delta: float = 0.0
+    _timed_from: int = 0  # `tokens` after the first delta of this turn, whose own time is unknown
+    _first_delta: float | None = None  # when the first delta of this turn arrived
     _steps: list[ToolStep] = field(default_factory=list)
     _text: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
@@ -90,7 +90,9 @@ class ReplyProgress:
     @property
     def tokens_per_second(self) -> float:
         """Tokens per second since the first delta of this turn; 0 before the second one."""
-        return figures.rate(self.tokens - self._first_tokens, self.clock() - self._first_delta)
+        if self._first_delta is None:
+            return 0.0
+        return figures.rate(self.tokens - self._timed_from, self.clock() - self._first_delta)
 
     @property
     def seconds_left(self) -> float | None:
@@ -148,9 +150,9 @@ class ReplyProgress:
 
     def _count(self, tokens: int, stage: Stage) -> None:
         self._enter(stage)
-        if not self.tokens:
-            self._first_tokens, self._first_delta = tokens, self.clock()
         self.tokens += tokens
+        if self._first_delta is None:
+            self._timed_from, self._first_delta = self.tokens, self.clock()
 
     def _end_call(self, event: ToolReturned) -> None:
         """Add a tool call as a step, with the text and the reasoning that the model wrote before it."""
@@ -160,7 +162,7 @@ class ReplyProgress:
         text, reasoning = "".join(self._text), "".join(self._reasoning)
         self._steps.append(ToolStep(call.name, call.arguments, event.result, event.is_error, text, reasoning))
         self._text, self._reasoning, self._reasoning_seconds = [], [], 0.0
-        self.tokens, self.prompt, self._first_prompt = 0, None, None
+        self._first_delta = self.prompt = self._first_prompt = None
         if not self.calls:
             self._enter(Stage.WAITING)
 

@@ -73,6 +73,23 @@ def test_speed_counts_only_the_tokens_after_the_first_delta() -> None:
     assert describe(reply, 80) == "40 tok/s · 50 tokens · 0 s"
 
 
+def test_tokens_are_counted_across_tool_calls_and_the_speed_within_a_turn() -> None:
+    clock = Clock()
+    reply = ReplyProgress(ChatId("1"), MessageId("1"), clock)
+    reply.apply(ReplyStarted(MessageId("2"), "m"))
+    reply.apply(TextDelta("a", 30))
+    clock.now = 1.0
+    reply.apply(ToolCalled(CallId("1"), "files.read", "{}"))
+    reply.apply(ToolReturned(CallId("1"), "done"))
+    assert reply.tokens == 30
+    clock.now = 9.0
+    reply.apply(TextDelta("b", 5))
+    assert describe(reply, 80) == "35 tokens · 0 s"
+    clock.now = 10.0
+    reply.apply(TextDelta("c", 15))
+    assert describe(reply, 80) == "15 tok/s · 50 tokens · 1 s"
+
+
 def test_status_line_is_below_the_question_until_the_reply_ends() -> None:
     async def flow(chat: Chatting) -> None:
         status = chat.screen.query_one(ReplyStatus)
