@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from tui.types import Message, MessageId
+from tui.types import Finish, Message, MessageId
 
 
 class Branches:
@@ -12,6 +12,7 @@ class Branches:
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         self._messages: dict[MessageId, Message] = {}
         self._children: defaultdict[MessageId | None, list[MessageId]] = defaultdict(list)
+        self._elsewhere: set[MessageId] = set()  # replies that another window is generating
         for message in messages:
             self.put(message)
 
@@ -20,6 +21,15 @@ class Branches:
         if message.id not in self._messages:
             self._children[message.parent].append(message.id)
         self._messages[message.id] = message
+        if message.finish is Finish.ELSEWHERE:
+            self._elsewhere.add(message.id)
+        else:
+            self._elsewhere.discard(message.id)
+
+    @property
+    def has_replies_elsewhere(self) -> bool:
+        """Whether another window is generating one of the replies."""
+        return bool(self._elsewhere)
 
     def __getitem__(self, message: MessageId) -> Message:
         return self._messages[message]

@@ -36,6 +36,7 @@ class OpenChat:
     leaf: MessageId | None = None
     # messages that are not sent to the model, with the summary that ends at each one, or ""
     left_out: Mapping[MessageId, str] = field(default_factory=dict)
+    stored_count: int = 0  # number of stored messages, as last reported; other windows may have stored some
 
     @classmethod
     def of(cls, chat: Chat) -> "OpenChat":
@@ -75,9 +76,9 @@ class OpenChat:
         self.leaf = message.id
 
     @property
-    def replies_elsewhere(self) -> bool:
-        """Whether another window is generating one of the replies."""
-        return any(message.finish is Finish.ELSEWHERE for message in self.branches)
+    def is_behind(self) -> bool:
+        """Whether another window has stored messages in this chat, or is generating a reply in it."""
+        return self.stored_count > len(self.branches) or self.branches.has_replies_elsewhere
 
     def merge(self, messages: Iterable[Message]) -> Sequence[Message]:
         """Add the messages that another window has stored, and return them. The shown branch stays."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from textual.message import Message as Posted
 from textual.widgets import OptionList
 
 from tests.tui.pilots import Chatting, run
@@ -446,3 +447,42 @@ def test_messages_of_another_window_are_shown_in_the_open_chat() -> None:
         await chat.until(lambda: "1/2" in chat.label("MessageView.user MessageHeader"))
 
     run(client, flow, chat=name, size=(80, 24))
+
+
+def test_poll_posts_the_number_of_messages_only_if_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient()
+    name = client.keep("Shared", "a question", "an answer")
+    counted = []
+    post = ChatList.post_message
+
+    def note(chats: ChatList, message: Posted) -> bool:
+        counted.extend([message.count] if isinstance(message, ChatList.Counted) else [])
+        return post(chats, message)
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: counted == [2])
+        for _ in range(3):
+            await chat.screen.query_one(ChatList).poll().wait()
+        assert counted == [2]
+        await client.chats.add(name, client.chats.chats[name].messages[-1].id, "from another window")
+        await chat.until(lambda: counted == [2, 3])
+
+    monkeypatch.setattr(ChatList, "post_message", note)
+    run(client, flow, chat=name)
+
+
+def test_messages_that_another_window_stores_during_a_reply_are_shown_after_it() -> None:
+    client = ScriptedClient([TextDelta("begun"), WAIT, END])
+    name = client.keep("Shared", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.texts() == ["a question", "an answer"])
+        await chat.type("more")
+        await chat.until(lambda: len(chat.views()) == 4)
+        branch = await client.chats.add(name, None, "a branch of the start")
+        await chat.until(lambda: chat.conversation.chat.stored_count == 5)
+        assert branch.id not in chat.conversation.chat.branches
+        client.replies.gate.set()
+        await chat.until(lambda: branch.id in chat.conversation.chat.branches)
+
+    run(client, flow, chat=name)

@@ -46,6 +46,7 @@ _NOTICE_SECONDS = 60.0  # seconds to show a notice about damage, which is severa
 _WARNED_SECONDS = 12.0
 _IN_FOOTER = ("new", "chats", "search", "editor")
 _QUIT_SECONDS = 2.0  # a second Ctrl+C within this time quits
+_POLL_SECONDS = 1.5  # seconds between two polls for changes by other windows
 _ENGINE_SECONDS = 3.0  # seconds between two looks at whether the engine still runs
 _NONE = "No model. F2 to choose one."
 
@@ -128,6 +129,7 @@ class ChatScreen(SteadyScreen):
     def on_mount(self) -> None:
         self.follow(self._client.engine.loading())
         self.set_interval(_ENGINE_SECONDS, self.watch_engine)
+        self.set_interval(_POLL_SECONDS, self.poll)
         self.start()
         self.call_after_refresh(self.prepare)
         self.call_after_refresh(self.recommend)
@@ -213,6 +215,11 @@ class ChatScreen(SteadyScreen):
         is_idle = bool(self.conversation.model) and status.loading_model is None
         status.is_stopped = is_idle and not await self._client.engine.is_ready()
 
+    async def poll(self) -> None:
+        """Show changes by other windows in the list and in the open chat."""
+        self.query_one(ChatList).poll()
+        await self._merge_other_windows()
+
     async def interrupt(self) -> None:
         """Handle Ctrl+C: stop the reply; otherwise clear the prompt; otherwise quit at the second press."""
         conversation, composer = self.conversation, self.conversation.composer
@@ -285,9 +292,13 @@ class ChatScreen(SteadyScreen):
             self._show_title()
 
     @on(ChatList.Counted)
-    async def merge_other_windows(self, event: ChatList.Counted) -> None:
-        chat = self.conversation.chat
-        if event.chat == chat.id and (event.count > len(chat.branches) or chat.replies_elsewhere):
+    async def count_stored(self, event: ChatList.Counted) -> None:
+        if event.chat == self.conversation.chat.id:
+            self.conversation.chat.stored_count = event.count
+            await self._merge_other_windows()
+
+    async def _merge_other_windows(self) -> None:
+        if self.conversation.chat.is_behind:
             await self.conversation.merge_other_windows()
 
     def _show_title(self) -> None:

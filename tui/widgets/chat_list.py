@@ -23,7 +23,6 @@ from tui.show_errors import show_errors
 from tui.types import ChatId, ChatSummary
 from tui.widgets.rows import Rows
 
-_POLL = 1.5  # seconds between two polls for changes by other windows
 _AGE_POLL = 40  # number of polls after which the ages are drawn again
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧"
 _UNDO = "/undo restores it until you quit."
@@ -74,7 +73,7 @@ class ChatList(Vertical):
             self.archived = archived
 
     class Counted(Message):
-        """The stored number of messages of the open chat, which another window may have continued."""
+        """The stored number of messages of the open chat has changed, perhaps by another window."""
 
         def __init__(self, chat: ChatId, count: int) -> None:
             super().__init__()
@@ -100,6 +99,7 @@ class ChatList(Vertical):
         self._open: ChatId | None = None
         self.shows_archive = False
         self._reported: tuple[ChatId, str] | None = None  # the open chat and its title in the last Renamed
+        self._counted: tuple[ChatId, int] | None = None  # the open chat and its messages in the last Counted
         self._deleted: list[ChatId] = []
 
     def compose(self) -> ComposeResult:
@@ -108,7 +108,6 @@ class ChatList(Vertical):
 
     def on_mount(self) -> None:
         self.reload()
-        self.set_interval(_POLL, self.poll)
 
     def on_resize(self) -> None:
         self._show()
@@ -127,19 +126,17 @@ class ChatList(Vertical):
         with show_errors(self):
             self._summaries = await self._read()
             self._show()
-            self._report_title()
+            self._report_open_chat()
 
     @work(exclusive=True, group="chat-list")
     async def poll(self) -> None:
-        """Show changes by other windows, and update the marks of running replies and the ages."""
+        """Show changes by other windows, and update the marks of running replies and the ages. Call it regularly."""
         self._looks += 1
         with suppress(ClientError):  # the next action of the user reports the error
             found = await self._read()
             is_changed = list(found.values()) != list(self._summaries.values())
             self._summaries = found
-            self._report_title()
-            if (open_chat := found.get(self._open or ChatId(""))) is not None:
-                self.post_message(self.Counted(open_chat.id, open_chat.message_count))
+            self._report_open_chat()
             if not self.display:
                 return
             if is_changed or any(map(self._is_running, found.values())) or self._looks % _AGE_POLL == 0 or self._spun:
@@ -149,12 +146,16 @@ class ChatList(Vertical):
         found = await self._chats.summaries(archived=self.shows_archive)
         return {summary.id: summary for summary in found}
 
-    def _report_title(self) -> None:
-        """Report the title of the open chat: it may have been given by its first message, or in another window."""
-        found = None if self._open is None else self._summaries.get(self._open)
-        if found is not None and found.title and (found.id, found.title) != self._reported:
+    def _report_open_chat(self) -> None:
+        """Report changes of the open chat: its first message gives it a title, and other windows may change it."""
+        if (found := self._summaries.get(self._open or ChatId(""))) is None:
+            return
+        if found.title and (found.id, found.title) != self._reported:
             self._reported = found.id, found.title
             self.post_message(self.Renamed(found.id, found.title))
+        if (found.id, found.message_count) != self._counted:
+            self._counted = found.id, found.message_count
+            self.post_message(self.Counted(found.id, found.message_count))
 
     def _is_running(self, summary: ChatSummary) -> bool:
         return summary.replying_elsewhere or summary.id in self._running_chats()
