@@ -104,6 +104,16 @@ class OpenChat:
         end = self.branches[self.leaf]
         return end.parent if end.role is Role.ASSISTANT and end.finish is None else end.id
 
+    def shows(self, message: MessageId) -> bool:
+        """Whether the message is on the shown branch."""
+        return any(one.id == message for one in self.path())
+
+    def neighbor_branch(self, message: MessageId, step: int) -> tuple[MessageId, MessageId] | None:
+        """Return the newest leaf after the sibling `step` positions from a shown message, and that sibling."""
+        index = [one.id for one in self.path()].index(message)
+        leaf = self.branches.neighbor_leaf(message, step)
+        return None if leaf is None else (leaf, self.branches.path(leaf)[index].id)
+
     def path(self) -> list[Message]:
         return self.branches.path(self.leaf)
 

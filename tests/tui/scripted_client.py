@@ -337,7 +337,7 @@ class ScriptedEngine:
         yield Loading("smollm2:135m", "loaded", loaded=True, warning=self.warning)
 
     async def is_ready(self) -> bool:
-        return self.loads.is_set()
+        return self.loads.is_set() and self.problem is None
 
     async def status(self) -> EngineStatus:
         await self.loads.wait()

@@ -12,7 +12,7 @@ from tui.types import Finish, ReplyEnd, TextDelta
 def test_bell_rings_after_a_long_reply_without_focus(
     longest: float, has_focus: bool, rings: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tui.widgets.conversation.LONG_REPLY", longest)
+    monkeypatch.setattr("tui.widgets.reply_feed.LONG_REPLY", longest)
     rung: list[int] = []
 
     async def flow(chat: Chatting) -> None:
@@ -72,7 +72,7 @@ def test_sequences_are_sent_to_terminals_that_know_them(
 
 
 def test_bell_setting_silences_the_notification(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.widgets.conversation.LONG_REPLY", -1.0)
+    monkeypatch.setattr("tui.widgets.reply_feed.LONG_REPLY", -1.0)
     written: list[str] = []
 
     async def flow(chat: Chatting) -> None:

@@ -62,7 +62,7 @@ def test_typing_with_focus_keys_loses_no_chat_and_no_letter(size: tuple[int, int
             chat.at_once(*keys, *random.choices(AROUND, k=random.randrange(1, 4)))
             await chat.pilot.pause()
             assert isinstance(chat.app.screen, ChatScreen)
-        await chat.until(lambda: not chat.conversation._is_sending)
+        await chat.until(lambda: not chat.conversation.outbox.is_busy)
         await chat.composer.save_draft()
         area = chat.composer.area
         found.extend([*area._earlier, *area._unsent.values()])  # earlier inputs, which the arrow keys recall

@@ -29,9 +29,11 @@ from tui.terminal_window import TerminalWindow
 from tui.tool_servers import ToolServers, count_active
 from tui.types import ChatId, ToolServer
 from tui.widgets.chat_list import ChatList
+from tui.widgets.chat_view import ChatView
 from tui.widgets.composer import Composer
 from tui.widgets.conversation import Conversation
 from tui.widgets.message_view import MessageView
+from tui.widgets.reply_feed import ReplyFeed
 from tui.widgets.status_line import StatusLine
 from tui.widgets.textual_internals import SteadyScreen
 from tui.widgets.top_bar import TopBar
@@ -150,7 +152,7 @@ class ChatScreen(SteadyScreen):
             await self._use_default_settings()
         await self.conversation.composer.start()
         if self._question:
-            self.conversation.send(Prompt(sanitize(self._question)))
+            self.conversation.outbox.send(Prompt(sanitize(self._question)))
         elif self._resumes:
             self.action_search()
         elif self._first_chat is None:
@@ -234,16 +236,16 @@ class ChatScreen(SteadyScreen):
 
     # --- messages from widgets
 
-    @on(Conversation.Shown)
-    def show_title(self, event: Conversation.Shown) -> None:
+    @on(ChatView.Shown)
+    def show_title(self, event: ChatView.Shown) -> None:
         self._show_title()
         self.query_one(ChatList).mark_open(event.chat.id)
         self.refresh_bindings()
         if event.chat.id is not None:
             self.conversation.welcome.offer(None)
 
-    @on(Conversation.LongReplyEnded)
-    def call_user(self, event: Conversation.LongReplyEnded) -> None:
+    @on(ReplyFeed.LongReplyEnded)
+    def call_user(self, event: ReplyFeed.LongReplyEnded) -> None:
         """Ring the bell and send a notification, unless the terminal has the focus or the user wants silence."""
         if self._window.rings and not self.app.app_focus:
             chat = self.conversation.chat
@@ -251,8 +253,8 @@ class ChatScreen(SteadyScreen):
             is_named = event.chat == chat.id and not chat.private
             self._window.notify(f"Reply finished: {chat.title}" if is_named else "Reply finished")
 
-    @on(Conversation.Activity)
-    def show_activity(self, event: Conversation.Activity) -> None:
+    @on(ChatView.Activity)
+    def show_activity(self, event: ChatView.Activity) -> None:
         self.query_one(TopBar).activity = event.text
 
     @on(Composer.EnteredEmpty)
@@ -265,7 +267,7 @@ class ChatScreen(SteadyScreen):
         await self.conversation.open(event.chat.id)
 
     @on(Welcome.RetryAsked)
-    @on(Conversation.ModelWanted)
+    @on(ReplyFeed.ModelWanted)
     def try_again(self) -> None:
         if self.conversation.composer.status.loading_model is None:
             self.follow(self._client.engine.loading(retry=True))
@@ -314,7 +316,7 @@ class ChatScreen(SteadyScreen):
 
     @on(Composer.Submitted)
     def submit(self, event: Composer.Submitted) -> None:
-        self.conversation.submit(event.prompt)
+        self.conversation.outbox.submit(event.prompt)
 
     @on(Composer.CommandTyped)
     async def run_typed(self, event: Composer.CommandTyped) -> None:

@@ -11,7 +11,7 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
-from textual.message import Message
+from textual.message import Message as Posted
 from textual.widgets import Label, TextArea
 
 from tui import commands
@@ -21,7 +21,7 @@ from tui.completion import Completions
 from tui.drafts import Drafts, Prompt, read_attachment
 from tui.open_chat import OpenChat
 from tui.show_errors import show_errors
-from tui.types import Attachment
+from tui.types import Attachment, Message, Role
 from tui.widgets.prompt_area import PromptArea
 from tui.widgets.prompt_menu import KEYS, PromptMenu
 from tui.widgets.status_line import StatusLine
@@ -33,17 +33,17 @@ _PAUSE = 0.4  # seconds after the last key until the draft is saved and the cont
 class Composer(Vertical):
     """The prompt, its attachments, and the queued messages."""
 
-    class EnteredEmpty(Message):
+    class EnteredEmpty(Posted):
         """The user pressed Enter in a prompt without text and attachments."""
 
-    class Submitted(Message):
+    class Submitted(Posted):
         """The user pressed Enter to send a message. The prompt is already empty."""
 
         def __init__(self, prompt: Prompt) -> None:
             super().__init__()
             self.prompt = prompt
 
-    class CommandTyped(Message):
+    class CommandTyped(Posted):
         """The user pressed Enter on a command. Attachments are kept for the next message."""
 
         def __init__(self, name: str, argument: str) -> None:
@@ -66,6 +66,7 @@ class Composer(Vertical):
         self._queue: list[Prompt] = []
         self._is_held = False  # whether `sending` waits for a summary
         self._aside: Prompt | None = None  # the prompt to restore after the user has edited a message
+        self.edited: Message | None = None  # the message that the next sent one replaces as a branch
         self.is_leaving = False  # whether the open chat is being left: text typed now belongs to the next chat
 
     def compose(self) -> ComposeResult:
@@ -148,6 +149,7 @@ class Composer(Vertical):
 
     async def leave(self) -> Prompt:
         """Remove the draft of the chat that the user leaves, and save it. Text typed later belongs to the next chat."""
+        self.edited = None
         await self.flush_keys()
         self.end_editing()
         self.take_back_queue()
@@ -259,15 +261,28 @@ class Composer(Vertical):
 
     # --- editing a message
 
-    def edit(self, prompt: Prompt, *, is_reply: bool) -> None:
-        """Put a message into the prompt for editing. The current prompt is kept aside."""
+    def edit(self, message: Message, prompt: Prompt) -> None:
+        """Put `prompt`, the text of a message, into the prompt for editing. The current prompt is kept aside."""
+        self.edited = message
         if self._aside is None:
             self._aside = self.prompt
         self.add_class("editing")
         self.write(prompt)
         self.area.show_purpose(edits=True)
-        self.area.edited_reply = self.area.text if is_reply else ""
+        self.area.edited_reply = self.area.text if message.role is Role.ASSISTANT else ""
         self.area.focus()
+        self.refresh_bindings()
+
+    def take_edited(self) -> Message | None:
+        """Return the message that is replaced by the one being sent. The one after it replaces none."""
+        edited, self.edited = self.edited, None
+        self.refresh_bindings()
+        return edited
+
+    def cancel_editing(self) -> None:
+        """Edit no message, and restore the prompt that was kept aside."""
+        self.take_edited()
+        self.end_editing()
 
     def end_editing(self) -> None:
         """Restore the prompt that was kept aside."""
