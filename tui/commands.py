@@ -11,6 +11,7 @@ class Owner(enum.Enum):
     SCREEN = "screen"  # the chat screen
     CHAT = "chat"  # the open chat
     CHATS = "chats"  # the list of all chats
+    DIALOGS = "dialogs"  # the dialogs about the open chat; `action` is a key of ChatDialogs.by_action
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +35,22 @@ class Command:
 COMMANDS = (
     Command("new", Owner.SCREEN, "new_chat", "New chat", key="ctrl+n", spare_key="f5", aliases=("clear",)),
     Command("private", Owner.SCREEN, "new_private_chat", "Private chat (nothing saved)"),
-    Command("attach", Owner.SCREEN, "attach", "Attach a text file to the next message", "PATH"),
+    Command("attach", Owner.DIALOGS, "attach", "Attach a text file to the next message", "PATH"),
     Command("stop", Owner.CHAT, "stop", "Stop the reply", key="escape"),
     Command("regenerate", Owner.CHAT, "regenerate", "Regenerate the last reply", key="ctrl+y", aliases=("retry",)),
     Command("copy", Owner.CHAT, "copy_last", "Copy the last reply"),
     Command("edit", Owner.CHAT, "edit_last", "Edit your last message (keeps the old branch)", key="ctrl+up"),
-    Command("editor", Owner.SCREEN, "open_editor", "Write the message in your editor", key="ctrl+g"),
-    Command("branches", Owner.SCREEN, "branches", "Show branches", key="ctrl+t"),
-    Command("settings", Owner.SCREEN, "settings", "System prompt, sampling, and presets of this chat", key="ctrl+s"),
-    Command("system", Owner.SCREEN, "system", "Set the system prompt of this chat", "TEXT", aliases=("sys",)),
-    Command("set", Owner.SCREEN, "set", "Set a sampling parameter of this chat", "NAME VALUE"),
-    Command("preset", Owner.SCREEN, "preset", "Use a preset for this chat", "NAME"),
-    Command("tools", Owner.SCREEN, "tools", "Tools of MCP servers, for this chat"),
+    Command("editor", Owner.DIALOGS, "editor", "Write the message in your editor", key="ctrl+g"),
+    Command("branches", Owner.DIALOGS, "branches", "Show branches", key="ctrl+t"),
+    Command("settings", Owner.DIALOGS, "settings", "System prompt, sampling, and presets of this chat", key="ctrl+s"),
+    Command("system", Owner.DIALOGS, "system", "Set the system prompt of this chat", "TEXT", aliases=("sys",)),
+    Command("set", Owner.DIALOGS, "set", "Set a sampling parameter of this chat", "NAME VALUE"),
+    Command("preset", Owner.DIALOGS, "preset", "Use a preset for this chat", "NAME"),
+    Command("tools", Owner.DIALOGS, "tools", "Tools of MCP servers, for this chat"),
     Command("context", Owner.SCREEN, "show_context", "Show what fills the context"),
     Command("room", Owner.CHAT, "trim_context", "Summarize or drop old messages", aliases=("compact",)),
     Command("resume", Owner.SCREEN, "open_chats", "Open an earlier chat"),
-    Command("search", Owner.SCREEN, "search", "Search all chats", "TEXT", key="ctrl+f", spare_key="f7"),
+    Command("search", Owner.DIALOGS, "search", "Search all chats", "TEXT", key="ctrl+f", spare_key="f7"),
     Command("chats", Owner.SCREEN, "toggle_chats", "Show or hide the list of chats", key="ctrl+b", spare_key="f6"),
     Command("title", Owner.CHATS, "rename", "Rename this chat", "TITLE"),
     Command("pin", Owner.CHATS, "pin", "Pin or unpin"),

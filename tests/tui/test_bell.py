@@ -33,7 +33,7 @@ def test_window_has_the_title_of_the_chat(is_private: bool) -> None:
     written: list[str] = []
 
     async def flow(chat: Chatting) -> None:
-        chat.screen._window = window = TerminalWindow(written.append, {"TERM": "xterm-kitty"})
+        chat.screen.heading.window = window = TerminalWindow(written.append, {"TERM": "xterm-kitty"})
         await chat.conversation.open_new(private=is_private)
         await chat.say("one")
         await chat.until(lambda: "A title" in chat.conversation.chat.title)
@@ -78,7 +78,7 @@ def test_bell_setting_silences_the_notification(monkeypatch: pytest.MonkeyPatch)
     async def flow(chat: Chatting) -> None:
         for rings in (True, False):
             window = TerminalWindow(written.append, {"TERM_PROGRAM": "ghostty"}, rings=rings)
-            chat.screen._window = window
+            chat.screen.heading.window = window
             await chat.type("one")
             await chat.until(lambda: chat.conversation.current_reply is not None)
             chat.app.app_focus = False

@@ -23,7 +23,7 @@ def script(folder: Path, commands: str) -> str:
 
 
 def use(chat: Chatting, editor: str) -> None:
-    chat.screen._editor = editor
+    chat.screen.dialogs.editor = editor
 
 
 @pytest.mark.parametrize(

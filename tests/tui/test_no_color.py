@@ -53,7 +53,7 @@ async def models(chat: Chatting) -> str:
 
 
 async def select_field(chat: Chatting) -> str:
-    chat.screen.action_settings()
+    await chat.screen.action_run_command("settings")
     await chat.until(lambda: isinstance(chat.app.screen, SettingsScreen) and chat.app.screen.is_mounted)
     chat.app.screen.query_one("#thinking", Select).focus()
     return "Model default"

@@ -543,7 +543,7 @@ def test_settings_apply_to_the_chat_they_were_opened_for() -> None:
 
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: chat.texts() == ["one"])
-        chat.screen.action_settings()
+        await chat.screen.action_run_command("settings")
         await chat.until(lambda: isinstance(chat.app.screen, SettingsScreen))
         await chat.conversation.open(second)
         chat.app.screen.dismiss(ChatSettings(system="Be brief."))

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+from textual.dom import DOMNode
+
 from tui import sampling_fields
 from tui.client import Client
 from tui.footer_keys import key_name
 from tui.plain_text import single_line
 from tui.show_errors import show_errors
+from tui.types import ToolServer
 from tui.widgets.conversation import Conversation
 
 
@@ -32,23 +35,38 @@ async def choose_tools(conversation: Conversation, client: Client) -> None:
     await conversation.app.push_screen_wait(ToolsScreen(client.tools, chat.settings.disabled_tools, configure))
 
 
-async def set_system_prompt(conversation: Conversation, text: str) -> None:
+def report_failed_tools(node: DOMNode, server: ToolServer) -> None:
+    """Notify the user that a tool server has failed."""
+    node.app.notify(
+        f"{server.reason} /tools restarts it.",
+        title=f"The tool server {server.name} failed.",
+        severity="warning",
+        markup=False,
+    )
+
+
+async def set_system_prompt(conversation: Conversation, client: Client, text: str) -> None:
+    """Set the system prompt. Without a text, let the user edit all settings instead."""
     chat = conversation.chat
-    await conversation.configure(chat, replace(chat.settings, system=text))
+    if text:
+        await conversation.configure(chat, replace(chat.settings, system=text))
+    else:
+        await edit(conversation, client)
 
 
-async def set_parameter(conversation: Conversation, text: str) -> bool:
-    """Set one sampling parameter. `text` is a name and a value: "temperature 0.2". Returns whether it is valid."""
+async def set_parameter(conversation: Conversation, text: str) -> None:
+    """Set one sampling parameter. `text` is a name and a value: "temperature 0.2". If it is wrong, it can be edited."""
     chat = conversation.chat
     name, _, value = text.partition(" ")
     try:
         sampling = sampling_fields.change(chat.settings.sampling, name, value)
     except sampling_fields.InvalidField as error:
         conversation.app.notify(str(error), severity="warning", markup=False)
-        return False
+        if text:
+            conversation.composer.put_back(f"/set {text}")
+        return
     await conversation.configure(chat, replace(chat.settings, sampling=sampling))
     conversation.app.notify(sampling_fields.confirm(sampling, name), markup=False)
-    return True
 
 
 async def use_preset(conversation: Conversation, client: Client, name: str) -> None:

@@ -95,6 +95,10 @@ class Composer(Vertical):
         self.area.write(prompt.text)
         self.count_attached()
 
+    def put_back(self, command: str) -> None:
+        """Write a command that failed before the current text, so that the user can correct it."""
+        self.write(Prompt.of([Prompt(command), self.prompt]))
+
     def attach(self, found: Attachment) -> None:
         """Attach a file to the next message."""
         self._attached.append(found)

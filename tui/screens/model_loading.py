@@ -1,0 +1,41 @@
+"""Loading of a model, as the chat screen shows it: in the status line and on the welcome page."""
+
+from collections.abc import AsyncGenerator
+
+from tui.client import ClientError, Engine
+from tui.engine_types import Loading
+from tui.show_errors import show_error
+from tui.widgets.conversation import Conversation
+
+_WARNED_SECONDS = 12.0
+_NONE = "No model. F2 to choose one."
+
+
+async def follow(conversation: Conversation, loading: AsyncGenerator[Loading, None]) -> None:
+    """Show the progress of loading a model. Use the model once it is loaded."""
+    status, welcome = conversation.composer.status, conversation.welcome
+    model = conversation.model
+    try:
+        async for step in loading:
+            model = step.model if step.loaded else ""
+            status.loading_model = step
+            welcome.show_loading(step)
+            if step.warning:
+                conversation.app.notify(step.warning, severity="warning", timeout=_WARNED_SECONDS, markup=False)
+    except ClientError as error:
+        if not model:
+            welcome.show_failure(error)
+        if model or not welcome.display:
+            show_error(conversation, error)
+    welcome.show_loaded(model)
+    conversation.use_model(model)
+    status.model = model or _NONE
+    status.loading_model = None
+    conversation.composer.measure()
+
+
+async def watch_engine(conversation: Conversation, engine: Engine) -> None:
+    """Show whether the engine of the loaded model has exited, for example because memory ran out."""
+    status = conversation.composer.status
+    is_idle = bool(conversation.model) and status.loading_model is None
+    status.is_stopped = is_idle and not await engine.is_ready()
