@@ -225,6 +225,9 @@ class Engine(Protocol):
     async def is_ready(self) -> bool:
         """Whether the loaded model can answer now, without waiting for a load or a restart."""
 
+    def exits(self) -> AsyncGenerator[bool, None]:
+        """Yield True when the engine of the loaded model has exited, and False when it is loaded again. Never ends."""
+
     async def status(self) -> EngineStatus: ...
 
     async def abort(self, request: RequestId) -> None:

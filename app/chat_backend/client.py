@@ -9,6 +9,7 @@ from app.chat_backend.chat_repository import ChatRepository
 from app.chat_backend.client_errors import to_thread
 from app.chat_backend.context import ChatContext
 from app.chat_backend.engine.connection import EngineConnection
+from app.chat_backend.engine.server import EngineServer
 from app.chat_backend.engine.status import ChatEngine
 from app.chat_backend.models import ChatModels
 from app.chat_backend.replies import ChatReplies
@@ -50,7 +51,7 @@ class TerminalClient:
         the base URL of another server, and `key` is its API key. `mcp_config` is a file with
         tool servers, in addition to mcp.json.
         """
-        self._connection = EngineConnection(settings, flags, endpoint, key)
+        self._connection = EngineConnection(settings, EngineServer(settings, flags, endpoint, key))
         self.chats = ChatRepository(history)
         self.chats.make_title = Titles(self.chats, self._connection).make_title
         self.tools = ChatTools(settings.state_dir, mcp_config)

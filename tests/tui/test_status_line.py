@@ -125,11 +125,9 @@ def test_status_line_says_that_the_idle_engine_has_exited() -> None:
     async def flow(chat: Chatting) -> None:
         line = chat.app.screen.query_one(StatusLine)
         await chat.until(lambda: line.model and line.loading_model is None)
-        client.engine.loads.clear()
-        chat.screen.watch_engine()
+        await client.engine.exited.put(True)
         await chat.until(lambda: "stopped. Your next message starts it." in line.render().plain)
-        client.engine.loads.set()
-        chat.screen.watch_engine()
+        await client.engine.exited.put(False)
         await chat.until(lambda: "stopped" not in line.render().plain)
 
     run(client, flow)

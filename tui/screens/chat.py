@@ -45,7 +45,6 @@ if TYPE_CHECKING:  # the Markdown widgets are imported after the prompt is shown
 _IN_FOOTER = ("new", "chats", "search", "editor")
 _QUIT_SECONDS = 2.0  # a second Ctrl+C within this time quits
 _POLL_SECONDS = 1.5  # seconds between two polls for changes by other windows
-_ENGINE_SECONDS = 3.0  # seconds between two looks at whether the engine still runs
 
 
 class ChatScreen(SteadyScreen):
@@ -134,7 +133,7 @@ class ChatScreen(SteadyScreen):
 
     def on_mount(self) -> None:
         self.follow(self._client.engine.loading())
-        self.set_interval(_ENGINE_SECONDS, self.watch_engine)
+        self.watch_engine()
         self.set_interval(_POLL_SECONDS, self.poll)
         self._start.begin()
         self.call_after_refresh(self.find_tools)
@@ -144,9 +143,8 @@ class ChatScreen(SteadyScreen):
         """Show the progress of loading a model. Use the model once it is loaded."""
         await model_loading.follow(self.conversation, loading)
 
-    @work(exclusive=True, group="engine", description="engine")
+    @work(group="engine", description="engine")
     async def watch_engine(self) -> None:
-        """Show whether the engine of the loaded model has exited, for example because memory ran out."""
         await model_loading.watch_engine(self.conversation, self._client.engine)
 
     async def poll(self) -> None:

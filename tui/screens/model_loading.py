@@ -35,7 +35,6 @@ async def follow(conversation: Conversation, loading: AsyncGenerator[Loading, No
 
 
 async def watch_engine(conversation: Conversation, engine: Engine) -> None:
-    """Show whether the engine of the loaded model has exited, for example because memory ran out."""
-    status = conversation.composer.status
-    is_idle = bool(conversation.model) and status.loading_model is None
-    status.is_stopped = is_idle and not await engine.is_ready()
+    """Show when the engine of the loaded model exits, for example because memory ran out."""
+    async for has_exited in engine.exits():
+        conversation.composer.status.is_stopped = has_exited

@@ -6,9 +6,9 @@ call of `use` restarts it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.chat_backend.client_errors import client_errors
 from app.chat_backend.engine.loading_state import LoadingState
@@ -29,16 +29,10 @@ class EngineConnection:
     Used on one event loop. Call `start` first and `close` at the end.
     """
 
-    def __init__(
-        self, settings: Settings, flags: Mapping[str, object], endpoint: str = "", key: str | None = None
-    ) -> None:
-        """Store the configuration. `start` finds or starts the engine.
-
-        `flags` are the settings from the command line and `stay`; an engine process is started with them. `endpoint` is
-        the base URL of another server, and `key` is its API key.
-        """
+    def __init__(self, settings: Settings, server: EngineServer) -> None:
+        """Store the configuration. `start` finds or starts the engine, which `server` connects to."""
         self._settings = settings
-        self._server = EngineServer(settings, flags, endpoint, key)
+        self._server = server
         self._engine: ReadyEngine | None = None
         self._task: asyncio.Task[None] | None = None
         self._target = TargetModel(settings.model, settings.origins["model"] != "default")
@@ -49,6 +43,7 @@ class EngineConnection:
         self._unused = asyncio.Event()
         self.is_paused = False  # whether loading is paused until `resume`
         self.state = self._state_of(self._target)
+        self._replaced = asyncio.Event()  # set when `state` is replaced by the state of another load
         self._restart: LoadingState | None = None  # the state of the last restart
 
     def start(self) -> None:
@@ -162,6 +157,18 @@ class EngineConnection:
         """Whether the loaded model can answer now, without waiting for a load or a restart."""
         return self.state.is_over and self._engine is not None and not await self.is_lost()
 
+    async def exits(self) -> AsyncGenerator[bool, None]:
+        """Yield True when the loaded engine has exited, and False when an engine is loaded. Never ends."""
+        while True:
+            state, replaced = self.state, self._replaced
+            with suppress(NotLoaded):  # `loading` raises the reason
+                await state.wait()
+                yield False
+                await _first_of(self._server.wait_until_lost(), replaced.wait())
+                if await self.is_lost():
+                    yield True
+            await replaced.wait()
+
     @property
     def is_restarting(self) -> bool:
         """Whether the engine is starting again after it exited."""
@@ -263,6 +270,8 @@ class EngineConnection:
     def _start_target(self, target: TargetModel) -> None:
         self._target = target
         self.state = self._state_of(target)
+        replaced, self._replaced = self._replaced, asyncio.Event()
+        replaced.set()
         self._start_loading()
 
     def _state_of(self, target: TargetModel) -> LoadingState:
@@ -322,6 +331,16 @@ class EngineConnection:
         if previous is not None:
             await previous.endpoint.close()
         await self._server.release()
+
+
+async def _first_of(*events: Coroutine[Any, Any, object]) -> None:
+    """Wait until one of the coroutines ends, and cancel the others."""
+    tasks = [asyncio.ensure_future(event) for event in events]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def describe_wait(titles: Sequence[str]) -> str:

@@ -109,6 +109,12 @@ class EngineProcess:
             await asyncio.sleep(_GLANCE)
         return instance
 
+    async def wait_until_exit(self) -> None:
+        """Wait until the process has exited. Its stdout closes then, so no polling is necessary."""
+        if self._listening is not None:
+            await asyncio.wait({self._listening})
+        await asyncio.to_thread(self._process.wait)
+
     def _found(self) -> Instance | None:
         instances = running_instances(self._settings)
         return next((instance for instance in instances if instance.pid == self.pid), None)

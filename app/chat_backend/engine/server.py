@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _WAKE_SECONDS = 5.0  # maximum time from the registration of a new server to its first answer
 _LOAD_SECONDS = 1800.0  # maximum time that a remote server may take to load its model
+_EXIT_SECONDS = 3.0  # seconds between two checks whether a server that another program started has exited
 _TURN_SECONDS = 0.2  # seconds between two checks whether another chat has started the engine
 
 
@@ -105,6 +106,13 @@ class EngineServer:
         if self._process is not None and self._process.has_ended:  # its record may still exist
             return True
         return self._instance is not None and self._instance not in running_instances(self._settings)
+
+    async def wait_until_lost(self) -> None:
+        """Wait until the server in use has exited. A process that another program started has to be polled for it."""
+        if self._process is not None:
+            await self._process.wait_until_exit()
+        while not await asyncio.to_thread(self.is_lost):
+            await asyncio.sleep(_EXIT_SECONDS)
 
     def serves(self, model: str) -> bool:
         """Whether the server in use still runs and has loaded `model`. Reads files."""

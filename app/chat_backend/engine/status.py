@@ -33,6 +33,9 @@ class ChatEngine:
     async def is_ready(self) -> bool:
         return await self._connection.is_ready()
 
+    def exits(self) -> AsyncGenerator[bool, None]:
+        return self._connection.exits()
+
     async def status(self) -> EngineStatus:
         """Return the engine's status. For servers other than Inglenook, only the model is set."""
         from app.client.http import parsing_response

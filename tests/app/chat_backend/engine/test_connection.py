@@ -15,7 +15,7 @@ from app.chat_backend.engine.child import ChildMessage
 from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.engine.loading_state import DownloadRate, LoadingState, describe_stage
 from app.chat_backend.engine.process import EngineFailed, EngineProcess
-from app.chat_backend.engine.server import ReadyEngine
+from app.chat_backend.engine.server import EngineServer, ReadyEngine
 from app.chat_backend.models import ChatModels
 from app.chat_backend.replies import ChatReplies
 from app.chat_backend.tools import ChatTools
@@ -51,6 +51,7 @@ class StandIn:
         self._settings = settings
         self._instance = Instance(self.pid, server.port, server.url, model, f"/nowhere/{model}", "now")
         self._records = ExitStack()
+        self._exit = asyncio.Event()
 
     async def wait_until_serving(self, on_message: Callable[[ChildMessage], None]) -> Instance:
         for said in self.said:
@@ -67,8 +68,12 @@ class StandIn:
         self.stopped = True
         self.die()
 
+    async def wait_until_exit(self) -> None:
+        await self._exit.wait()
+
     def die(self) -> None:
         self.has_ended = True
+        self._exit.set()
         self._records.close()
 
 
@@ -107,7 +112,7 @@ async def ready(connection: EngineConnection) -> ReadyEngine:
 
 
 async def begun(settings: Settings) -> EngineConnection:
-    connection = EngineConnection(settings, {"stay": False})
+    connection = EngineConnection(settings, EngineServer(settings, {"stay": False}))
     connection.start()
     return connection
 
@@ -141,7 +146,7 @@ def test_remote_ingle_server_reports_default_sampling(
     settings: Settings, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
     async def default_sampling(url: str) -> tuple[Mapping[str, float], Mapping[str, float] | None]:
-        connection = EngineConnection(settings, {}, url)
+        connection = EngineConnection(settings, EngineServer(settings, {}, url))
         connection.start()
         assert connection.default_sampling is None  # not loaded
         engine = await ready(connection)
@@ -199,6 +204,39 @@ def test_engine_is_started_and_its_messages_are_reported(settings: Settings, sta
     asyncio.run(main())
     assert [(process.model, process.stopped) for process in started] == [("smollm2:135m", False)]
     assert count_other_leases(settings, os.getpid()) == 0
+
+
+def test_exit_of_the_engine_and_its_restart_are_reported(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        connection = await begun(settings)
+        exits = connection.exits()
+        assert not await anext(exits)
+        started[0].die()
+        assert await anext(exits)
+        assert (await ready(connection)).model == "smollm2:135m"
+        assert not await anext(exits)
+        await exits.aclose()
+        await connection.close()
+
+    asyncio.run(main())
+
+
+def test_exit_of_a_server_of_another_program_is_reported(
+    settings: Settings, hash_server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.chat_backend.engine.server._EXIT_SECONDS", 0.01)
+    instance = Instance(os.getpid(), hash_server.port, hash_server.url, "hash", "/nowhere/hash.gguf", "now")
+
+    async def main() -> None:
+        with recorded(instance, settings):
+            connection = await begun(settings)
+            exits = connection.exits()
+            assert not await anext(exits)
+        assert await anext(exits)
+        await exits.aclose()
+        await connection.close()
+
+    asyncio.run(main())
 
 
 def test_dead_engine_is_replaced(settings: Settings, started: list[StandIn]) -> None:
@@ -608,7 +646,7 @@ def test_context_shorter_than_requested_is_a_warning(
 
 def test_endpoint_is_named_by_its_url_until_its_model_is_known(settings: Settings) -> None:
     address = "http://127.0.0.1:9/v1"
-    assert EngineConnection(settings, {}, address).state.now == Loading(address, "connecting")
+    assert EngineConnection(settings, EngineServer(settings, {}, address)).state.now == Loading(address, "connecting")
     asked = replace(settings, model="theirs", origins={**settings.origins, "model": "--model"})
-    assert EngineConnection(asked, {}, address).state.now == Loading("theirs", "connecting")
-    assert EngineConnection(settings, {}).state.now == Loading(settings.model, "starting")
+    assert EngineConnection(asked, EngineServer(asked, {}, address)).state.now == Loading("theirs", "connecting")
+    assert EngineConnection(settings, EngineServer(settings, {})).state.now == Loading(settings.model, "starting")
