@@ -36,6 +36,9 @@ if [ -n "$wheels" ]; then
     export PYTHONPATH="$scratch/site${PYTHONPATH:+:$PYTHONPATH}"
 fi
 export PYTHONUNBUFFERED=1 TRITON_CACHE_DIR="$scratch/triton"
+# Other plugins of the machine may print warnings, and each warning is an error.
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+pytest=(python3 -m pytest -p xdist.plugin -p pytest_timeout -p _hypothesis_pytestplugin)
 [ -n "$compiled" ] && cp -r "$compiled" "$scratch/triton" # made by python -m tests.gpu.compiled
 
 echo "== $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo 'no GPU'), $(date -u +%F)"
@@ -44,7 +47,7 @@ tested=0 measured=0
 [ -n "$dry" ] && export TRITON_INTERPRET=1
 if [ -z "$dry" ] && [ -z "$only" -o "$only" = tests ]; then
   echo "== tests on the GPU"
-  INGLE_TEST_GPU=1 timeout -s INT --kill-after=5 "$tests" python3 -m pytest -v -n "$(($(nproc) / 2 + 1))" -m 'gpu or kernels' \
+  INGLE_TEST_GPU=1 timeout -s INT --kill-after=5 "$tests" "${pytest[@]}" -v -n "$(($(nproc) / 2 + 1))" -m 'gpu or kernels' \
     --continue-on-collection-errors --durations=5 -p no:cacheprovider \
     tests/quant/kernels tests/quant/cuda tests/engine/kernels tests/engine/backends/cuda 2>&1 | tee "$out/tests.log" | tail -n 40
   tested=${PIPESTATUS[0]}
@@ -53,7 +56,7 @@ fi
 if [ "$only" = memcheck ]; then
   echo "== memcheck"
   INGLE_TEST_GPU=1 timeout -s INT --kill-after=5 $((total - SECONDS)) compute-sanitizer --tool memcheck \
-    --error-exitcode 9 python3 -m pytest -v -p no:cacheprovider \
+    --error-exitcode 9 "${pytest[@]}" -v -p no:cacheprovider \
     tests/engine/kernels tests/quant/kernels/test_packed_matmul.py 2>&1 | tee "$out/memcheck.log" | tail -n 40
   measured=${PIPESTATUS[0]}
 elif [ "$only" != tests ]; then

@@ -1,8 +1,8 @@
 """Compile kernels in several processes, before they are launched.
 
 Triton compiles a kernel at its first launch, on the thread that launches it, which takes 0.5 to 2.5 seconds. Here a
-hook of Triton records the kernels that a function launches for the first time, and skips these launches. Processes
-compile the kernels into Triton's cache on disk, from which later launches load them.
+function's launches are skipped, and a hook of Triton records the kernels that this process has not launched before.
+Processes compile them into Triton's cache on disk, from which later launches load them.
 """
 
 import json
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import import_module
+from threading import get_ident
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -69,15 +70,25 @@ class KernelVariant:
 
 @contextmanager
 def recording_kernels() -> Iterator[list[KernelVariant]]:
-    """Record the kernels that the body launches for the first time in this process, and skip these launches."""
+    """Skip all launches of this thread, and record the kernels that this process has not launched before.
+
+    Launches of known kernels are skipped as well: they would read what the skipped ones have not written.
+    """
     from triton import knobs
     from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
 
     found: dict[str, KernelVariant] = {}
     variants: list[KernelVariant] = []
     target = driver.active.get_current_target()
+    thread, run = get_ident(), JITFunction.run
+
+    def run_unless_recording(kernel: Any, *arguments: Any, warmup: bool, **options: Any) -> Any:
+        return run(kernel, *arguments, warmup=warmup or get_ident() == thread, **options)
 
     def record(*, key: str, fn: Any, compile: Mapping[str, Any], **other: object) -> bool:  # noqa: A002 # Triton's names
+        if get_ident() != thread:
+            return False
         options = json.loads(compile["specialization_data"])["options"]
         (attributes,) = compile["configs"]
         found[f"{fn.module}.{fn.name} {key}"] = KernelVariant(
@@ -93,7 +104,11 @@ def recording_kernels() -> Iterator[list[KernelVariant]]:
 
     with knobs.runtime.scope():
         knobs.runtime.jit_cache_hook = record
-        yield variants
+        JITFunction.run = run_unless_recording
+        try:
+            yield variants
+        finally:
+            JITFunction.run = run
     variants += found.values()
 
 
