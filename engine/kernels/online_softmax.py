@@ -47,10 +47,15 @@ def context_parts(
 
 
 @triton.jit
-def load_kv(pointers: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Load keys or values. e4m3 is widened to float16, without applying the factor E4M3_SCALE."""
+def load_kv(pointers: tl.tensor, mask: tl.tensor, CONVERTS: tl.constexpr) -> tl.tensor:
+    """Load keys or values. e4m3 is widened to float16.
+
+    CONVERTS: whether the GPU has an instruction for this. Without it, values are too small by the factor E4M3_SCALE.
+    """
     stored = tl.load(pointers, mask=mask, other=0)
-    if stored.dtype == tl.uint8:
+    if stored.dtype == tl.uint8 and CONVERTS:
+        stored = stored.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    elif stored.dtype == tl.uint8:
         bits = stored.to(tl.uint16)
         stored = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
     return stored
@@ -76,6 +81,7 @@ def attend_range(
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
     MASKED: tl.constexpr,  # whether some rows may not see all positions
+    CONVERTS: tl.constexpr,  # see `load_kv`
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PIECE: tl.constexpr,
@@ -89,7 +95,7 @@ def attend_range(
         block = tl.load(table + position // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
         offset = (block * block_stride + position % BLOCK_SIZE * HEAD_DIM)[:, None] + column[None, :]
         inside = valid[:, None] & (column < HEAD_DIM)[None, :]
-        scores = tl.dot(q, tl.trans(load_kv(keys + offset, inside)))
+        scores = tl.dot(q, tl.trans(load_kv(keys + offset, inside, CONVERTS)))
         if CAPPED:  # the soft cap: cap * tanh(x), where tanh(x) = 1 - 2 / (1 + exp(2 * x))
             scores = cap - 2.0 * cap / (1.0 + tl.exp2(scores * scale))
         if MASKED:
@@ -98,7 +104,7 @@ def attend_range(
                 seen &= position[None, :] > last_seen[:, None] - window
             scores = tl.where(seen, scores, float("-inf"))
         weights, kept, peak, total = softmax_step(scores, 1.0 if CAPPED else scale, peak, total)
-        v = load_kv(values + offset, inside)
+        v = load_kv(values + offset, inside, CONVERTS)
         acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None])
     return peak, total, acc
 

@@ -29,7 +29,7 @@ from engine.kernels.reference import ScoreRule
 from quant.kernels.card import Card
 
 LOG2E = 1.4426950408889634
-E4M3_SCALE = 256.0  # bits of e4m3, read as float16, are too small by this factor: the exponent biases are 7 and 15
+E4M3_SCALE = 256.0  # bits of e4m3, read as those of float16, are too small by this: the exponent biases are 7 and 15
 PROGRAMS = 4  # programs per multiprocessor: two waves of two, so that the last wave is short
 # size limit of the stored parts in bytes; above it, the program of a tile merges its own parts one by one
 PARTS_BYTES = 1 << 27
@@ -62,6 +62,7 @@ def _attention_kernel(
     MANY: tl.constexpr,  # whether the tile has enough queries that most pieces are visible to all of them
     DIRECT: tl.constexpr,  # whether each tile has only one part
     FIXED: tl.constexpr,
+    CONVERTS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads per KV head
     HEAD_DIM: tl.constexpr,
@@ -114,12 +115,12 @@ def _attention_kernel(
             seen_by_all = low + tl.maximum(tl.minimum(position + 1, high) - low, 0) // PIECE * PIECE
             peak, total, acc = attend_range(
                 q_rows, position + token, keys, values, table, block_stride, low, seen_by_all, seen_from, window, scale,
-                cap, peak, total, acc, CAPPED, WINDOWED, False, HEAD_DIM, BLOCK_SIZE, PIECE, COLUMNS,
+                cap, peak, total, acc, CAPPED, WINDOWED, False, CONVERTS, HEAD_DIM, BLOCK_SIZE, PIECE, COLUMNS,
             )  # fmt: skip
             low = seen_by_all
         peak, total, acc = attend_range(
             q_rows, position + token, keys, values, table, block_stride, low, high, seen_from, window, scale,
-            cap, peak, total, acc, CAPPED, WINDOWED, True, HEAD_DIM, BLOCK_SIZE, PIECE, COLUMNS,
+            cap, peak, total, acc, CAPPED, WINDOWED, True, CONVERTS, HEAD_DIM, BLOCK_SIZE, PIECE, COLUMNS,
         )  # fmt: skip
         if DIRECT:
             sink = (
@@ -247,7 +248,8 @@ def _attend(
     accs = torch.empty(lines, num_slots, head_dim, dtype=torch.float32, device=q.device)
     peaks = torch.empty(lines, num_slots, 2, dtype=torch.float32, device=q.device)
     merges = torch.empty(lines, 2, dtype=torch.int32, device=q.device)
-    float8 = E4M3_SCALE if pool.dtype == torch.uint8 else 1.0
+    converts = card.multiplies_float8
+    float8 = E4M3_SCALE if pool.dtype == torch.uint8 and not converts else 1.0
     scale = rule.scale * LOG2E * float8
     _attention_kernel[len(tiles.tiles), kv_heads, programs](
         q,
@@ -275,6 +277,7 @@ def _attend(
         MANY=rows > DECODE_ROWS,
         DIRECT=direct,
         FIXED=deterministic,
+        CONVERTS=converts,
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
         HEAD_DIM=head_dim,

@@ -25,5 +25,5 @@ class Card:
 
     @property
     def multiplies_float8(self) -> bool:
-        """Whether the matrix units multiply 8-bit floats."""
+        """Whether the GPU converts 8-bit floats, and its matrix units multiply them."""
         return self.capability >= (8, 9)

@@ -23,6 +23,7 @@ SMALL = replace(TINY, layers=4, hidden=1024, heads=16, kv_heads=4, mlp_hidden=20
 CPU = torch.device("cpu")
 SPREAD = 3.0  # standard deviation to which logits are scaled, as in trained models
 MAX_KL = 1e-3
+MAX_FLOAT8_KL = 2e-2  # prompts round the inputs of products to e4m3
 GAP = 0.1  # the best token must be the same if the two best reference logits differ by more
 
 
@@ -56,8 +57,10 @@ def figures(machine: Machine) -> Iterator[Figure]:
         )
         unit = SPREAD / float(want.std())
         got, want = unit * got, unit * want
-        yield Figure(f"{name}: mean KL to the reference", _divergence(want, got), "nats", most=MAX_KL)
-        yield Figure(f"{name}: equal best tokens where the gap is above {GAP}", agreement(want, got), "", least=1.0)
+        most = MAX_FLOAT8_KL if name == FP8[1] else MAX_KL
+        yield Figure(f"{name}: mean KL to the reference", _divergence(want, got), "nats", most=most)
+        least = None if name == FP8[1] else 1.0
+        yield Figure(f"{name}: equal best tokens where the gap is above {GAP}", agreement(want, got), "", least=least)
 
 
 def _logits(checkpoint: RandomCheckpoint, model: ModelConfig, tokens: int, options: LoadOptions) -> Tensor:

@@ -103,9 +103,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "step", "rule", "with_sinks", "deterministic"), CASES)
+# cards before 8.9 convert e4m3 by integer arithmetic
+CARDS = [(CARD, *case) for case in CASES]
+CARDS += [(replace(CARD, capability=(8, 6)), *case) for case in CASES if case[0].pool == torch.uint8]
+
+
+@pytest.mark.parametrize(("card", "shape", "step", "rule", "with_sinks", "deterministic"), CARDS)
 def test_paged_attention_equals_the_reference(
-    shape: Shape, step: Step, rule: ScoreRule, with_sinks: bool, deterministic: bool, device: torch.device
+    card: Card, shape: Shape, step: Step, rule: ScoreRule, with_sinks: bool, deterministic: bool, device: torch.device
 ) -> None:
     pool, tables = filled(shape, step.contexts)
     q = torch.randn(step.starts[-1], shape.heads, shape.head_dim).bfloat16()
@@ -113,7 +118,7 @@ def test_paged_attention_equals_the_reference(
     if rule.window:  # the blocks before the windows of all queries are released
         for table, count, context in zip(tables, step.counts, step.contexts, strict=True):
             table[: rule.first(context - count) // BLOCK_SIZE] = 0
-    got = run_attention(q, pool, tables, step, rule, sinks, device, deterministic=deterministic)
+    got = run_attention(q, pool, tables, step, rule, sinks, device, deterministic=deterministic, card=card)
     want = reference.batch_attention(
         q.float(), pool, tables, torch.tensor(step.starts), torch.tensor(step.contexts), rule, sinks
     )

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from engine.backends.cuda import step
-from engine.config import ALL_FREE, MemoryLimit, Preemption
+from engine.backends.cuda.memory import GpuMemory
+from engine.config import MemoryLimit, Preemption
 from engine.errors import DeviceLost, OutOfMemory
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
@@ -18,6 +19,7 @@ from tests.engine.models.tiny_llama import make
 from tests.engine.sampling.test_masks import Steps
 
 REPLY = 5
+ENOUGH = MemoryLimit(num_bytes=1 << 30)
 
 
 @pytest.fixture(scope="module")
@@ -104,20 +106,29 @@ def test_beam_search_does_not_depend_on_step_depth(tiny: Path, device: torch.dev
     assert found[0][0] != found[0][1]
 
 
+def limit_cache(patch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """Limit the KV cache to `num_bytes`, also on a GPU, whose steps and graphs need more than tiny caches."""
+    for name in ("kv_bytes_before_loading", "kv_bytes_after_loading"):
+        patch.setattr(GpuMemory, name, lambda *_: num_bytes)
+
+
 def test_preemption_does_not_change_replies(tiny: Path, device: torch.device) -> None:
     replies = []
-    for memory in (MemoryLimit(num_bytes=8_000), ALL_FREE):
-        running = engine(
-            tiny, device, gpu_memory=memory, context_length=32, host_cache=1 << 20, preemption=Preemption.SWAP,
-            deterministic=True,
-        )  # fmt: skip
+    for scarce in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if scarce:
+                limit_cache(patch, 8_000)
+            running = engine(
+                tiny, device, gpu_memory=ENOUGH, context_length=32, host_cache=1 << 20, preemption=Preemption.SWAP,
+                deterministic=True,
+            )  # fmt: skip
         params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
         requests = [running.request(prompt(length), params, frozenset()) for length in (14, 15)]
         for it in requests:
             running.add(it)
         run_to_end(running, *requests)
         replies.append([it.output_ids for it in requests])
-        assert (running.state().counters.swapped_out > 0) == (memory is not ALL_FREE)
+        assert (running.state().counters.swapped_out > 0) == scarce
     assert replies[0] == replies[1]
 
 
@@ -168,7 +179,10 @@ def test_engine_ends_only_if_the_gpu_has_stopped_working(
             running.step()
 
 
-def test_context_that_does_not_fit_is_refused(tiny: Path, device: torch.device) -> None:
+def test_context_that_does_not_fit_is_refused(
+    tiny: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_cache(monkeypatch, 30_000)
     with pytest.raises(Exception, match="tokens fit") as refusal:
-        engine(tiny, device, gpu_memory=MemoryLimit(num_bytes=30_000), context_length=500)
+        engine(tiny, device, gpu_memory=ENOUGH, context_length=500)
     assert not isinstance(refusal.value, OutOfMemory)
