@@ -21,7 +21,7 @@ from tests.kernels.weights import ROWS
 def test_every_benchmark_part_runs_at_toy_size(part: Part) -> None:
     figures = list(run_dry(part, Peaks(1e9, 1e9, 1e9, 1e9, 1e9), 60))
     assert figures
-    assert all(figure.met for figure in figures if part.name == "accuracy")
+    assert all(figure.met is not False for figure in figures if part.name == "accuracy")
     assert all(figure.value >= 0 and figure.unit in UNITS for figure in figures)
 
 
