@@ -155,7 +155,7 @@ def _form(index: int, matrix: CudaMatrix) -> object:
     if matrix.form.nested_block or matrix.shape[0] % TILE_ROWS:  # nested scales are counted from the weight's first row
         return index
     order = None if matrix.order is None else tuple(matrix.order.tolist())
-    return matrix.form, matrix.scales.dtype, matrix.zeros is None, matrix.minimums is None, order
+    return matrix.form, matrix.scales.dtype, matrix.zeros is None, order
 
 
 def _cat(matrices: Sequence[CudaMatrix]) -> CudaMatrix:
@@ -176,7 +176,5 @@ def _cat(matrices: Sequence[CudaMatrix]) -> CudaMatrix:
         high=joined([it.high for it in packed]),
         scales=torch.cat([it.scales for it in packed]),
         sub_scales=joined([it.sub_scales for it in packed]),
-        minimums=joined([it.minimums for it in packed]),
-        sub_minimums=joined([it.sub_minimums for it in packed]),
         zeros=joined([it.zeros for it in packed]),
     )

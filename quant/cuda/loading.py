@@ -4,6 +4,7 @@ Codes and scales are neither rounded nor multiplied. Floats are rounded to the t
 rearranged a slab of rows at a time, so that little memory is needed besides the result's.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,7 +12,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quant.cuda import float8
-from quant.cuda.matrix import DENSE, TILE_FRAGMENTS, TILE_ROWS, WORDS, CudaMatrix, PackedForm, PackedMatrix, PlainMatrix
+from quant.cuda.matrix import (
+    DENSE,
+    THREADS,
+    TILE_ROWS,
+    WHOLE_ROW,
+    WORDS,
+    CudaMatrix,
+    PackedForm,
+    PackedMatrix,
+    PlainMatrix,
+)
 from quant.errors import UnsupportedQuantization
 from quant.linear import Use
 from quant.tensor import (
@@ -21,15 +32,13 @@ from quant.tensor import (
     Integers,
     NestedScale,
     PlainTensor,
-    Plane,
     QTensor,
     Scale,
 )
 
 SLAB = 1 << 22  # number of codes that are rearranged at once
 SLAB_BYTES = 12 * SLAB  # bytes of temporary memory for a slab: codes, the same padded, and two 32-bit integers for each
-HALF_FRAGMENT = 16  # columns; the group size must be a multiple of it
-INTEGERS = {64: torch.int64, 32: torch.int32, 16: torch.int16}  # integer types by their number of bits
+LEAST_GROUP = 16  # columns of a matrix instruction; the group size must be a multiple of it
 
 
 def to_device(weight: QTensor, device: torch.device, use: Use = Use.PRODUCTS) -> CudaMatrix:
@@ -65,23 +74,23 @@ def _coded(weight: CodedTensor, device: torch.device) -> PackedMatrix:
             weight.table,
             scale.sub_scale_zero,
             weight.shape[1] // weight.group // max(1, scale.block_scales.shape[1]),
+            minimum is not None,
             nibbles,
         ),
         weight,
     )
     low, high = _codes(weight.codes, form, device)
-    sub_scales, sub_minimums = _sub_scales(scale, device), None if minimum is None else _sub_scales(minimum, device)
-    if nibbles and sub_scales is not None and sub_minimums is not None:
-        sub_scales, sub_minimums = sub_scales | sub_minimums << 4, None
+    both = [scale] if minimum is None else [scale, minimum]
+    sub_scales = [_values(it.sub_scales, device) for it in both if it.sub_scales is not None]
+    if nibbles:
+        sub_scales = [sub_scales[0] | sub_scales[1] << 4]
     return PackedMatrix(
         weight.shape,
         form,
         low,
         high,
-        scale.block_factors().to(device),
-        sub_scales,
-        None if minimum is None else minimum.block_scales.to(device),
-        sub_minimums,
+        _arranged([it.block_factors().to(device) for it in both], form, form.group * form.ratio),
+        _arranged(sub_scales, form, form.group) if sub_scales else None,
         numbers=_numbers(weight.table, device),
     )
 
@@ -105,9 +114,13 @@ def _grouped(weight: GroupedTensor, device: torch.device) -> PackedMatrix:
         form,
         low,
         high,
-        (scale.block_scales if isinstance(scale, NestedScale) else scale.factors()).to(device),
-        nested.codes.to(device) if nested else None,
-        zeros=_values(zero, device)[:, : weight.groups].contiguous() if isinstance(zero, Integers) else None,
+        scale.block_scales.to(device)
+        if isinstance(scale, NestedScale)
+        else _arranged([scale.factors().to(device)], form, form.group),
+        _arranged([nested.codes.to(device)], form, form.group) if nested else None,
+        zeros=_arranged([_values(zero, device)[:, : weight.groups]], form, form.group)
+        if isinstance(zero, Integers)
+        else None,
         numbers=_numbers(weight.table, device),
         scale_table=nested.table.to(device) if nested else None,
         order=None if weight.order is None else weight.order.to(device),
@@ -115,58 +128,60 @@ def _grouped(weight: GroupedTensor, device: torch.device) -> PackedMatrix:
 
 
 def _checked(form: PackedForm, weight: CodedTensor | GroupedTensor) -> PackedForm:
-    """Return the form of `weight`. A single group is widened to the padded width. Raises the errors of `to_device`."""
+    """Return the form of `weight`. A single group gets the size WHOLE_ROW. Raises the errors of `to_device`."""
     if form.groups == 1:
-        return replace(form, group=form.width)
-    if form.group % HALF_FRAGMENT:
+        return replace(form, group=WHOLE_ROW)
+    if form.group % LEAST_GROUP:
         raise UnsupportedQuantization(
             f"The GPU kernels do not support {weight.type_name} weights in groups of {form.group} columns: "
-            f"the group size must be a multiple of {HALF_FRAGMENT}",
+            f"the group size must be a multiple of {LEAST_GROUP}",
             "Use the CPU: --device cpu.",
         )
     return form
 
 
 def _plane_bits(integers: Integers) -> tuple[int, ...]:
-    return tuple(plane.bits for plane in integers.planes)
+    bits = tuple(plane.bits for plane in integers.planes)
+    return (WORDS, WORDS) if bits == (8,) else bits
 
 
 def _codes(integers: Integers, form: PackedForm, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Return both planes of the codes, the first as words and the second as fragments."""
+    """Return the words of both planes of the codes."""
     first, *second = integers.planes
-    rows, wide = len(first.data), form.codes_per_word * first.bits
-    shape = -(-rows // TILE_ROWS), form.tiles, TILE_ROWS, TILE_FRAGMENTS
-    low = torch.empty(*shape, WORDS, dtype=INTEGERS[wide], device=device)
-    high = (
-        torch.empty(shape, dtype=INTEGERS[wide * WORDS * form.planes[1] // first.bits], device=device)
-        if second
-        else None
-    )
+    rows = len(first.data)
+    shape = -(-rows // TILE_ROWS), form.tiles, TILE_ROWS, THREADS
+    low, *rest = (torch.empty(*shape, bits, dtype=torch.int32, device=device) for bits in form.planes)
     step = max(1, SLAB // form.width // TILE_ROWS)
     for at in range(0, len(low), step):
         some = slice(at * TILE_ROWS, (at + step) * TILE_ROWS)
-        low[at : at + step] = _words(first, some, form, device).to(low.dtype)
-        if high is not None:
-            high[at : at + step] = _fragments(_words(second[0], some, form, device), form).to(high.dtype)
-    return low, high
+        codes = _unpacked(first.data[some].to(device), first.bits)
+        low[at : at + step] = _words(codes & 0xF, form.planes[0], form)
+        for high in rest:
+            codes = _unpacked(second[0].data[some].to(device), second[0].bits) if second else codes >> WORDS
+            high[at : at + step] = _words(codes, form.planes[1], form)
+    return low, rest[0] if rest else None
 
 
-def _words(plane: Plane, rows: slice, form: PackedForm, device: torch.device) -> Tensor:
-    """Return rows of a plane as int32 [rows / 8, tiles, 8, 4, 4], with each code at its bit position in the first
-    plane.
-    """
-    codes = _unpacked(plane.data[rows].to(device), plane.bits)[:, : form.columns]
+def _words(codes: Tensor, bits: int, form: PackedForm) -> Tensor:
+    """Return the words of a plane, int32 [rows / 8, tiles, 8, 4, bits], of codes [rows, at least `form.columns`]."""
+    codes = codes[:, : form.columns]
     padded = F.pad(codes, (0, form.width - form.columns, 0, -len(codes) % TILE_ROWS))
-    tiles = padded.view(-1, TILE_ROWS, form.tiles, TILE_FRAGMENTS, form.codes_per_word, WORDS).transpose(1, 2).int()
-    shifts = form.planes[0] * torch.arange(form.codes_per_word, dtype=torch.int32, device=device).view(-1, 1)
-    return (tiles << shifts).sum(-2, dtype=torch.int32)
+    # axes of a column: words that share one, halves of a word's codes, threads, pairs, and elements of a pair
+    order = (0, 2, 1, 5, 3, 4, 6, 7, 8) if form.run == 8 else (0, 2, 1, 6, 3, 4, 5, 7, 8)
+    halves = (THREADS, 2) if form.run == 8 else (2, THREADS)
+    parts = padded.view(-1, TILE_ROWS, form.tiles, bits, WORDS // bits, *halves, 2, 2).permute(order).int()
+    places = [torch.arange(n, dtype=torch.int32, device=codes.device) for n in (WORDS // bits, 2, 2, 2)]
+    share, half, pair, element = (it.view(-1, *[1] * (3 - index)) for index, it in enumerate(places))
+    shifts = share * bits + half * 8 + pair * 4 + element * 16
+    return (parts << shifts).sum((-4, -3, -2, -1), dtype=torch.int32)
 
 
-def _fragments(words: Tensor, form: PackedForm) -> Tensor:
-    """Combine words of the second plane, int32 [..., 4], into fragments, int64 [...]."""
-    low, high = form.planes
-    word, share = torch.arange(WORDS, device=words.device), low // high
-    return (words.long() << word // share * (form.codes_per_word * low) + word % share * high).sum(-1)
+def _arranged(parts: Sequence[Tensor], form: PackedForm, group: int) -> Tensor:
+    """Return numbers of groups, each [rows, groups], as [rows / 8, chunks, 8, groups of a chunk, parts]."""
+    rows, groups = parts[0].shape
+    chunks, per_chunk = form.chunks(group)
+    padded = F.pad(torch.stack(tuple(parts), -1), (0, 0, 0, chunks * per_chunk - groups, 0, -rows % TILE_ROWS))
+    return padded.view(-1, TILE_ROWS, chunks, per_chunk, len(parts)).transpose(1, 2).contiguous()
 
 
 def _unpacked(data: Tensor, bits: int) -> Tensor:
@@ -182,10 +197,6 @@ def _values(integers: Integers, device: torch.device) -> Tensor:
         values |= _unpacked(plane.data.to(device), plane.bits) << shift
         shift += plane.bits
     return values
-
-
-def _sub_scales(scale: Scale, device: torch.device) -> Tensor | None:
-    return None if scale.sub_scales is None else _values(scale.sub_scales, device)
 
 
 def _has_nibbles(scale: Scale) -> bool:

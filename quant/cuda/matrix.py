@@ -1,20 +1,22 @@
-"""One weight matrix in GPU memory. Each thread loads 16 bytes and unpacks them in few instructions.
+"""One weight matrix in GPU memory, in the order in which the threads of a warp multiply.
 
-Codes are packed into words of `codes_per_word` columns. Four words are a fragment of 4 * codes_per_word columns: word j
-has column 4 * p + j of the fragment at bit p * bits. A tile is eight rows of four fragments, row by row: one fragment
-for each thread of a warp. So the fragments that a warp loads at once are contiguous. One shift extracts codes that are
-operands of a 16-bit float product, in the threads where the matrix units expect those operands
-(`quant.kernels.packed_matmul`).
+Codes are packed into 32-bit words of 32 columns and four threads: a word has the eight codes that one thread needs for
+two matrix instructions of 16 columns. Code 4 * h + 2 * k + e of the thread is at bit 16 * e + 8 * h + 4 * k, so that a
+shift and a mask extract two codes, in the halves of a register (`quant.kernels.packed_values`). A tile is eight rows of
+128 columns: row by row, the four threads of a row have four words each. So each thread loads 16 bytes, and the words
+that a warp loads at once are contiguous.
 
-A word has codes_per_word * bits bits: 32 for 4-bit and 8-bit codes, 16 for 2-bit codes. For codes of 3, 5, or 6 bits
-the first plane has the low 2 or 4 bits, and a second plane has the rest. In the second plane a fragment is one integer,
-in which the bits of low / high words are interleaved: word w has its bits of a code (w % (low / high)) * high bits
-above the bit where the first plane has that code.
+Columns 32 * i + 8 * t + c of a tile belong to thread t and to word i. If groups have 16 columns, or an odd multiple of
+16, they are columns 32 * i + 16 * h + 4 * t + c, so that a matrix instruction has columns of one group.
 
-Scales keep the two levels and the types of the file. Rows and columns are padded with zeros to whole tiles: 128
-columns, or 64 of 8-bit codes.
+Codes of fewer than four bits share words: word i has its bits (i % n) * bits above those places, where n words share
+one. Codes of 3, 5, or 6 bits have a second plane for their high bits, and codes of 8 bits are two planes of 4 bits.
+
+Scales keep the two levels and the types of the file. The scales of eight rows are adjacent, group by group, or tile by
+tile if a tile has several groups of a row. Rows and columns are padded with zeros to whole tiles.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +24,11 @@ from torch import Tensor
 
 from quant.cuda.float8 import Float8Matrix
 
-WORDS = 4  # words in a fragment
 TILE_ROWS = 8
-TILE_FRAGMENTS = 4
+TILE_COLUMNS = 128
+THREADS = 4  # threads that share a row of a tile
+WORDS = 4  # words of a thread in a plane of four bits
+WHOLE_ROW = 1 << 30  # group size if a row has one scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +46,40 @@ class PackedForm:
     table: tuple[float, ...] | None = None
     sub_scale_zero: int = 0  # zero point of the sub-scales
     ratio: int = 1  # groups that share a block scale
+    minimums: bool = False  # groups have a minimum, which is stored beside the scale
     nibbles: bool = False  # a byte holds a sub-scale in its low half and a sub-minimum in its high half
     # nested scales that share a block scale, counted through all rows; 0 if scales are not nested
     nested_block: int = 0
     scale_offset: float = 0.0  # added to each nested scale
 
     @property
-    def codes_per_word(self) -> int:
-        """Number of columns in a word."""
-        return 4 if self.planes == (8,) else 8
-
-    @property
-    def fragment(self) -> int:
-        """Number of columns in a fragment."""
-        return WORDS * self.codes_per_word
-
-    @property
     def tiles(self) -> int:
         """Number of tiles that hold all columns of eight rows."""
-        return -(-self.columns // (TILE_FRAGMENTS * self.fragment))
+        return -(-self.columns // TILE_COLUMNS)
 
     @property
     def width(self) -> int:
         """Number of columns, padded to whole tiles."""
-        return self.tiles * TILE_FRAGMENTS * self.fragment
+        return self.tiles * TILE_COLUMNS
 
     @property
     def groups(self) -> int:
         return -(-self.columns // self.group)
+
+    @property
+    def unit(self) -> int:
+        """Number of adjacent columns of a tile that always share a scale."""
+        return math.gcd(self.group, TILE_COLUMNS)
+
+    @property
+    def run(self) -> int:
+        """Number of adjacent columns of a thread."""
+        return 4 if self.unit == 16 else 8
+
+    def chunks(self, group: int) -> tuple[int, int]:
+        """Return the number of chunks in which scales of `group` columns are stored, and the scales of a row in one."""
+        per_chunk = TILE_COLUMNS // group if TILE_COLUMNS % group == 0 else 1
+        return -(-self.width // (group * per_chunk)), per_chunk
 
     @property
     def kind(self) -> str:
@@ -80,17 +90,27 @@ class PackedForm:
     def constants(self) -> dict[str, int | float]:
         """Compile-time constants of the kernels."""
         return {
-            "COLUMNS": self.columns,
             "GROUP": self.group,
+            "UNIT": self.unit,
             "LOW": self.planes[0],
             "HIGH": self.planes[1] if len(self.planes) > 1 else 0,
-            "CODES_PER_WORD": self.codes_per_word,
-            "GROUPS": self.groups,
             "RATIO": self.ratio,
             "ZERO": self.zero,
+            "MINIMUMS": self.minimums,
             "SUB_SCALE_ZERO": self.sub_scale_zero,
             "NIBBLES": self.nibbles,
             "NESTED_BLOCK": self.nested_block,
+        }
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes that the kernels take at run time."""
+        return {
+            "columns": self.columns,
+            "tiles": self.tiles,
+            "groups": self.groups,
+            "chunks": self.chunks(self.group)[0],
+            "blocks": self.chunks(self.group * self.ratio)[0],
         }
 
 
@@ -100,13 +120,15 @@ class PackedMatrix:
 
     shape: tuple[int, int]  # rows (outputs), columns (inputs)
     form: PackedForm
-    low: Tensor  # [rows / 8, tiles, 8, 4, 4]; int32, int16, or uint8: `codes_per_word` codes of the first plane
-    high: Tensor | None  # [rows / 8, tiles, 8, 4], int32 or int64: fragments of the second plane
-    scales: Tensor  # [rows, groups / ratio]; floats of 16 or 32 bits, or uint8: an exponent e for 2 ** (e - 128)
-    sub_scales: Tensor | None = None  # uint8 [rows, groups]; for nested scales, their codes
-    minimums: Tensor | None = None  # like `scales`
-    sub_minimums: Tensor | None = None  # uint8 [rows, groups]
-    zeros: Tensor | None = None  # uint8 [rows, groups]: zero points
+    low: Tensor  # int32 [rows / 8, tiles, 8, 4, bits]: words of the first plane
+    high: Tensor | None  # int32 [rows / 8, tiles, 8, 4, bits]: words of the second plane
+    # [rows / 8, blocks, 8, scales of a chunk, parts]; floats of 16 or 32 bits, or uint8: an exponent e for 2 ** (e -
+    # 128); the second part is the minimum
+    scales: Tensor
+    # uint8 [rows / 8, chunks, 8, scales of a chunk, parts]; the second part is the sub-minimum, unless both share a
+    # byte; for nested scales, their codes
+    sub_scales: Tensor | None = None
+    zeros: Tensor | None = None  # uint8, like `sub_scales` of one part: zero points
     numbers: Tensor | None = None  # float32 [codes]: the value of each code
     scale_table: Tensor | None = (
         None  # float32 [256], for nested scales; then `scales` is float32 [all scales / nested_block]
@@ -121,8 +143,6 @@ class PackedMatrix:
             "high": self.high,
             "scales": self.scales,
             "sub_scales": self.sub_scales,
-            "minimums": self.minimums,
-            "sub_minimums": self.sub_minimums,
             "zeros": self.zeros,
             "numbers": self.numbers,
             "scale_table": self.scale_table,

@@ -1,4 +1,4 @@
-"""Multiply packed weights by few tokens: weights are unpacked in registers and multiplied by matrix units.
+"""Multiply packed weights by few tokens: codes are unpacked in registers and multiplied by matrix units.
 
 The product is transposed, so that tokens are the short side of what matrix units multiply: 16 rows of the weight by 8
 tokens. Each warp of a program takes its own range of tiles (`quant.cuda.matrix`) of the same rows, and the warps' sums
@@ -6,95 +6,104 @@ are added in a fixed order. If there are too few rows to fill a GPU, several pro
 way (`splits`). From the load of a word to the products of its codes, all values stay in the thread's registers: the
 layout puts the codes that one shift extracts where the matrix unit expects its operands.
 
-A code is converted to a float by writing it into the upper mantissa bits of 1.0. The result is 1 + code / 2 ** n, and
-the excess is included in the group's offset. One multiplication and addition in float32 then gives the weight, which is
-rounded to bfloat16.
-
-The lower bound is the memory traffic of the weights. At 3.35 TB/s and 1.75 GHz, each of 132
-multiprocessors reads 25.8 weights of 4.5 bits per clock. In the time of 32 weights, its four schedulers can issue 5.0
-instructions, or 6.2 at 80 % of the bandwidth. The table has the instructions of the loop for 32 weights, by the machine
-code for sm_90 (Triton 3.6 and 3.7 alike; 8 tokens except in the last columns):
-
-    rows of a program, tokens       16      32      32, 16    32, 32
-    Q4_K                           4.6     4.2      4.6       5.1
-    Q6_K, of 6.6 bits              6.1     5.9      6.2       7.0
-    Q4_0, int4 by 128              4.0     3.6, 3.8
-    Q8_0, of 8.5 bits              4.6     4.2
-    Q2_K, of 2.6 bits              5.0     4.7
-    Q3_K, Q5_K, of 3.4 and 5.5     6.4     6.1
-    tables                         7.2; 8.6 and barriers with Triton 3.6: a look-up for each weight
-
-So one token is bound by memory with codes of 4, 6, and 8 bits, and by both memory and instructions with Q5_K. It is
-bound by instructions with Q2_K and Q3_K, at 60 % of the bandwidth, and with tables, at 65 to 70 %. 32 tokens take 1.1
-times the instructions of one. Each thread loads 16 bytes of words at a time. Except for tables, the loop has neither
-barriers nor shared memory.
+With up to eight tokens, matrix units multiply 128 + code, and scales multiply the sums of a unit of columns, in
+float32. Another product, of ones, gives the sums of x, by which the excess and the minimums are subtracted. So weights
+are never rounded. With more tokens there are more sums than weights, and weights are scaled, in float32, and rounded to
+bfloat16.
 """
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
-from quant.cuda.matrix import TILE_FRAGMENTS, TILE_ROWS, WORDS, PackedForm, PackedMatrix
-from quant.kernels.packed_values import group_scales, words_of
+from quant.cuda.matrix import TILE_ROWS, PackedMatrix
+from quant.kernels.packed_values import BASE, HIGH_BASE, code_pairs, group_scales, words_of
+from quant.kernels.packed_vector import _vector_kernel
 from quant.kernels.tiles import ProductTile
 
-ONE = tl.constexpr(0x3F800000)  # the bits of 1.0
-
 
 @triton.jit
-def _code_bits(
-    words: tl.tensor, POSITION: tl.constexpr, STEP: tl.constexpr, BITS: tl.constexpr, AT: tl.constexpr
+def _inputs(
+    x: tl.tensor,
+    tokens: tl.tensor,
+    columns: tl.tensor,
+    tile: tl.tensor,
+    tiles: tl.tensor,
+    RUN: tl.constexpr,
+    WARPS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    RAGGED: tl.constexpr,
 ) -> tl.tensor:
-    """Extract the codes at one position of int32 words: the low BITS of STEP bits, moved up to bit AT."""
-    moved = words >> (POSITION * STEP - AT) if POSITION * STEP >= AT else words << (AT - POSITION * STEP)
-    return moved & (((1 << BITS) - 1) << AT)
+    """Load x for the tiles `tile` + warp, [8 instructions, WARPS, 4 threads, 2 pairs, 2, TOKENS / 8, 8 tokens]."""
+    PIECES: tl.constexpr = 32 // RUN
+    unit = tl.arange(0, PIECES * (TOKENS // 8) * WARPS)[:, None]
+    lane = tl.arange(0, 32 * RUN)[None, :]
+    token = tl.program_id(1) * TOKENS + unit // WARPS % (TOKENS // 8) * 8 + lane // (4 * RUN)
+    own_tile = tile + unit % WARPS
+    column = own_tile * 128 + unit // (WARPS * (TOKENS // 8)) * (4 * RUN) + lane % (4 * RUN)
+    inside = (token < tokens) & (column < columns if RAGGED else own_tile < tiles)
+    of_tokens = x + token.to(tl.int64) * columns
+    loaded = tl.load(of_tokens + tl.max_contiguous(column, [1, RUN]), mask=inside, other=0.0)
+    parts = loaded.reshape(PIECES, TOKENS // 8, WARPS, 8, 4, RUN // 4, 2, 2).permute(0, 5, 2, 4, 6, 7, 1, 3)
+    return parts.reshape(8, WARPS, 4, 2, 2, TOKENS // 8, 8)
 
 
 @triton.jit
-def _own_layout(values: tl.tensor, ROW_TILES: tl.constexpr, WARPS: tl.constexpr) -> tl.tensor:
-    """Reshape `values` [n, 32] for the words of fragments, as sums of one value each.
+def _left(values: tl.tensor, ROW_TILES: tl.constexpr, WARPS: tl.constexpr, UNIT: tl.constexpr) -> tl.tensor:
+    """Order bfloat16 values [n, 32 threads, 32] as left operand of products, [units * WARPS, rows, UNIT]."""
+    UNITS: tl.constexpr = 128 // UNIT
+    parts = values.reshape(ROW_TILES, WARPS, 8, 4, UNITS, 8 // UNITS, 2, 2).permute(4, 1, 0, 2, 5, 3, 6, 7)
+    return parts.reshape(UNITS * WARPS, 8 * ROW_TILES, UNIT)
+
+
+@triton.jit
+def _hidden(values: tl.tensor) -> tl.tensor:
+    """Return values [n, threads, units] as sums of one value each, [n, threads, units, 1].
 
     Triton chooses the layout of operands by the narrowest type that they come from, and looks no further back than a
     sum.
     """
-    return tl.sum(values[:, :, None], 2).reshape(ROW_TILES, WARPS, 8, 4, 1)
+    return tl.sum(values[:, :, :, None], 3)[:, :, :, None]
 
 
 @triton.jit
-def _weights(
-    lows: tl.tensor,
-    highs: tl.tensor,
-    numbers: tl.tensor,
-    s: tl.tensor,
-    b: tl.tensor,
-    one: tl.tensor,
-    POSITION: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
+def _right(
+    inputs: tl.tensor, WARPS: tl.constexpr, TOKENS: tl.constexpr, UNIT: tl.constexpr, ADJACENT: tl.constexpr
 ) -> tl.tensor:
-    """Return the values of the codes at one position, bfloat16."""
-    if numbers is not None:
-        codes = _code_bits(lows, POSITION, LOW, LOW, 0).to(tl.uint32).permute(0, 4, 1, 2, 3)
-        return (s * tl.load(numbers + codes).permute(0, 2, 3, 4, 1)).to(tl.bfloat16)
-    AT: tl.constexpr = 23 - LOW - HIGH - LOW * (1 - POSITION % 2)  # the same shift serves two codes
-    SIZE: tl.constexpr = 1 << (23 - AT)
-    bits = _code_bits(lows, POSITION, LOW, LOW, AT) | one
-    if HIGH:
-        bits ^= _code_bits(highs, POSITION, LOW, HIGH, AT + LOW)
-    return ((s * SIZE) * bits.to(tl.float32, bitcast=True) - (b + s * SIZE)).to(tl.bfloat16)
+    """Order x (see `_inputs`) as right operand, [units * WARPS, UNIT, TOKENS].
+
+    x stays in its registers if a thread has four adjacent columns of an instruction (ADJACENT), where the left operand
+    is joined, or else two pairs.
+    """
+    UNITS: tl.constexpr = 128 // UNIT
+    parts = inputs.reshape(UNITS, 8 // UNITS, WARPS, 4, 2, 2, TOKENS)
+    parts = parts.permute(0, 2, 1, 3, 4, 5, 6) if ADJACENT else parts.permute(0, 2, 1, 4, 3, 5, 6)
+    return parts.reshape(UNITS * WARPS, UNIT, TOKENS)
+
+
+@triton.jit
+def _sums_of_inputs(inputs: tl.tensor, WARPS: tl.constexpr, TOKENS: tl.constexpr, UNIT: tl.constexpr) -> tl.tensor:
+    """Return sums of x over the columns of a unit, [WARPS, 8, 4, units, TOKENS / 8, 2], in all threads of a token."""
+    UNITS: tl.constexpr = 128 // UNIT
+    ones = tl.full((UNITS * WARPS, 16, UNIT), 1.0, tl.float32).to(tl.bfloat16)
+    zeros = tl.zeros((UNITS * WARPS, 16, TOKENS), tl.float32)
+    sums = tl.dot(ones, _right(inputs, WARPS, TOKENS, UNIT, False), zeros)
+    sums, _ = tl.split(sums.reshape(UNITS, WARPS, 2, 8, TOKENS // 8, 4, 2).permute(1, 3, 5, 0, 4, 6, 2))
+    return sums
 
 
 # Without do_not_specialize, Triton would compile separate kernels for the value 1 and for multiples of 16.
-@triton.jit(do_not_specialize=["tokens", "rows", "split_stride"])
+@triton.jit(
+    do_not_specialize=[
+        "tokens", "rows", "tiles", "groups", "chunks", "blocks", "base", "out_stride", "split_stride", "splits", "add",
+    ]
+)  # fmt: skip
 def _product_kernel(
     low: tl.tensor,
     high: tl.tensor,
     scales: tl.tensor,
     sub_scales: tl.tensor,
-    minimums: tl.tensor,
-    sub_minimums: tl.tensor,
     zeros: tl.tensor,
     numbers: tl.tensor,
     scale_table: tl.tensor,
@@ -104,106 +113,105 @@ def _product_kernel(
     out: tl.tensor,
     tokens: tl.tensor,
     rows: tl.tensor,
+    columns: tl.tensor,
+    tiles: tl.tensor,
+    groups: tl.tensor,
+    chunks: tl.tensor,
+    blocks: tl.tensor,
+    base: tl.tensor,
     out_stride: tl.tensor,
     split_stride: tl.tensor,
-    COLUMNS: tl.constexpr,
+    splits: tl.tensor,
+    add: tl.tensor,
     GROUP: tl.constexpr,
+    UNIT: tl.constexpr,
     LOW: tl.constexpr,
     HIGH: tl.constexpr,
-    CODES_PER_WORD: tl.constexpr,
-    GROUPS: tl.constexpr,
     RATIO: tl.constexpr,
     ZERO: tl.constexpr,
+    MINIMUMS: tl.constexpr,
     SUB_SCALE_ZERO: tl.constexpr,
     NIBBLES: tl.constexpr,
     NESTED_BLOCK: tl.constexpr,
-    ADD: tl.constexpr,
-    REORDERED: tl.constexpr,
+    RAGGED: tl.constexpr,
     ROW_TILES: tl.constexpr,
     WARPS: tl.constexpr,
     TOKENS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
-    FRAGMENT: tl.constexpr = 4 * CODES_PER_WORD
-    TILES: tl.constexpr = (COLUMNS + 4 * FRAGMENT - 1) // (4 * FRAGMENT)
-    STEPS: tl.constexpr = (TILES + WARPS * SPLITS - 1) // (WARPS * SPLITS)
-    HALVES: tl.constexpr = 2 if GROUP % FRAGMENT else 1  # number of groups in a fragment
-    # The axes of the loaded values are: blocks of eight rows, warps, and the threads of a warp, which are eight rows by
-    # four fragments. Triton gives adjacent elements of memory to one thread, and orders the axes accordingly. The hints
-    # below say how many elements a thread should take: four, or one, which is expressed as two unaligned ones. Triton
-    # would not see the hints in another function.
+    UNITS: tl.constexpr = 128 // UNIT
+    UNITS_TOTAL: tl.constexpr = ROW_TILES * WARPS
+    RUN: tl.constexpr = 4 if UNIT == 16 else 8
+    TABLE: tl.constexpr = numbers is not None
+    BYTES: tl.constexpr = HIGH == 4  # codes of 8 bits
+    EXCESS: tl.constexpr = 0 if TABLE else 2176 if BYTES else 128
+    SCALES_SUMS: tl.constexpr = TOKENS == 8
     first = tl.program_id(0) * ROW_TILES
-    unit = tl.arange(0, ROW_TILES * WARPS)[:, None]
-    thread = tl.arange(0, 32)[None, :]
+    unit = tl.arange(0, UNITS_TOTAL)[:, None]
     row_tile = tl.minimum(first + unit // WARPS, (rows + 7) // 8 - 1).to(tl.int64)
-    row = tl.minimum(row_tile * 8 + thread // 4, rows - 1)
-    four = tl.arange(0, 4)[None, None, None, None, :]
-    # The axes of x are: blocks of eight tokens, warps, and the threads of a warp, which are eight tokens by four
-    # fragments.
-    x_unit = tl.arange(0, TOKENS // 8 * WARPS)[:, None]
-    x_lane = tl.arange(0, 128)[None, :]
-    token_tile = tl.minimum(tl.program_id(1) * (TOKENS // 8) + x_unit // WARPS, (tokens + 7) // 8 - 1).to(tl.int64)
-    token = token_tile * 8 + x_lane // 16
-    x_column = x_lane % 16 // 4 * FRAGMENT + x_lane % 4
-    # 1.0 as a run-time value (`tl.program_id(2) // SPLITS` is 0): an instruction can hold only one constant, and the
-    # mask needs it.
-    one = ONE - tl.program_id(2) // SPLITS
-    total = tl.zeros((WARPS, 8 * ROW_TILES, TOKENS), tl.float32)
-    for step in range(STEPS):
-        tile = (tl.program_id(2) * STEPS + step) * WARPS
-        within = tl.minimum(tile + unit % WARPS, TILES - 1)
-        start = (row_tile * TILES + within) * 32
-        lows = tl.load(low + tl.max_contiguous(start * 4 + tl.arange(0, 128)[None, :], [1, 4])).to(tl.int32)
-        lows = lows.reshape(ROW_TILES, WARPS, 8, 4, 4)
+    total = tl.zeros((ROW_TILES, WARPS, 8, 4, UNITS, TOKENS // 8, 2), tl.float32)
+    sums = tl.zeros((WARPS, 8 * ROW_TILES, TOKENS), tl.float32)
+    steps = tl.cdiv(tiles, WARPS * splits)
+    low_rows = low + (row_tile * tiles * (32 * LOW) + tl.arange(0, 32 * LOW)[None, :])
+    high_rows = low_rows
+    if HIGH:
+        high_rows = high + (row_tile * tiles * (32 * HIGH) + tl.arange(0, 32 * HIGH)[None, :])
+    for step in tl.range(steps, num_stages=STAGES):
+        tile = (tl.program_id(2) * steps + step) * WARPS
+        own_tile = tl.minimum(tile + unit % WARPS, tiles - 1)
+        lows = tl.load(low_rows + own_tile * (32 * LOW)).reshape(UNITS_TOTAL, 32, LOW)
+        lows = words_of(lows, LOW)
         highs = lows
         if HIGH:
-            fragments = tl.load(high + tl.multiple_of(tl.max_contiguous(start + thread, [1, 2]), [1, 1])).reshape(
-                ROW_TILES, WARPS, 8, 4, 1
-            )
-            highs = words_of(fragments, four, LOW, HIGH, CODES_PER_WORD)
-        for half in tl.static_range(HALVES):
-            group = ((within * 4 + thread % 4) * FRAGMENT + half * (FRAGMENT // 2)) // GROUP
-            at = tl.multiple_of(tl.max_contiguous(row * GROUPS + group, [1, 2]), [1, 1])
-            at_block = tl.multiple_of(tl.max_contiguous(row * (GROUPS // RATIO) + group // RATIO, [1, 2]), [1, 1])
-            s, b = group_scales(
-                scales, sub_scales, minimums, sub_minimums, zeros, scale_table, scale_offset, at, at_block,
-                group < GROUPS, ZERO, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK,
-            )  # fmt: skip
-            s, b = _own_layout(s, ROW_TILES, WARPS), _own_layout(b, ROW_TILES, WARPS)
-            for index in tl.static_range(CODES_PER_WORD // HALVES):
-                position = half * (CODES_PER_WORD // HALVES) + index
-                weights = _weights(
-                    lows, highs, numbers, s, b, one, half * (CODES_PER_WORD // HALVES) + index, LOW, HIGH
-                )
-                weights = weights.reshape(ROW_TILES, WARPS, 8, 4, 2, 2).permute(1, 0, 2, 4, 3, 5)
-                x_tile = tile + x_unit % WARPS
-                if REORDERED:
-                    # Words after the last tile repeat it; their inputs are zeros.
-                    x_at = ((token_tile * TILES + x_tile) * CODES_PER_WORD + position) * 128 + x_lane
-                    inputs = tl.load(
-                        x + tl.multiple_of(tl.max_contiguous(x_at, [1, 4]), [1, 4]), mask=x_tile < TILES, other=0.0
-                    )
-                else:
-                    column = x_tile * (4 * FRAGMENT) + 4 * position + x_column
-                    inside = token < tokens
-                    if COLUMNS != 4 * FRAGMENT * WARPS * STEPS * SPLITS:
-                        inside = inside & (column < COLUMNS)
-                    x_at = token * COLUMNS + column
-                    inputs = tl.load(
-                        x + tl.multiple_of(tl.max_contiguous(x_at, [1, 4]), [1, 4]), mask=inside, other=0.0
-                    )
-                inputs = inputs.reshape(TOKENS // 8, WARPS, 8, 4, 2, 2).permute(1, 4, 3, 5, 0, 2)
-                total = tl.dot(weights.reshape(WARPS, 8 * ROW_TILES, 16), inputs.reshape(WARPS, 16, TOKENS), total)
-    sums = tl.sum(total, 0)
+            highs = tl.load(high_rows + own_tile * (32 * HIGH)).reshape(UNITS_TOTAL, 32, HIGH)
+            highs = words_of(highs, HIGH)
+        s, b = group_scales(
+            scales, sub_scales, zeros, scale_table, scale_offset, row_tile, unit * 0, own_tile * 128, rows, groups,
+            chunks, blocks, 32, UNITS, 0, GROUP, UNIT, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK,
+        )  # fmt: skip
+        inputs = _inputs(x, tokens, columns, tile, tiles, RUN, WARPS, TOKENS, RAGGED)
+        if TABLE:
+            codes = code_pairs(lows, lows, base - base, LOW, 0)
+            values = tl.load(numbers + codes.to(tl.int32)).to(tl.bfloat16)
+        else:
+            values = code_pairs(lows, highs, base, LOW, 0 if BYTES else HIGH).to(tl.bfloat16, bitcast=True)
+        more = values
+        if BYTES:
+            more = code_pairs(highs, highs, base + HIGH_BASE, 4, 0).to(tl.bfloat16, bitcast=True)
+        if SCALES_SUMS:
+            right = _right(inputs, WARPS, TOKENS, UNIT, True)
+            product = tl.zeros((UNITS * WARPS, 8 * ROW_TILES, TOKENS), tl.float32)
+            product = tl.dot(_left(values, ROW_TILES, WARPS, UNIT), right, product)
+            if BYTES:
+                product = tl.dot(_left(more, ROW_TILES, WARPS, UNIT), right, product)
+            product = product.reshape(UNITS, WARPS, ROW_TILES, 8, TOKENS // 8, 4, 2).permute(2, 1, 3, 5, 0, 4, 6)
+            own_s = s.reshape(ROW_TILES, WARPS, 8, 4, UNITS, 1, 1)
+            total += own_s * product
+            if not TABLE:
+                excess = (b + EXCESS * s).reshape(ROW_TILES, WARPS, 8, 4, UNITS, 1, 1)
+                total -= excess * _sums_of_inputs(inputs, WARPS, TOKENS, UNIT)[None]
+        else:
+            floats = values.to(tl.float32)
+            if BYTES:
+                floats += more.to(tl.float32)
+            floats = floats.reshape(UNITS_TOTAL, 32, UNITS, 32 // UNITS)
+            weights = (_hidden(s) * floats - _hidden(b + EXCESS * s)).to(tl.bfloat16)
+            left = _left(weights.reshape(UNITS_TOTAL, 32, 32), ROW_TILES, WARPS, 128)
+            right = _right(inputs, WARPS, TOKENS, 128, True)
+            sums = tl.dot(left, right, sums)
+    if SCALES_SUMS:
+        result = tl.sum(tl.sum(total, 4), 1).permute(0, 1, 3, 2, 4).reshape(8 * ROW_TILES, TOKENS)
+    else:
+        result = tl.sum(sums, 0)
     to_row = first * 8 + tl.arange(0, 8 * ROW_TILES)[:, None]
     to_token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[None, :]
     kept = (to_row < rows) & (to_token < tokens)
     if bias is not None:
-        sums += tl.load(bias + to_row, mask=to_row < rows, other=0.0)
+        result += tl.load(bias + to_row, mask=to_row < rows, other=0.0)
     out_at = out + tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride + to_row
-    if ADD:
-        sums += tl.load(out_at, mask=kept, other=0.0)
-    tl.store(out_at, sums.to(out.dtype.element_ty), mask=kept)
+    if add:
+        result += tl.load(out_at, mask=kept, other=0.0)
+    tl.store(out_at, result.to(out.dtype.element_ty), mask=kept)
 
 
 @triton.jit
@@ -233,6 +241,8 @@ def _sum_kernel(
 
 
 SUM_BLOCK = 1024  # rows per program
+VECTOR_GROUPS = (16, 32)  # group sizes for which one token has a kernel of its own
+VECTOR_ROWS = 16  # rows of its programs
 
 
 def packed_product(
@@ -246,39 +256,36 @@ def packed_product(
     tokens, rows = len(x), matrix.shape[0]
     split = tile.splits > 1
     sums = torch.empty(tile.splits, tokens, rows, dtype=torch.float32, device=x.device) if split else out
-    reorders = tile.tokens > 8 or matrix.form.columns % 4 > 0  # otherwise a thread already loads four adjacent columns
-    grid = triton.cdiv(rows, tile.rows), triton.cdiv(tokens, tile.tokens), tile.splits
-    _product_kernel[grid](
+    arguments = {
         **matrix.operands,
-        x=_in_thread_order(x, matrix.form) if reorders else x,
-        bias=None if split else bias,
-        out=sums,
-        tokens=tokens,
-        rows=rows,
-        out_stride=sums.stride(-2),
-        split_stride=sums.stride(0) if split else 0,
+        **matrix.form.sizes,
         **matrix.form.constants,
-        ADD=add and not split,
-        REORDERED=reorders,
-        ROW_TILES=tile.rows // TILE_ROWS,
-        WARPS=tile.warps,
-        TOKENS=tile.tokens,
-        SPLITS=tile.splits,
-        num_warps=tile.warps,
-        num_stages=1,
-    )
+        "x": x,
+        "bias": None if split else bias,
+        "out": sums,
+        "rows": rows,
+        "base": BASE,
+        "split_stride": sums.stride(0) if split else 0,
+        "splits": tile.splits,
+        "add": int(add and not split),
+        "WARPS": tile.warps,
+        "STAGES": tile.stages,
+        "num_warps": tile.warps,
+        "num_stages": 1,
+    }
+    if tokens == 1 and tile.tokens == 8 and matrix.form.group in VECTOR_GROUPS:
+        _vector_kernel[triton.cdiv(rows, VECTOR_ROWS), tile.splits](**arguments)
+    else:
+        grid = triton.cdiv(rows, tile.rows), triton.cdiv(tokens, tile.tokens), tile.splits
+        _product_kernel[grid](
+            **arguments,
+            tokens=tokens,
+            out_stride=sums.stride(-2),
+            RAGGED=matrix.form.columns != matrix.form.width,
+            ROW_TILES=tile.rows // TILE_ROWS,
+            TOKENS=tile.tokens,
+        )
     if split:
         _sum_kernel[triton.cdiv(rows, SUM_BLOCK), tokens](
             sums, bias, out, rows, out.stride(0), sums.stride(0), ADD=add, SPLITS=tile.splits, BLOCK=SUM_BLOCK
         )
-
-
-def _in_thread_order(x: Tensor, form: PackedForm) -> Tensor:
-    """Return x in the order in which threads load it, padded with zeros: bfloat16 [tokens / 8, tiles, codes_per_word,
-    8, 4, 4].
-
-    Each load of a warp is then contiguous. The extra launch pays off for more than eight tokens.
-    """
-    padded = F.pad(x, (0, form.width - form.columns, 0, -len(x) % 8))
-    parts = padded.view(-1, 8, form.tiles, TILE_FRAGMENTS, form.codes_per_word, WORDS)
-    return parts.permute(0, 2, 4, 1, 3, 5).contiguous()

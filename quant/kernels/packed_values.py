@@ -1,10 +1,15 @@
 """Decode words of a packed matrix (`quant.cuda.matrix`): functions that the kernels for packed weights share.
 
-The value of a weight is s * v - b, where s and b belong to the group, and v is the code or its value in the table.
+The value of a weight is s * v - b, where s and b belong to the group, and v is the code or its value in the table. Two
+codes become two bfloat16 numbers in one shift and one logical operation: the codes are the low bits of a mantissa, and
+the number is 128 + code. Codes of 8 bits become two numbers, 128 + the low half and 2048 + 16 times the high half.
 """
 
 import triton
 import triton.language as tl
+
+BASE = 0x43004300  # bits of two bfloat16 numbers, 128 and 128
+HIGH_BASE = tl.constexpr(0x02000200)  # added to BASE: 2048 and 2048
 
 
 @triton.jit
@@ -16,76 +21,150 @@ def powers(exponents: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def load_scales(scales: tl.tensor, at: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Load scales of any stored type as float32."""
-    loaded = tl.load(scales + at, mask=mask, other=0)
-    return powers(loaded) if scales.dtype.element_ty == tl.uint8 else loaded.to(tl.float32)
+def small_floats(integers: tl.tensor) -> tl.tensor:
+    """Convert integers from 0 to 2 ** 23 - 1 to float32: the bits of 2 ** 23 + n, minus 2 ** 23."""
+    return (integers.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
 
 
 @triton.jit
-def small_integers(pointer: tl.tensor, at: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Load bytes as int32."""
-    return tl.load(pointer + at, mask=mask, other=0).to(tl.int32)
+def _at(words: tl.tensor, SHIFT: tl.constexpr, AT: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
+    """Move BITS bits of each half of int32 words from bit SHIFT to bit AT, and clear all others."""
+    moved = words >> (SHIFT - AT) if SHIFT >= AT else words << (AT - SHIFT)
+    return moved & (((1 << BITS) - 1) * 0x10001 << AT)
+
+
+@triton.jit
+def _pairs_at(
+    lows: tl.tensor, highs: tl.tensor, base: tl.tensor, NUMBER: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr
+) -> tl.tensor:
+    bits = _at(lows, 4 * NUMBER, 0, LOW) | base
+    if HIGH:
+        bits |= _at(highs, 4 * NUMBER, LOW, HIGH)
+    return bits
+
+
+@triton.jit
+def code_pairs(lows: tl.tensor, highs: tl.tensor, base: tl.tensor, LOW: tl.constexpr, HIGH: tl.constexpr) -> tl.tensor:
+    """Return base | code for all codes of words, uint16 [n, threads, 32].
+
+    `lows` and `highs` are words of both planes, int32 [n, threads, 4]. The codes of a thread are in the order of its
+    matrix instructions: instruction, pair, element of the pair.
+    """
+    first = tl.join(_pairs_at(lows, highs, base, 0, LOW, HIGH), _pairs_at(lows, highs, base, 1, LOW, HIGH))
+    second = tl.join(_pairs_at(lows, highs, base, 2, LOW, HIGH), _pairs_at(lows, highs, base, 3, LOW, HIGH))
+    pairs = tl.join(first, second).permute(0, 1, 2, 4, 3)
+    codes = tl.join((pairs & 0xFFFF).to(tl.uint16), (pairs >> 16).to(tl.uint16))
+    return codes.reshape(codes.shape[0], codes.shape[1], 32)
+
+
+@triton.jit
+def words_of(fragments: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
+    """Return four words of a plane of 1, 2, or 4 bits, [n, threads, 4], from its fragments [n, threads, BITS]."""
+    if BITS == 4:
+        return fragments
+    shared = fragments[:, :, :, None] >> (tl.arange(0, 4 // BITS) * BITS)[None, None, None, :]
+    return shared.reshape(fragments.shape[0], fragments.shape[1], 4)
+
+
+@triton.jit
+def _group_run(
+    pointer: tl.tensor,
+    row_tile: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    chunks: tl.tensor,
+    LANES: tl.constexpr,
+    COUNT: tl.constexpr,
+    PARTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    UNIT: tl.constexpr,
+    STRIDE: tl.constexpr,
+) -> tl.tensor:
+    """Load PARTS numbers of COUNT groups for each of LANES threads, [n, LANES * COUNT * PARTS]."""
+    PER_CHUNK: tl.constexpr = 128 // GROUP if 128 % GROUP == 0 else 1
+    RUN: tl.constexpr = COUNT * PARTS if PER_CHUNK >= COUNT else PARTS
+    index = tl.arange(0, LANES * COUNT * PARTS)[None, :]
+    thread, number = index // (COUNT * PARTS), index // PARTS % COUNT
+    group = (column + thread % 4 * STRIDE + number * UNIT) // GROUP
+    chunk = group // PER_CHUNK
+    if STRIDE:  # the last threads may be in a tile after the last
+        chunk = tl.minimum(chunk, chunks - 1)
+    # the address of the rows first, because it is the same in all steps of a loop
+    of_rows = pointer + ((row_tile * chunks * 8 + row + thread // 4) * (PER_CHUNK * PARTS))
+    at = chunk * (8 * PER_CHUNK) + group % PER_CHUNK
+    if PARTS > 1:
+        at = at * PARTS + index % PARTS
+    return tl.load(of_rows + tl.multiple_of(tl.max_contiguous(at, [1, RUN]), [1, RUN]))
+
+
+@triton.jit
+def _block_scales(loaded: tl.tensor) -> tl.tensor:
+    return powers(loaded) if loaded.dtype == tl.uint8 else loaded.to(tl.float32)
 
 
 @triton.jit
 def group_scales(
     scales: tl.tensor,
     sub_scales: tl.tensor,
-    minimums: tl.tensor,
-    sub_minimums: tl.tensor,
     zeros: tl.tensor,
     scale_table: tl.tensor,
     scale_offset: tl.tensor,
-    at: tl.tensor,
-    at_block: tl.tensor,
-    mask: tl.tensor,
+    row_tile: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    rows: tl.tensor,
+    groups: tl.tensor,
+    chunks: tl.tensor,
+    blocks: tl.tensor,
+    LANES: tl.constexpr,
+    COUNT: tl.constexpr,
+    STRIDE: tl.constexpr,
+    GROUP: tl.constexpr,
+    UNIT: tl.constexpr,
+    RATIO: tl.constexpr,
     ZERO: tl.constexpr,
+    MINIMUMS: tl.constexpr,
     SUB_SCALE_ZERO: tl.constexpr,
     NIBBLES: tl.constexpr,
     NESTED_BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return s and b, float32, of the groups with the indices `at`, whose block scales have the indices `at_block`.
+    """Return s and b, float32 [n, LANES, COUNT], for COUNT units of columns of each thread.
 
-    Groups are counted through all rows. The results are 0 where `mask` is false.
+    Thread i has row `row` + i // 4 of a tile (`row_tile` and `row` are [n, 1]), and its units start at `column` ([n,
+    1]) + i % 4 * STRIDE.
     """
+    n: tl.constexpr = row_tile.shape[0]
+    PARTS: tl.constexpr = 2 if MINIMUMS else 1
+    SUB_PARTS: tl.constexpr = 1 if NIBBLES else PARTS
     if NESTED_BLOCK:
-        code = small_integers(sub_scales, at, mask)
-        s = tl.load(scale_table + code) * tl.load(scales + at // NESTED_BLOCK, mask=mask, other=0.0) + scale_offset
+        code = _group_run(sub_scales, row_tile, row, column, chunks, LANES, COUNT, 1, GROUP, UNIT, STRIDE).to(tl.int32)
+        index = tl.arange(0, LANES * COUNT)[None, :]
+        group = (column + index // COUNT % 4 * STRIDE + index % COUNT * UNIT) // GROUP
+        own_row = row_tile * 8 + row + index // (4 * COUNT)
+        inside = (own_row < rows) & (group < groups)
+        whole = tl.load(scales + (own_row * groups + group) // NESTED_BLOCK, mask=inside, other=0.0)
+        s = (tl.load(scale_table + code) * whole + scale_offset).reshape(n, LANES, COUNT)
+        return s, s * ZERO
+    OWN: tl.constexpr = COUNT if RATIO == 1 else 1
+    d = _block_scales(_group_run(scales, row_tile, row, column, blocks, LANES, OWN, PARTS, GROUP * RATIO, UNIT, STRIDE))
+    if MINIMUMS:
+        s, b = tl.split(d.reshape(n, LANES, OWN, 2))
     else:
-        s = load_scales(scales, at_block, mask)
-    if sub_scales is not None and not NESTED_BLOCK:
-        part = small_integers(sub_scales, at, mask)
-        s *= ((part & 0xF if NIBBLES else part) - SUB_SCALE_ZERO).to(tl.float32)
-    b = s * ZERO
-    if zeros is not None:
-        b = s * small_integers(zeros, at, mask).to(tl.float32)
-    if minimums is not None:
-        b = load_scales(minimums, at_block, mask)
+        s = d.reshape(n, LANES, OWN)
+        b = s
+    if sub_scales is not None:
+        sub = _group_run(sub_scales, row_tile, row, column, chunks, LANES, COUNT, SUB_PARTS, GROUP, UNIT, STRIDE)
         if NIBBLES:
-            b *= (small_integers(sub_scales, at, mask) >> 4).to(tl.float32)
-        elif sub_minimums is not None:
-            b *= small_integers(sub_minimums, at, mask).to(tl.float32)
+            sub = sub.reshape(n, LANES, COUNT)
+            s, b = s * small_floats(sub & 0xF), b * small_floats(sub >> 4)
+        elif MINIMUMS:
+            part, least = tl.split(sub.reshape(n, LANES, COUNT, 2))
+            s, b = s * small_floats(part), b * small_floats(least)
+        else:
+            s = s * (small_floats(sub.reshape(n, LANES, COUNT)) - SUB_SCALE_ZERO)
+    if zeros is not None:
+        zero = _group_run(zeros, row_tile, row, column, chunks, LANES, COUNT, 1, GROUP, UNIT, STRIDE)
+        b = s * small_floats(zero.reshape(n, LANES, COUNT))
+    elif not MINIMUMS:
+        b = s * ZERO
     return s, b
-
-
-@triton.jit
-def words_of(
-    fragments: tl.tensor, word: tl.tensor, LOW: tl.constexpr, HIGH: tl.constexpr, CODES_PER_WORD: tl.constexpr
-) -> tl.tensor:
-    """Return the second plane's bits of the words `word` of fragments (int32 or int64), aligned with the first plane's
-    codes.
-    """
-    SHARE: tl.constexpr = LOW // HIGH
-    return (fragments >> (word // SHARE * (CODES_PER_WORD * LOW) + word % SHARE * HIGH)).to(tl.int32)
-
-
-@triton.jit
-def codes_of(
-    lows: tl.tensor, highs: tl.tensor, position: tl.tensor, LOW: tl.constexpr, HIGH: tl.constexpr
-) -> tl.tensor:
-    """Return the codes at `position` of words (int32), from one plane or two."""
-    codes = (lows >> (position * LOW)) & ((1 << LOW) - 1)
-    if HIGH:
-        codes |= ((highs >> (position * LOW)) & ((1 << HIGH) - 1)) << LOW
-    return codes

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 from quant.kernels.card import Card
-from quant.kernels.tiles import ROWS, SPLITS, WARPS, ProductShape, ProductTile, TileTable
+from quant.kernels.tiles import AHEAD, ROWS, SPLITS, STAGES, WARPS, ProductShape, ProductTile, TileTable
 
 Seconds = Callable[[ProductTile], float | None]  # seconds of one product; None if the tile does not run
 # a tile replaces the rule's tile only if it takes at most this share of its time; smaller gains may be noise
@@ -17,7 +17,7 @@ def fastest_tile(shape: ProductShape, card: Card, seconds: Seconds) -> ProductTi
     """Return the fastest tile, or the rule's tile if none is clearly faster.
 
     A tile is compiled before it is timed, which takes a second. So rows and warps are tried first, and then, with the
-    best of those, the number of programs that share a row's columns.
+    best of those, the number of programs that share a row's columns, and the stages.
     """
     rule = rule_tile(shape, card)
     times = {rule: _timed(rule, seconds)}
@@ -30,6 +30,7 @@ def fastest_tile(shape: ProductShape, card: Card, seconds: Seconds) -> ProductTi
 
     best = best_of(replace(rule, rows=rows, warps=warps) for rows, warps in product(ROWS, WARPS))
     best = best_of(replace(best, splits=splits) for splits in SPLITS)
+    best = best_of(replace(best, stages=stages) for stages in STAGES)
     return best if times[best] <= GAIN * times[rule] else rule
 
 
@@ -38,8 +39,9 @@ def rule_tile(shape: ProductShape, card: Card) -> ProductTile:
 
 
 def _is_usable(tile: ProductTile, shape: ProductShape) -> bool:
-    """Whether every warp has work, and the warps' sums fit into shared memory."""
-    return tile.warps * tile.splits <= max(1, shape.inputs // 128) and tile.rows * tile.warps <= MOST_SUMS
+    """Whether every warp has work, and the warps' sums and the weights in flight fit into shared memory."""
+    fits = tile.rows * tile.warps <= MOST_SUMS and (tile.stages == 1 or (shape.tokens <= 2 and tile.warps <= AHEAD[0]))
+    return fits and tile.warps * tile.splits <= max(1, shape.inputs // 128)
 
 
 def _timed(tile: ProductTile, seconds: Seconds) -> float:

@@ -11,7 +11,9 @@ MOST_TOKENS = 256  # with more tokens, the whole matrix is unpacked for the libr
 LEAST_WARPS = 16  # smallest number of warps per multiprocessor: some have work while others wait for memory
 LARGE = 1 << 25  # smallest number of weights for which adding the sums of several programs in a second launch pays off
 # the values that the fields of a tile can have
-ROWS, WARPS, TILE_TOKENS, SPLITS = (16, 32), (1, 2, 4, 8, 16), (8, 16, 32), (1, 2, 4)
+ROWS, WARPS, TILE_TOKENS, SPLITS, STAGES = (16, 32), (1, 2, 4, 8, 16), (8, 16, 32), (1, 2, 4), (1, 3)
+FEW_PROGRAMS = 3  # up to so many programs per multiprocessor, warps have few steps, and weights are loaded ahead
+AHEAD = 8, 3  # warps and stages of these programs
 IDLE = 1.1  # limit of the busiest multiprocessor's work, relative to the average
 
 
@@ -23,6 +25,7 @@ class ProductTile:
     warps: int = 4  # warps that share a row's columns, one of `WARPS`
     tokens: int = 16  # tokens of a program, one of `TILE_TOKENS`
     splits: int = 1  # programs that share a row's columns, one of `SPLITS`
+    stages: int = 1  # one of `STAGES`; steps whose weights are in flight, if the product is of one token
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +58,18 @@ class TileTable:
         processors, columns = self.card.multiprocessors, shape.inputs // 128
         # With 32 rows per program, more rows share the loads of x. With 16, fewer registers are used and more loads are
         # in flight.
-        rows = 32 if shape.tokens > 2 and shape.outputs >= 32 * processors * 3 // 4 else 16
+        rows = 32 if shape.tokens > 8 and shape.outputs >= 32 * processors * 3 // 4 else 16
         programs = -(-shape.outputs // rows)
-        warps = next((it for it in (4, 8) if programs * it >= LEAST_WARPS * processors), 16 if rows == 16 else 8)
+        warps = 4 if programs * 4 >= LEAST_WARPS * processors else 8
+        stages = 1
+        if shape.tokens <= 2 and programs <= FEW_PROGRAMS * processors:
+            warps, stages = AHEAD
         while warps > 1 and warps > columns:
             warps //= 2
         splits = 1
         if shape.outputs * shape.inputs >= LARGE:
             splits = next((it for it in (1, 2, 4) if _balanced(programs * it, processors)), 4)
-        return ProductTile(rows, warps, max(8, shape.tokens), splits)
+        return ProductTile(rows, warps, max(8, shape.tokens), splits, stages)
 
 
 def _balanced(programs: int, processors: int) -> bool:

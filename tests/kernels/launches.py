@@ -16,7 +16,21 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 # Names of constants that are tensor sizes and loop counts (SIZES), or that select the meaning of values (FORM). All
 # others are tile sizes.
 SIZES = {"COLUMNS", "GROUPS", "SPLITS", "HEADS", "KV_HEADS"}
-PACKING = {"GROUP", "LOW", "HIGH", "CODES_PER_WORD", "RATIO", "ZERO", "SUB_SCALE_ZERO", "NIBBLES", "NESTED_BLOCK"}
+PACKING = {
+    *(
+        "GROUP",
+        "UNIT",
+        "LOW",
+        "HIGH",
+        "RATIO",
+        "ZERO",
+        "MINIMUMS",
+        "SUB_SCALE_ZERO",
+        "NIBBLES",
+        "NESTED_BLOCK",
+        "RAGGED",
+    ),
+}
 FORM = PACKING | {"ADD", "SINKS", "CAPPED", "WINDOWED", "EXPONENT", "WIDTH"}
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 # Properties of arguments (multiple of 16, 64-bit index, equal to one) are the same for all architectures.

@@ -29,6 +29,7 @@ KINDS = {
     "down": ("Q4_K", "Q6_K"),
     "head": ("Q6_K",),
 }
+PRODUCTS = ("_product_kernel", "_vector_kernel", "_unpack_kernel")
 META = torch.device("meta")
 
 
@@ -55,7 +56,7 @@ def main() -> int:
     launches = collect()
     for name, count in Counter(launch.name for launch in launches).most_common():
         print(f"{count:4} {name}")
-    products = [launch for launch in launches if launch.name in ("_product_kernel", "_unpack_kernel")]
+    products = [launch for launch in launches if launch.name in PRODUCTS]
     needed = {(launch.name, repr(sorted(launch.details)), launch.tile, str(launch)) for launch in products}
     print(f"{len(launches):4} in all; products and unpacking: {len(products)}, of which {len(needed)} differ in code")
     return 0 if len(products) == len(needed) else 1

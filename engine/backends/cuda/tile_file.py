@@ -17,13 +17,13 @@ from typing import Any
 import triton
 
 from engine.private_folder import private_folder
-from quant.kernels import packed_matmul, packed_values, tiles
+from quant.kernels import packed_matmul, packed_values, packed_vector, tiles
 from quant.kernels.card import Card
-from quant.kernels.tiles import ROWS, SPLITS, TILE_TOKENS, WARPS, MeasuredTiles, ProductShape, ProductTile
+from quant.kernels.tiles import ROWS, SPLITS, STAGES, TILE_TOKENS, WARPS, MeasuredTiles, ProductShape, ProductTile
 
 log = logging.getLogger(__name__)
 
-CHOICES = {"rows": ROWS, "warps": WARPS, "tokens": TILE_TOKENS, "splits": SPLITS}
+CHOICES = {"rows": ROWS, "warps": WARPS, "tokens": TILE_TOKENS, "splits": SPLITS, "stages": STAGES}
 
 
 def tile_file(folder: Path, card: Card) -> Path:
@@ -59,7 +59,9 @@ def write_tiles(folder: Path, card: Card, found: Mapping[ProductShape, ProductTi
 @cache
 def _kernel_version() -> str:
     """Return a hash of everything that may change which tile is fastest."""
-    sources = [Path(str(module.__file__)).read_bytes() for module in (packed_matmul, packed_values, tiles)]
+    sources = [
+        Path(str(module.__file__)).read_bytes() for module in (packed_matmul, packed_values, packed_vector, tiles)
+    ]
     return sha256(b"".join([triton.__version__.encode(), *sources])).hexdigest()[:16]
 
 
