@@ -269,7 +269,7 @@ def packed_product(
         "splits": tile.splits,
         "add": int(add and not split),
         "WARPS": tile.warps,
-        "STAGES": tile.stages,
+        "STAGES": tile.stages if tokens == 1 and matrix.form.table is None else 1,
         "num_warps": tile.warps,
         "num_stages": 1,
     }

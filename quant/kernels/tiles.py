@@ -56,9 +56,8 @@ class TileTable:
 
     def _by_rule(self, shape: ProductShape) -> ProductTile:
         processors, columns = self.card.multiprocessors, shape.inputs // 128
-        # With 32 rows per program, more rows share the loads of x. With 16, fewer registers are used and more loads are
-        # in flight.
-        rows = 32 if shape.tokens > 8 and shape.outputs >= 32 * processors * 3 // 4 else 16
+        # With 32 rows per program, more rows share the loads of x, but registers spill in groups of 16 columns.
+        rows = 16
         programs = -(-shape.outputs // rows)
         warps = 4 if programs * 4 >= LEAST_WARPS * processors else 8
         stages = 1
