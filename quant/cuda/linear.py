@@ -71,34 +71,24 @@ class CudaLinear:
         """Write x times one matrix, plus `bias`, to `out` [tokens, rows]. With `add`, add the result to `out`."""
         tokens, (rows, inputs) = len(x), matrix.shape
         if isinstance(matrix, PackedMatrix) and tokens > 0 and (self._deterministic or tokens <= MOST_TOKENS):
-            tile = self._tiles.product(matrix.form.kind, rows, inputs, tokens, deterministic=self._deterministic)
+            form = matrix.form
+            tile = self._tiles.product(
+                form.kind, rows, inputs, tokens, form.few_tokens, deterministic=self._deterministic
+            )
             ordered = x if matrix.order is None else x.index_select(1, matrix.order)
             packed_product(matrix, ordered, out, tile, bias=bias, add=add)
             return
-        if out.dtype == DENSE and not (add or self._deterministic or isinstance(matrix, Float8Matrix)):
-            torch.mm(x, _dense(matrix).mT, out=out)
+        if isinstance(matrix, Float8Matrix):
+            product = self._float8(x, matrix, out_dtype=torch.float32)
+        elif self._deterministic:
+            product = _same_for_each_row(x, _dense(matrix))
+        else:
+            _library_product(x, _dense(matrix), out, add=add)
             if bias is not None:
                 out.add_(bias)
             return
-        product = self._product(matrix, x)
         product = product if bias is None else product + bias
         (out.add_ if add else out.copy_)(product)
-
-    def _product(self, matrix: CudaMatrix, x: Tensor) -> Tensor:
-        """Return x times one matrix, [tokens, rows], bfloat16 or float32."""
-        if isinstance(matrix, Float8Matrix):
-            return self._float8(x, matrix, out_dtype=torch.float32)
-        return self._library_product(x, _dense(matrix))
-
-    def _library_product(self, x: Tensor, values: Tensor) -> Tensor:
-        """Return x times the transpose of `values`. When deterministic, every library call multiplies FIXED_TOKENS
-        rows.
-        """
-        if not self._deterministic:
-            return x @ values.mT
-        padded = F.pad(x, (0, 0, 0, -len(x) % FIXED_TOKENS))
-        products = [part @ values.mT for part in torch.split(padded, FIXED_TOKENS)]
-        return torch.cat(products)[: len(x)] if products else x @ values.mT
 
     def forward(self, x: Tensor) -> Tensor:
         return self.multiply(x, out_dtype=torch.float32)
@@ -111,6 +101,34 @@ class CudaLinear:
 
     def dequantize(self) -> Tensor:
         return torch.cat([_dense(matrix, torch.float32) for matrix in self.matrices])
+
+
+def _library_product(x: Tensor, values: Tensor, out: Tensor, *, add: bool = False) -> Tensor:
+    """Write x [tokens, inputs] times the transpose of `values` [outputs, inputs] to `out`, or add it to `out`.
+
+    x and `values` are bfloat16, `out` is bfloat16 or float32. On a GPU, float32 sums are not rounded to bfloat16. On a
+    CPU, torch has no such product.
+    """
+    if out.dtype == DENSE:
+        torch.mm(x, values.mT, out=out)
+    elif not x.is_cuda:
+        (out.add_ if add else out.copy_)(x @ values.mT)
+    elif add:
+        torch.addmm(out, x, values.mT, out_dtype=torch.float32, out=out)
+    else:
+        torch.mm(x, values.mT, out_dtype=torch.float32, out=out)
+    return out
+
+
+def _same_for_each_row(x: Tensor, values: Tensor) -> Tensor:
+    """Return x times the transpose of `values`, float32. Every library call multiplies FIXED_TOKENS rows, so that the
+    bits of a row do not depend on the others.
+    """
+    padded = F.pad(x, (0, 0, 0, -len(x) % FIXED_TOKENS))
+    out = torch.empty(len(padded), len(values), dtype=torch.float32, device=x.device)
+    for rows, part in zip(torch.split(out, FIXED_TOKENS), torch.split(padded, FIXED_TOKENS), strict=True):
+        _library_product(part, values, rows)
+    return out[: len(x)]
 
 
 def _dense(matrix: CudaMatrix, out_dtype: torch.dtype = DENSE) -> Tensor:

@@ -82,6 +82,16 @@ class PackedForm:
         return -(-self.width // (group * per_chunk)), per_chunk
 
     @property
+    def few_tokens(self) -> int:
+        """Largest number of tokens for which weights are unpacked again for every 8 or 16 tokens (`packed_matmul`).
+
+        For more tokens, and for codes that take longer to unpack, `packed_batch` unpacks them once.
+        """
+        if self.table is not None or self.planes[0] < 4:
+            return 1
+        return 16 if len(self.planes) == 1 else 8
+
+    @property
     def kind(self) -> str:
         """Key under which measured tiles are stored: the bits and the group size."""
         return f"{'+'.join(map(str, self.planes))} bits by {self.group}"

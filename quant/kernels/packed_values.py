@@ -168,3 +168,54 @@ def group_scales(
     elif not MINIMUMS:
         b = s * ZERO
     return s, b
+
+
+@triton.jit
+def unpacked_tiles(
+    low: tl.tensor,
+    high: tl.tensor,
+    scales: tl.tensor,
+    sub_scales: tl.tensor,
+    zeros: tl.tensor,
+    numbers: tl.tensor,
+    scale_table: tl.tensor,
+    scale_offset: tl.tensor,
+    row: tl.tensor,
+    tile: tl.tensor,
+    rows: tl.tensor,
+    tiles: tl.tensor,
+    groups: tl.tensor,
+    chunks: tl.tensor,
+    blocks: tl.tensor,
+    GROUP: tl.constexpr,
+    UNIT: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    RATIO: tl.constexpr,
+    ZERO: tl.constexpr,
+    MINIMUMS: tl.constexpr,
+    SUB_SCALE_ZERO: tl.constexpr,
+    NIBBLES: tl.constexpr,
+    NESTED_BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Return weights of the rows `row` in the tiles `tile`, which broadcast to [n, 1], as float32 [n, 4, 32].
+
+    The weight [i, thread, 4 or 8 * run + k] is in column (4 * run + thread) * (4 or 8) + k of row i's tile.
+    """
+    N: tl.constexpr = row.shape[0]
+    UNITS: tl.constexpr = 128 // UNIT
+    start = ((row // 8 * tiles + tile) * 8 + row % 8) * 4
+    lows = words_of(tl.load(low + (start * LOW + tl.arange(0, 4 * LOW)[None, :])).reshape(N, 4, LOW), LOW)
+    highs = lows
+    if HIGH:
+        highs = words_of(tl.load(high + (start * HIGH + tl.arange(0, 4 * HIGH)[None, :])).reshape(N, 4, HIGH), HIGH)
+    codes = code_pairs(lows, highs, 0, LOW, 0 if HIGH == 4 else HIGH).to(tl.int32)
+    if HIGH == 4:
+        codes |= code_pairs(highs, highs, 0, 4, 0).to(tl.int32) << 4
+    s, b = group_scales(
+        scales, sub_scales, zeros, scale_table, scale_offset, row // 8, row % 8, tile * 128, rows, groups, chunks,
+        blocks, 4, UNITS, 0, GROUP, UNIT, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK,
+    )  # fmt: skip
+    numbers_of_codes = codes.to(tl.float32) if numbers is None else tl.load(numbers + codes)
+    values = s[:, :, :, None] * numbers_of_codes.reshape(N, 4, UNITS, 32 // UNITS) - b[:, :, :, None]
+    return values.reshape(N, 4, 32)

@@ -5,11 +5,12 @@ from dataclasses import replace
 from itertools import product
 
 from quant.kernels.card import Card
-from quant.kernels.tiles import AHEAD, ROWS, SPLITS, STAGES, WARPS, ProductShape, ProductTile, TileTable
+from quant.kernels.tiles import AHEAD, BATCH_ROWS, ROWS, SPLITS, STAGES, WARPS, ProductShape, ProductTile, TileTable
 
 Seconds = Callable[[ProductTile], float | None]  # seconds of one product; None if the tile does not run
 # a tile replaces the rule's tile only if it takes at most this share of its time; smaller gains may be noise
 GAIN = 0.97
+BATCH_WARPS = (4, 8)
 MOST_SUMS = 256  # limit of rows times warps, because their sums are added in shared memory
 
 
@@ -28,19 +29,22 @@ def fastest_tile(shape: ProductShape, card: Card, seconds: Seconds) -> ProductTi
                 times[tile] = _timed(tile, seconds)
         return min(times, key=times.__getitem__)
 
-    best = best_of(replace(rule, rows=rows, warps=warps) for rows, warps in product(ROWS, WARPS))
+    all_rows = BATCH_ROWS if rule.rows in BATCH_ROWS else ROWS
+    best = best_of(replace(rule, rows=rows, warps=warps) for rows, warps in product(all_rows, WARPS))
     best = best_of(replace(best, splits=splits) for splits in SPLITS)
     best = best_of(replace(best, stages=stages) for stages in STAGES)
     return best if times[best] <= GAIN * times[rule] else rule
 
 
 def rule_tile(shape: ProductShape, card: Card) -> ProductTile:
-    return TileTable(card, {}).product(shape.kind, shape.outputs, shape.inputs, shape.tokens, deterministic=False)
+    return TileTable(card, {}).by_rule(shape)
 
 
 def _is_usable(tile: ProductTile, shape: ProductShape) -> bool:
     """Whether every warp has work, and the warps' sums and the weights in flight fit into shared memory."""
-    fits = tile.rows * tile.warps <= MOST_SUMS and (tile.stages == 1 or (shape.tokens <= 2 and tile.warps <= AHEAD[0]))
+    if tile.rows in BATCH_ROWS:
+        return tile.warps in BATCH_WARPS and tile.splits <= max(1, shape.inputs // 128)
+    fits = tile.rows * tile.warps <= MOST_SUMS and (tile.stages == 1 or (shape.tokens == 1 and tile.warps <= AHEAD[0]))
     return fits and tile.warps * tile.splits <= max(1, shape.inputs // 128)
 
 

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 from quant.kernels.card import Card
 
-TOKENS = (2, 8, 16, 32)  # token counts up to 2, 8, 16, and 32 each have their own tiles
+TOKENS = (1, 8, 16, 32, 64, 128)  # token counts up to each of these numbers have their own tiles
 FIXED_TOKENS = 16  # tokens of a tile when a row's bits must not depend on the batch
 MOST_TOKENS = 256  # with more tokens, the whole matrix is unpacked for the library's product
 LEAST_WARPS = 16  # smallest number of warps per multiprocessor: some have work while others wait for memory
 LARGE = 1 << 25  # smallest number of weights for which adding the sums of several programs in a second launch pays off
 # the values that the fields of a tile can have
-ROWS, WARPS, TILE_TOKENS, SPLITS, STAGES = (16, 32), (1, 2, 4, 8, 16), (8, 16, 32), (1, 2, 4), (1, 3)
+ROWS, BATCH_ROWS, WARPS, SPLITS, STAGES = (16, 32), (64, 128), (1, 2, 4, 8, 16), (1, 2, 4, 8), (1, 3)
+BATCH_WORK = 90  # smallest number of tokens times programs per multiprocessor; measured on an H200
 FEW_PROGRAMS = 3  # up to so many programs per multiprocessor, warps have few steps, and weights are loaded ahead
 AHEAD = 8, 3  # warps and stages of these programs
 IDLE = 1.1  # limit of the busiest multiprocessor's work, relative to the average
@@ -21,11 +22,11 @@ IDLE = 1.1  # limit of the busiest multiprocessor's work, relative to the averag
 class ProductTile:
     """How a product is divided into programs."""
 
-    rows: int = 32  # rows of a program, one of `ROWS`
-    warps: int = 4  # warps that share a row's columns, one of `WARPS`
-    tokens: int = 16  # tokens of a program, one of `TILE_TOKENS`
+    rows: int = 32  # rows of a program: one of `ROWS`, or of `BATCH_ROWS` for `packed_batch`
+    warps: int = 4  # one of `WARPS`; warps of `packed_matmul` share a row's columns
+    tokens: int = 16  # tokens of a program, one of `TOKENS`
     splits: int = 1  # programs that share a row's columns, one of `SPLITS`
-    stages: int = 1  # one of `STAGES`; steps whose weights are in flight, if the product is of one token
+    stages: int = 1  # one of `STAGES`; steps whose weights are in flight, of products of one token or a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class ProductShape:
     outputs: int
     inputs: int
     tokens: int  # number of tokens, rounded up to one of `TOKENS`
+    few_tokens: int = 16  # see `PackedForm.few_tokens`
 
 
 MeasuredTiles = Mapping[ProductShape, ProductTile]
@@ -48,27 +50,41 @@ class TileTable:
     card: Card
     measured: MeasuredTiles
 
-    def product(self, kind: str, outputs: int, inputs: int, tokens: int, *, deterministic: bool) -> ProductTile:
+    def product(
+        self, kind: str, outputs: int, inputs: int, tokens: int, few_tokens: int, *, deterministic: bool
+    ) -> ProductTile:
         """Return the tile for `tokens` tokens. With `deterministic`, it does not depend on their number."""
         wanted = FIXED_TOKENS if deterministic else next((it for it in TOKENS if it >= tokens), TOKENS[-1])
-        shape = ProductShape(kind, outputs, inputs, wanted)
-        return self.measured[shape] if shape in self.measured else self._by_rule(shape)
+        shape = ProductShape(kind, outputs, inputs, wanted, few_tokens)
+        return self.measured[shape] if shape in self.measured else self.by_rule(shape)
 
-    def _by_rule(self, shape: ProductShape) -> ProductTile:
+    def by_rule(self, shape: ProductShape) -> ProductTile:
+        """Return the tile of a shape that was not measured."""
+        if shape.tokens > shape.few_tokens:
+            return self._batch(shape)
         processors, columns = self.card.multiprocessors, shape.inputs // 128
         # With 32 rows per program, more rows share the loads of x, but registers spill in groups of 16 columns.
         rows = 16
         programs = -(-shape.outputs // rows)
         warps = 4 if programs * 4 >= LEAST_WARPS * processors else 8
         stages = 1
-        if shape.tokens <= 2 and programs <= FEW_PROGRAMS * processors:
+        if shape.tokens == 1 and programs <= FEW_PROGRAMS * processors:
             warps, stages = AHEAD
         while warps > 1 and warps > columns:
             warps //= 2
         splits = 1
         if shape.outputs * shape.inputs >= LARGE:
             splits = next((it for it in (1, 2, 4) if _balanced(programs * it, processors)), 4)
-        return ProductTile(rows, warps, max(8, shape.tokens), splits, stages)
+        return ProductTile(rows, warps, shape.tokens, splits, stages)
+
+    def _batch(self, shape: ProductShape) -> ProductTile:
+        tokens, most = max(16, shape.tokens), shape.inputs // 128
+        rows, warps = (128, 8) if tokens == TOKENS[-1] else (64, 4)
+        work = -(-shape.outputs // rows) * tokens
+        wanted = next((it for it in SPLITS if it * work >= BATCH_WORK * self.card.multiprocessors), SPLITS[-1])
+        return ProductTile(
+            rows, warps, tokens, next(it for it in reversed(SPLITS) if it <= min(wanted, max(1, most))), 3
+        )
 
 
 def _balanced(programs: int, processors: int) -> bool:

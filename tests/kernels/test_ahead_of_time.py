@@ -40,12 +40,6 @@ def test_numbers_of_tokens_with_one_tile_share_a_compiled_product() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_unpacking_loads_a_scale_at_most_once_for_four_weights() -> None:
-    done = run("tests.kernels.scale_loads")
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_faulty_kernels_are_reported() -> None:
     done = run("tests.kernels.faulty_kernels")
     assert done.returncode == 1, done.stderr

@@ -15,6 +15,7 @@ from quant.cuda.loading import to_device
 from quant.cuda.matrix import PackedMatrix
 from quant.kernels.card import Card
 from quant.kernels.reference import dequantize
+from quant.kernels.tiles import TOKENS as SIZES
 from quant.kernels.tiles import ProductShape, TileTable
 from tests.engine.kernels.test_paged_attention import Shape, Step, filled, run_attention
 from tests.kernels.cards import CARDS
@@ -45,9 +46,10 @@ class Product:
     def layer(self, tokens: int) -> CudaLinear:
         """Return a layer of the matrix, with the tile that the card uses for the full matrix."""
         name = self.matrix.form.kind
-        tile = TileTable(self.card, {}).product(name, *self.full, tokens, deterministic=False)
+        few = self.matrix.form.few_tokens
+        tile = TileTable(self.card, {}).product(name, *self.full, tokens, few, deterministic=False)
         rows, columns = self.matrix.shape
-        shapes = [ProductShape(name, rows, columns, limit) for limit in (2, 8, 16, 32)]
+        shapes = [ProductShape(name, rows, columns, limit, few) for limit in SIZES]
         return CudaLinear([self.matrix], self.card, deterministic=False, measured=dict.fromkeys(shapes, tile))
 
 

@@ -120,12 +120,12 @@ def test_steps_of_a_model(deterministic: bool, tmp_path: Path, seed: int) -> Non
 
 
 @pytest.mark.parametrize("splits", [1, 4])
-@pytest.mark.parametrize("count", [1, 20])
-def test_products_that_several_programs_share(count: int, splits: int, seed: int) -> None:
+@pytest.mark.parametrize(("count", "rows", "limit"), [(1, 16, 1), (16, 16, 16), (20, 64, 16)])
+def test_products_that_several_programs_share(count: int, rows: int, limit: int, splits: int, seed: int) -> None:
     matrix = to_device(weight("Q4_K", 64, 2048, torch.device("cpu")), torch.device("cpu"))
     assert isinstance(matrix, PackedMatrix)
-    tile = ProductTile(rows=16, warps=2, tokens=8 if count == 1 else 32, splits=splits)
-    shapes = [ProductShape(matrix.form.kind, 64, 2048, limit) for limit in TOKENS]
+    tile = ProductTile(rows=rows, warps=2, tokens=limit, splits=splits)
+    shapes = [ProductShape(matrix.form.kind, 64, 2048, it, matrix.form.few_tokens) for it in TOKENS]
     layer = CudaLinear([matrix], INTERPRETED, deterministic=False, measured=dict.fromkeys(shapes, tile))
     x = torch.randn(count, 2048).bfloat16()
     added = torch.randn(count, 64)

@@ -17,13 +17,24 @@ from typing import Any
 import triton
 
 from engine.private_folder import private_folder
-from quant.kernels import packed_matmul, packed_values, packed_vector, tiles
+from quant.kernels import packed_batch, packed_matmul, packed_values, packed_vector, tiles
 from quant.kernels.card import Card
-from quant.kernels.tiles import ROWS, SPLITS, STAGES, TILE_TOKENS, WARPS, MeasuredTiles, ProductShape, ProductTile
+from quant.kernels.tiles import (
+    BATCH_ROWS,
+    ROWS,
+    SPLITS,
+    STAGES,
+    TOKENS,
+    WARPS,
+    MeasuredTiles,
+    ProductShape,
+    ProductTile,
+)
 
 log = logging.getLogger(__name__)
 
-CHOICES = {"rows": ROWS, "warps": WARPS, "tokens": TILE_TOKENS, "splits": SPLITS, "stages": STAGES}
+KERNELS = packed_batch, packed_matmul, packed_values, packed_vector, tiles
+CHOICES = {"rows": ROWS + BATCH_ROWS, "warps": WARPS, "tokens": TOKENS, "splits": SPLITS, "stages": STAGES}
 
 
 def tile_file(folder: Path, card: Card) -> Path:
@@ -59,14 +70,12 @@ def write_tiles(folder: Path, card: Card, found: Mapping[ProductShape, ProductTi
 @cache
 def _kernel_version() -> str:
     """Return a hash of everything that may change which tile is fastest."""
-    sources = [
-        Path(str(module.__file__)).read_bytes() for module in (packed_matmul, packed_values, packed_vector, tiles)
-    ]
+    sources = [Path(str(module.__file__)).read_bytes() for module in KERNELS]
     return sha256(b"".join([triton.__version__.encode(), *sources])).hexdigest()[:16]
 
 
 def _shape(entry: Any) -> ProductShape:
-    numbers = [entry[name] for name in ("outputs", "inputs", "tokens")]
+    numbers = [entry[name] for name in ("outputs", "inputs", "tokens", "few_tokens")]
     if not isinstance(entry["kind"], str) or not all(type(number) is int and number > 0 for number in numbers):
         raise ValueError(f"invalid shape {entry!r:.80}")
     return ProductShape(entry["kind"], *numbers)

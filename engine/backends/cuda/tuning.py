@@ -48,15 +48,15 @@ class Tuning:
 
     def __init__(self, checkpoint: Checkpoint, gpu: Gpu, progress: LoadProgress, timer: Timer | None = None) -> None:
         self._gpu, self._timer = gpu, timer or partial(_recorded_seconds, gpu)
-        self._matrices: dict[tuple[str, int, int], list[PackedMatrix]] = {}
+        self._matrices: dict[tuple[str, int, int, int], list[PackedMatrix]] = {}
         with gpu.current():
             for matrix in _matrices(checkpoint, gpu, progress):
-                self._matrices.setdefault((matrix.form.kind, *matrix.shape), []).append(matrix)
+                self._matrices.setdefault((matrix.form.kind, *matrix.shape, matrix.form.few_tokens), []).append(matrix)
 
     @property
     def shapes(self) -> list[ProductShape]:
         """Return the shapes of all products to measure."""
-        return [ProductShape(*key, tokens) for key in self._matrices for tokens in TOKENS]
+        return [ProductShape(*key[:3], tokens, key[3]) for key in self._matrices for tokens in TOKENS]
 
     def fastest(self, shape: ProductShape) -> ProductTile:
         """Return the fastest tile for a shape. The default tile wins unless another is clearly faster."""
@@ -68,7 +68,7 @@ class Tuning:
 
         All matrices of the shape are used in turn, so that little of the next one is in the cache.
         """
-        matrices = self._matrices[shape.kind, shape.outputs, shape.inputs]
+        matrices = self._matrices[shape.kind, shape.outputs, shape.inputs, shape.few_tokens]
         x = torch.randn(shape.tokens, shape.inputs, device=self._gpu.device).bfloat16()
         out = torch.empty(shape.tokens, shape.outputs, dtype=torch.bfloat16, device=self._gpu.device)
         try:

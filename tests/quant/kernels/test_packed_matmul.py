@@ -31,23 +31,27 @@ def check(got: torch.Tensor, x: torch.Tensor, values: torch.Tensor) -> None:
     assert ((got.cpu() - want).abs() <= bound + 1e-4).all()
 
 
+@pytest.mark.parametrize("tile", [ProductTile(16, 2, 1), ProductTile(32, 2, 8), ProductTile(64, 4, 16)])
 @pytest.mark.parametrize("name", CODED)
-def test_product_equals_the_reference_for_every_type(name: str, device: torch.device) -> None:
+def test_product_equals_the_reference_for_every_type(name: str, tile: ProductTile, device: torch.device) -> None:
     matrix, values = matrix_of(name, 24, width(name, 160), device)
-    x = torch.randn(5, values.shape[1]).bfloat16()
-    out = torch.full((5, 24), torch.nan, device=device)
-    packed_product(matrix, x.to(device), out, ProductTile(32, 2, 8), bias=None, add=False)
+    tokens = min(5, tile.tokens)
+    x = torch.randn(tokens, values.shape[1]).bfloat16()
+    out = torch.full((tokens, 24), torch.nan, device=device)
+    packed_product(matrix, x.to(device), out, tile, bias=None, add=False)
     check(out, x, values)
 
 
 @pytest.mark.parametrize(
     ("tokens", "rows", "columns", "tile"),
     [
-        (1, 37, 160, ProductTile(16, 4, 8)),
+        (1, 37, 160, ProductTile(16, 4, 1)),
         (2, 40, 272, ProductTile(32, 2, 8, 2)),
         (16, 16, 256, ProductTile(16, 1, 16)),
         (17, 24, 400, ProductTile(32, 4, 16)),
         (40, 40, 512, ProductTile(32, 2, 32, 2)),
+        (17, 72, 400, ProductTile(64, 4, 16, 2, 3)),
+        (40, 130, 512, ProductTile(128, 8, 32, 1, 3)),
     ],
 )
 def test_sizes_need_not_be_multiples_of_the_tile(

@@ -1,0 +1,82 @@
+"""Multiply packed weights by many tokens: a program unpacks tiles of weights once for up to 128 tokens.
+
+Products of few tokens (`packed_matmul`) read x once for every 16 rows, and unpack weights again for every 16 tokens.
+Here a program has 64 or 128 rows. Weights are scaled in float32 and rounded to bfloat16.
+"""
+
+import triton
+import triton.language as tl
+
+from quant.kernels.packed_values import unpacked_tiles
+
+
+# Without do_not_specialize, Triton would compile separate kernels for the value 1 and for multiples of 16.
+@triton.jit(
+    do_not_specialize=[
+        "tokens", "rows", "tiles", "groups", "chunks", "blocks", "out_stride", "split_stride", "splits", "add",
+    ]
+)  # fmt: skip
+def _batch_kernel(
+    low: tl.tensor,
+    high: tl.tensor,
+    scales: tl.tensor,
+    sub_scales: tl.tensor,
+    zeros: tl.tensor,
+    numbers: tl.tensor,
+    scale_table: tl.tensor,
+    scale_offset: tl.tensor,
+    x: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    tokens: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    tiles: tl.tensor,
+    groups: tl.tensor,
+    chunks: tl.tensor,
+    blocks: tl.tensor,
+    out_stride: tl.tensor,
+    split_stride: tl.tensor,
+    splits: tl.tensor,
+    add: tl.tensor,
+    GROUP: tl.constexpr,
+    UNIT: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    RATIO: tl.constexpr,
+    ZERO: tl.constexpr,
+    MINIMUMS: tl.constexpr,
+    SUB_SCALE_ZERO: tl.constexpr,
+    NIBBLES: tl.constexpr,
+    NESTED_BLOCK: tl.constexpr,
+    RAGGED: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    RUN: tl.constexpr = 4 if UNIT == 16 else 8
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    own_row = tl.minimum(row, rows - 1).to(tl.int64)
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[:, None]
+    column = tl.arange(0, 128)[None, :]
+    of_tokens = x + tl.minimum(token, tokens - 1).to(tl.int64) * columns
+    steps = tl.cdiv(tiles, splits)
+    first = tl.program_id(2) * steps
+    sums = tl.zeros((ROWS, TOKENS), tl.float32)
+    for tile in tl.range(first, tl.minimum(first + steps, tiles), num_stages=STAGES):
+        at = of_tokens + (tile * 128 + column)
+        inputs = tl.load(at, mask=tile * 128 + column < columns, other=0.0) if RAGGED else tl.load(at)
+        values = unpacked_tiles(
+            low, high, scales, sub_scales, zeros, numbers, scale_table, scale_offset, own_row, tile, rows, tiles,
+            groups, chunks, blocks, GROUP, UNIT, LOW, HIGH, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES,
+            NESTED_BLOCK,
+        )  # fmt: skip
+        weights = values.to(tl.bfloat16).reshape(ROWS, 4, 32 // RUN, RUN).permute(0, 2, 1, 3).reshape(ROWS, 128)
+        sums = tl.dot(weights, tl.trans(inputs), sums)
+    kept = (row < rows) & (tl.trans(token) < tokens)
+    if bias is not None:
+        sums += tl.load(bias + row, mask=row < rows, other=0.0)
+    out_at = out + tl.program_id(2).to(tl.int64) * split_stride + tl.trans(token).to(tl.int64) * out_stride + row
+    if add:
+        sums += tl.load(out_at, mask=kept, other=0.0)
+    tl.store(out_at, sums.to(out.dtype.element_ty), mask=kept)
