@@ -256,8 +256,8 @@ def packed_product(
 ) -> None:
     """Write x [tokens, columns] times the matrix, plus `bias` (float32 [rows]), to `out` [tokens, rows].
 
-    With `add`, the product is added to `out`. A tile of one token takes one token. x is bfloat16 and contiguous, with its columns in the matrix's order.
-    `out` may be a range of columns of a wider tensor.
+    With `add`, the product is added to `out`. A tile of one token takes one token. x is bfloat16 and contiguous, with
+    its columns in the matrix's order. `out` may be a range of columns of a wider tensor.
     """
     tokens, rows = len(x), matrix.shape[0]
     split = tile.splits > 1
