@@ -9,7 +9,7 @@ that a warp loads at once are contiguous.
 Columns 32 * i + 8 * t + c of a tile belong to thread t and to word i. If groups have 16 columns, or an odd multiple of
 16, they are columns 32 * i + 16 * h + 4 * t + c, so that a matrix instruction has columns of one group.
 
-Codes of fewer than four bits share words: word i has its bits (i % n) * bits above those places, where n words share
+Codes of fewer than four bits share words: word i has its bits (i % n) * bits above those of word 0, where n words share
 one. Codes of 3, 5, or 6 bits have a second plane for their high bits, and codes of 8 bits are two planes of 4 bits.
 
 Scales keep the two levels and the types of the file. The scales of eight rows are adjacent, group by group, or tile by

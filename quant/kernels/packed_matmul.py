@@ -247,7 +247,7 @@ def _sum_kernel(
 
 
 SUM_BLOCK = 1024  # rows per program
-VECTOR_GROUPS = (16, 32)  # group sizes for which one token has a kernel of its own
+VECTOR_GROUPS = (16, 32)  # group sizes for which one token has a separate kernel
 VECTOR_ROWS = 16  # rows of its programs
 
 

@@ -13,7 +13,7 @@ LARGE = 1 << 25  # smallest number of weights for which adding the sums of sever
 # the values that the fields of a tile can have
 ROWS, BATCH_ROWS, WARPS, SPLITS, STAGES = (16, 32), (64, 128), (1, 2, 4, 8, 16), (1, 2, 4, 8), (1, 3)
 BATCH_WORK = 90  # smallest number of tokens times programs per multiprocessor; measured on an H200
-FEW_PROGRAMS = 3  # up to so many programs per multiprocessor, warps have few steps, and weights are loaded ahead
+FEW_PROGRAMS = 3  # up to this number per multiprocessor, warps have few steps, and weights are loaded ahead
 AHEAD = 8, 3  # warps and stages of these programs
 IDLE = 1.1  # limit of the busiest multiprocessor's work, relative to the average
 

@@ -29,7 +29,7 @@ KINDS = {
     "down": ("Q4_K", "Q6_K"),
     "head": ("Q6_K",),
 }
-PRODUCTS = ("_product_kernel", "_vector_kernel", "_unpack_kernel")
+PRODUCTS = ("_product_kernel", "_vector_kernel", "_batch_kernel", "_unpack_kernel")
 META = torch.device("meta")
 
 
