@@ -45,11 +45,11 @@ def tuning(rows: int, columns: int, card: Card, *, deterministic: bool) -> Tunin
     part = 1024 if deterministic else 128
     if rows <= DECODE_ROWS:
         return Tuning((16384 if large else 8192) // max(columns, 64), 4, 3, part)
-    if large and card.capability >= HOPPER and card.capability[0] != TENSOR_MEMORY and columns <= 128:
+    if card.capability[0] == HOPPER and columns <= 128:
         return Tuning(64, 4, 3, part)  # one warp group with 128 rows
     return Tuning(64 if columns <= 128 else 32, 8, 3 if large else 2, part)
 
 
 LARGE_SHARED_MEMORY = 160 << 10  # bytes; cards have either 99 KiB, or 163 KiB and more
-HOPPER = 9, 0  # compute capability
+HOPPER = 9  # major version of the compute capability
 TENSOR_MEMORY = 10  # major version of the compute capability in which matrix units accumulate in tensor memory

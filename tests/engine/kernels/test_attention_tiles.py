@@ -68,7 +68,7 @@ def card(capability: tuple[int, int], shared_memory: int) -> Card:
     ("newer", "known"),
     [
         (card((10, 3), 227), card((10, 0), 227)),
-        (card((11, 0), 227), card((9, 0), 227)),
+        (card((11, 0), 227), card((8, 0), 163)),
         (card((12, 1), 99), card((12, 0), 99)),
         (card((8, 7), 163), card((8, 0), 163)),
     ],
