@@ -92,6 +92,7 @@ def _coded(weight: CodedTensor, device: torch.device) -> PackedMatrix:
         _arranged([it.block_factors().to(device) for it in both], form, form.group * form.ratio),
         _arranged(sub_scales, form, form.group) if sub_scales else None,
         numbers=_numbers(weight.table, device),
+        number_pairs=_number_pairs(weight.table, device),
     )
 
 
@@ -122,6 +123,7 @@ def _grouped(weight: GroupedTensor, device: torch.device) -> PackedMatrix:
         if isinstance(zero, Integers)
         else None,
         numbers=_numbers(weight.table, device),
+        number_pairs=_number_pairs(weight.table, device),
         scale_table=nested.table.to(device) if nested else None,
         order=None if weight.order is None else weight.order.to(device),
     )
@@ -205,3 +207,12 @@ def _has_nibbles(scale: Scale) -> bool:
 
 def _numbers(table: tuple[float, ...] | None, device: torch.device) -> Tensor | None:
     return None if table is None else torch.tensor(table, dtype=torch.float32, device=device)
+
+
+def _number_pairs(table: tuple[float, ...] | None, device: torch.device) -> Tensor | None:
+    if table is None:
+        return None
+    values = torch.zeros(16)
+    values[: len(table)] = torch.tensor(table)
+    pairs = torch.stack((values.repeat(16), values.repeat_interleave(16)), 1).bfloat16()
+    return pairs.view(torch.int32).flatten().to(device)

@@ -140,6 +140,8 @@ class PackedMatrix:
     sub_scales: Tensor | None = None
     zeros: Tensor | None = None  # uint8, like `sub_scales` of one part: zero points
     numbers: Tensor | None = None  # float32 [codes]: the value of each code
+    # int32 [256]: at a + 16 * b the values of the codes a and b, bfloat16, in the low and the high half
+    number_pairs: Tensor | None = None
     scale_table: Tensor | None = (
         None  # float32 [256], for nested scales; then `scales` is float32 [all scales / nested_block]
     )
@@ -162,7 +164,7 @@ class PackedMatrix:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors of the matrix."""
-        return tuple(it for it in (*self.operands.values(), self.order) if isinstance(it, Tensor))
+        return tuple(it for it in (*self.operands.values(), self.number_pairs, self.order) if isinstance(it, Tensor))
 
     @property
     def nbytes(self) -> int:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from quant.cuda.matrix import TILE_ROWS, PackedMatrix
 from quant.kernels.packed_batch import _batch_kernel
-from quant.kernels.packed_values import BASE, HIGH_BASE, code_pairs, group_scales, words_of
+from quant.kernels.packed_values import BASE, HIGH_BASE, code_pairs, group_scales, table_values, words_of
 from quant.kernels.packed_vector import _vector_kernel
 from quant.kernels.tiles import BATCH_ROWS, ProductTile
 
@@ -177,8 +177,7 @@ def _product_kernel(
         )  # fmt: skip
         inputs = _inputs(x, tokens, columns, tile, tiles, RUN, WARPS, TOKENS, RAGGED)
         if TABLE:
-            codes = code_pairs(lows, lows, base - base, LOW, 0)
-            values = tl.load(numbers + codes.to(tl.int32)).to(tl.bfloat16)
+            values = table_values(lows, numbers, LOW)
         else:
             values = code_pairs(lows, highs, base, LOW, 0 if BYTES else HIGH).to(tl.bfloat16, bitcast=True)
         more = values
@@ -282,6 +281,8 @@ def packed_product(
         "out_stride": sums.stride(-2),
         "RAGGED": matrix.form.columns != matrix.form.width,
     }
+    if tile.rows not in BATCH_ROWS:
+        arguments["numbers"] = matrix.number_pairs
     if tile.rows in BATCH_ROWS:
         _batch_kernel[grid](
             **arguments, **of_tokens, ROWS=tile.rows, TOKENS=tile.tokens, STAGES=stages, num_stages=stages

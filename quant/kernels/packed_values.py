@@ -58,6 +58,20 @@ def code_pairs(lows: tl.tensor, highs: tl.tensor, base: tl.tensor, LOW: tl.const
 
 
 @triton.jit
+def table_values(words: tl.tensor, number_pairs: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
+    """Return the values of all codes of words, bfloat16 [n, threads, 32], in the order of `code_pairs`.
+
+    Two values are loaded at a time, from int32 [256] (`PackedMatrix.number_pairs`).
+    """
+    first = tl.join(_at(words, 0, 0, BITS), _at(words, 4, 0, BITS))
+    second = tl.join(_at(words, 8, 0, BITS), _at(words, 12, 0, BITS))
+    codes = tl.join(first, second).permute(0, 1, 2, 4, 3)
+    pairs = tl.load(number_pairs + ((codes | codes >> 12) & 0xFF))
+    values = tl.join((pairs & 0xFFFF).to(tl.uint16), (pairs >> 16).to(tl.uint16))
+    return values.reshape(words.shape[0], words.shape[1], 32).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
 def words_of(fragments: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
     """Return four words of a plane of 1, 2, or 4 bits, [n, threads, 4], from its fragments [n, threads, BITS]."""
     if BITS == 4:

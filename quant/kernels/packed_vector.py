@@ -8,7 +8,7 @@ scales multiply the sums of groups, of which a thread has four for eight groups.
 import triton
 import triton.language as tl
 
-from quant.kernels.packed_values import HIGH_BASE, code_pairs, group_scales, words_of
+from quant.kernels.packed_values import HIGH_BASE, code_pairs, group_scales, table_values, words_of
 
 
 @triton.jit
@@ -121,8 +121,7 @@ def _vector_kernel(
         right = _halves(tl.where(own_group == group, own, 0)).reshape(WARPS, 8, 4, 8, RUN // 4, 2, 2)
         right = right.permute(0, 3, 4, 2, 5, 6, 1).reshape(WARPS, 8 * GROUP, 8)
         if TABLE:
-            codes = code_pairs(lows, lows, base - base, LOW, 0)
-            values = tl.load(numbers + codes.to(tl.int32)).to(tl.bfloat16)
+            values = table_values(lows, numbers, LOW)
         else:
             values = code_pairs(lows, highs, base, LOW, 0 if BYTES else HIGH).to(tl.bfloat16, bitcast=True)
         product = tl.dot(_left(values, PARTS, WARPS), right, tl.zeros((WARPS, 16, 8), tl.float32))
