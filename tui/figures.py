@@ -220,7 +220,8 @@ def retry_note(usage: Usage) -> str:
 
 
 FINISHES = {
-    Finish.LENGTH: "Reply cut at its limit: Max tokens in the settings, or the end of the context (/room frees some).",
+    Finish.LENGTH: "Reply cut at its limit of tokens. Raise Max tokens in the settings.",
+    Finish.CONTEXT_FULL: "Reply cut because the context is full. /room removes old messages from it.",
     Finish.STOPPED: "You stopped this reply.",
     Finish.FAILED: "The reply failed.",
     Finish.CUT_OFF: "Interrupted: Inglenook closed during this reply.",

@@ -34,6 +34,7 @@ class Finish(enum.Enum):
 
     COMPLETE = "complete"
     LENGTH = "length"  # it reached max_tokens
+    CONTEXT_FULL = "context_full"  # it reached the end of the context
     STOPPED = "stopped"  # the user stopped it
     EDITED = "edited"  # the user's version of a reply
     FAILED = "failed"  # the engine raised an error

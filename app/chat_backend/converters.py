@@ -89,7 +89,7 @@ def message_of(
     parent = message.parent if message.parent is not None and (known is None or message.parent in known) else None
     is_reply = message.role is records.Role.ASSISTANT
     is_elsewhere = message.state is records.State.COMING and message.id in elsewhere
-    finish = types.Finish.ELSEWHERE if is_elsewhere else _FINISH[message.state]
+    finish = types.Finish.ELSEWHERE if is_elsewhere else finish_of(message.state, message.usage)
     return types.Message(
         id=message_id(message.id),
         parent=None if parent is None else message_id(parent),
@@ -105,6 +105,13 @@ def message_of(
         usage=usage_of(message.usage),
         error=message.usage.error if message.usage else "",
     )
+
+
+def finish_of(state: records.State, usage: records.StoredUsage | None) -> types.Finish:
+    """Return why a reply ended. If it is not known whether the context was full, it was cut at max_tokens."""
+    if state is records.State.CUT and usage is not None and usage.is_context_full:
+        return types.Finish.CONTEXT_FULL
+    return _FINISH[state]
 
 
 def step_of(step: records.ToolStep) -> types.ToolStep:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from app.chat_backend.chat_repository import ChatRepository
 from app.chat_backend.client_errors import client_errors, to_thread
-from app.chat_backend.converters import message_id, usage_of
+from app.chat_backend.converters import finish_of, message_id, usage_of
 from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.engine.server import ReadyEngine
 from app.chat_backend.prompt_messages import prompt_messages, retry_temperature, sampling_fields, step_messages
@@ -30,13 +30,6 @@ MAX_TURNS = 50  # maximum number of turns with tool calls in one reply
 SAVE_SECONDS = 0.5  # interval between two saves: a killed program loses at most this much of a reply
 
 _GLANCES, _GLANCE = 10, 0.1  # number of checks whether the engine has exited, and seconds between them
-_FINISH = {
-    State.WHOLE: types.Finish.COMPLETE,
-    State.CUT: types.Finish.LENGTH,
-    State.STOPPED: types.Finish.STOPPED,
-    State.FAILED: types.Finish.FAILED,
-}
-
 _STOPPED = Ended(State.STOPPED, None)
 
 
@@ -84,6 +77,15 @@ class _ReplyInProgress:
         steps = step_messages(self.steps, self.message, with_reasoning=with_reasoning)
         messages = body["messages"]
         return {**body, "messages": [*messages, *steps] if isinstance(messages, list) else steps}
+
+    @property
+    def usage(self) -> StoredUsage | None:
+        """The usage of the last turn, with what only the chat knows: its retry, and the length of the context."""
+        usage, limit = self.ended.usage, self.engine.context_length
+        if usage is None:
+            return None
+        is_full = self.ended.state is State.CUT and limit is not None and usage.total_tokens >= limit
+        return replace(usage, retry_temperature=self.retry_temperature, is_context_full=is_full)
 
     def save(self, state: State = State.COMING, usage: StoredUsage | None = None) -> None:
         """Save the reply in its current state."""
@@ -230,9 +232,9 @@ class ChatReplies:
             yield types.ReplyEnd(types.Finish.FAILED, error=problem.report)
             return
         state = State.STOPPED if growing.is_stopping else growing.ended.state
-        usage = growing.ended.usage and replace(growing.ended.usage, retry_temperature=growing.retry_temperature)
+        usage = growing.usage
         await to_thread(growing.save, state, usage)
-        yield types.ReplyEnd(_FINISH[state], usage_of(usage))
+        yield types.ReplyEnd(finish_of(state, usage), usage_of(usage))
 
     async def _turn(
         self, growing: _ReplyInProgress, parts: AsyncGenerator[ReplyPart]

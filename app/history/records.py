@@ -138,6 +138,12 @@ class StoredUsage(Struct, frozen=True, omit_defaults=True):
     drafted_tokens: int = 0  # tokens of the reply that were drafted from earlier text
     accepted_tokens: int = 0  # drafted tokens that turned out right
     retry_temperature: float | None = None  # set if a retry with greedy decoding was sampled, so that it differs
+    is_context_full: bool = False  # whether the reply was cut because the context was full, not at max_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        """Number of tokens of the prompt and the reply."""
+        return self.device_tokens + self.host_tokens + self.disk_tokens + self.computed_tokens + self.reply_tokens
 
     @property
     def sources(self) -> TokenSources:

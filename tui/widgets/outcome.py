@@ -10,6 +10,7 @@ from tui.types import Finish, Message, Role
 from tui.widgets.text_fields import WordButtons, word
 
 _SENTENCE = re.compile(r"(.{1,300}?[.!?])\s+(\S.*)", re.DOTALL)
+_HARMLESS = (Finish.LENGTH, Finish.CONTEXT_FULL, Finish.STOPPED, Finish.ELSEWHERE)
 _LONGEST = 4000  # maximum number of characters of the details
 
 
@@ -24,7 +25,7 @@ class Outcome(WordButtons):
 
     def show(self, message: Message) -> None:
         self._message = message
-        self.set_class(message.finish not in (Finish.LENGTH, Finish.STOPPED, Finish.ELSEWHERE), "-failed")
+        self.set_class(message.finish not in _HARMLESS, "-failed")
         self.update(self._content())
 
     def toggle_details(self) -> None:

@@ -219,7 +219,9 @@ class PlainChat:
             self._failed = True
             self._note(f"error: {end.error.partition(chr(10))[0]}")
         elif end.finish is Finish.LENGTH:
-            self._note("Reply cut at the length limit.")
+            self._note("Reply cut at its limit of tokens. Raise it with /set max_tokens NUMBER.")
+        elif end.finish is Finish.CONTEXT_FULL:
+            self._note("Reply cut because the context is full. /room removes old messages from it.")
         elif end.finish is Finish.STOPPED:
             self._note("Stopped.")
 

@@ -67,6 +67,22 @@ def test_reply_is_streamed_and_stored(clients: Clients) -> None:
     assert first.text == other.text  # both replies use the same seed
 
 
+@pytest.mark.usefixtures("running")
+def test_reply_that_fills_the_context_says_so(clients: Clients) -> None:
+    async def work(client: TerminalClient) -> None:
+        async for _ in client.engine.loading():
+            pass
+        text = "a " * 900
+        text += "a " * (2000 - await client.replies.count_tokens(text))
+        chat, question = await asked(client, ChatSettings(sampling=Sampling(seed=5)), text)
+        end = (await replied(client, chat, question))[-1]
+        assert isinstance(end, ReplyEnd)
+        assert end.finish is Finish.CONTEXT_FULL
+        assert (await client.chats.open(chat)).messages[-1].finish is Finish.CONTEXT_FULL
+
+    run(clients, work)
+
+
 def test_stopped_reply_keeps_its_text(clients: Clients, running: LiveServer) -> None:
     async def work(client: TerminalClient) -> None:
         chat, question = await asked(client, LONG)

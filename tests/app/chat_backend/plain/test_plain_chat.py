@@ -82,7 +82,7 @@ def test_piped_questions_are_answered(
     assert "1. Greeting (3 messages, pinned)" in out
     assert out.count("Deleted. /undo restores it.\nRestored.\n1. Greeting: You: Hi") == 1
     assert file.read_text(encoding="utf-8").startswith("# Greeting\n")
-    assert err.count("Reply cut at the length limit.") == 2
+    assert err.count("Reply cut at its limit of tokens.") == 2
     assert "You: Hi" in out
     assert "unread" not in out
     assert "\x1b" not in out + err
