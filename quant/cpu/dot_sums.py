@@ -8,6 +8,7 @@ integers, so all targets give the same.
 from collections.abc import Hashable, Mapping
 from typing import Any, Generic, TypeVar
 
+from quant.cpu.integer_dots import add_words, byte_pairs, dot, multiplies_byte_pairs
 from quant.cpu.vector import Emit
 
 Key = TypeVar("Key", bound=Hashable)
@@ -28,12 +29,12 @@ class DotSums(Generic[Key]):
     def add(self, key: Key, codes: Any, x: Any, magnitude: int) -> None:
         """Add a dot product. `magnitude` is the largest one of the signed bytes x."""
         e, bound = self._e, 2 * ((1 << self._bits) - 1) * magnitude
-        if not e.multiplies_byte_pairs or bound > LARGEST_WORD:
-            self._totals[key] = e.dot(self._totals[key], codes, x, self._bits)
+        if not multiplies_byte_pairs(e) or bound > LARGEST_WORD:
+            self._totals[key] = dot(e, self._totals[key], codes, x, self._bits)
             return
         if key in self._words and self._words[key][1] + bound > LARGEST_WORD:
             self._widen(key)
-        products = e.byte_pairs(codes, x)
+        products = byte_pairs(e, codes, x)
         if key in self._words:
             words, before = self._words[key]
             products, bound = e.b.add(words, products), before + bound
@@ -47,4 +48,4 @@ class DotSums(Generic[Key]):
 
     def _widen(self, key: Key) -> None:
         words, _ = self._words.pop(key)
-        self._totals[key] = self._e.add_words(self._totals[key], words)
+        self._totals[key] = add_words(self._e, self._totals[key], words)

@@ -10,6 +10,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
+from quant.cpu.float16 import widen
 from quant.cpu.ggml_formats import HALF_BYTES, TILE, GGMLFormat, SubScales
 from quant.cpu.vector import I32, I64, Emit, F16x16, F32x16, I8x16, I8x32, I8x64, I16x32, I32x16
 
@@ -78,7 +79,7 @@ def load_scales(e: Emit, layout: GGMLFormat, at: Any, head: Any, g: Any) -> list
 def load_block_scales(e: Emit, layout: GGMLFormat, at: Any) -> list[Any]:
     """Return the float16 block scales of 16 rows at an address as floats, and the block's minimums if there are any."""
     scale, *minimum = (
-        e.widen(e.load(e.at(at, HALF_BYTES * index), F16x16)) for index in range(1 + layout.scales.minimum)
+        widen(e, e.load(e.at(at, HALF_BYTES * index), F16x16)) for index in range(1 + layout.scales.minimum)
     )
     return [_in_units(e, layout, scale), *minimum]
 

@@ -13,6 +13,7 @@ import torch
 from llvmlite import ir
 from numba.core import cgutils
 
+from quant.cpu.float16 import widen
 from quant.cpu.ggml_formats import TILE
 from quant.cpu.group_formats import HEADER_BYTES, GroupFormat, Word
 from quant.cpu.vector import F32, I8, I32, I64, Emit, F16x16, F32x16, I8x16, I16x16, I16x32, I32x16
@@ -62,7 +63,7 @@ class ScaleGroup:
         elif layout.scale is torch.float32:
             scale = e.load(head)
         elif layout.scale is torch.float16:
-            scale = e.widen(e.load(head, F16x16))
+            scale = widen(e, e.load(head, F16x16))
         else:
             wide = e.b.zext(e.load(head, I16x16), I32x16)
             scale = e.b.bitcast(e.b.shl(wide, e.i(16)), F32x16)
@@ -149,4 +150,4 @@ def _load_float8(e: Emit, e4m3: bool, at: Any) -> list[Any]:
     if e4m3:  # e4m3 has one exponent bit less than float16
         pairs = [b.and_(b.ashr(pair, e.constant(I16x32, 1)), e.constant(I16x32, -0x4080)) for pair in pairs]
     halves = [b.bitcast(e.half_of(pair, half), F16x16) for half in range(2) for pair in pairs]
-    return [e.widen(half) for half in halves]
+    return [widen(e, half) for half in halves]

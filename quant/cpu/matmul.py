@@ -31,6 +31,7 @@ from quant.cpu.accumulators import (
     tile_kernel,
 )
 from quant.cpu.activations import GROUP, Form, RowGroup
+from quant.cpu.float16 import widen
 from quant.cpu.ggml_decoding import each_group, load_scales
 from quant.cpu.ggml_formats import HALF, SINGLE, TILE, GGMLFormat
 from quant.cpu.group_formats import GroupFormat
@@ -89,7 +90,7 @@ def _make_plain_tile(layout: GGMLFormat, tiles: int, tokens: int) -> Callable[..
         if layout is SINGLE:
             return e.load(at)
         if layout is HALF:
-            return e.widen(e.load(at, F16x16))
+            return widen(e, e.load(at, F16x16))
         wide = e.b.zext(e.load(at, I16x16), I32x16)
         return e.b.bitcast(e.b.shl(wide, e.i(16)), F32x16)
 

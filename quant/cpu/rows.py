@@ -9,6 +9,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
+from quant.cpu.float16 import widen
 from quant.cpu.ggml_decoding import each_group, load_codes, load_scales
 from quant.cpu.ggml_formats import GGML_FORMATS, GROUP, HALF, SINGLE, TILE, GGMLFormat
 from quant.cpu.group_decoding import columns_of_vector, each_scale_group, load_floats
@@ -88,7 +89,7 @@ def _make_plain_row(layout: GGMLFormat) -> Callable[..., None]:
             if layout is SINGLE:
                 value = e.load(at, F32)
             elif layout is HALF:
-                value = e.widen(e.load(at, F16))
+                value = widen(e, e.load(at, F16))
             else:
                 value = b.bitcast(b.shl(b.zext(e.load(at, ir.IntType(16)), I32), I32(16)), F32)
             e.store(e.at(out, loop.index, 4), value)

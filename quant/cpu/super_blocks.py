@@ -33,6 +33,7 @@ from quant.cpu.accumulators import (
 from quant.cpu.activations import SUPER_BLOCK_GROUPS, SuperBlock, SuperGroup
 from quant.cpu.ggml_decoding import load_block_scales, load_sub_minimums, load_sub_scales
 from quant.cpu.ggml_formats import GGMLFormat
+from quant.cpu.integer_dots import dot_of_words
 from quant.cpu.vector import I64, Emit, F32x16
 
 Slots = dict[Cell, Any]
@@ -101,6 +102,6 @@ def _add_super_block(
         if pairs:
             less = e.i(0)
             for number, pair in enumerate(minimums[t]):
-                less = e.dot_of_words(less, pair, rows[m].two_sums(number, halves))
+                less = dot_of_words(e, less, pair, rows[m].two_sums(number, halves))
             found = e.fma(b.sitofp(less, F32x16), block_scales[t][1], found)
         b.store(e.fma(found, rows[m].scale(), b.load(total)), total)

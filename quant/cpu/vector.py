@@ -2,9 +2,9 @@
 
 numba's own vectorizer is 50 to 100 times slower on quantized weights. So kernels are written for vectors of 16 lanes of
 float32, which LLVM divides into the registers of the processor. `Emit` has the operations that need different
-instructions on each tier. All tiers give the same bits, with one exception: without fused multiply-adds, `fma` rounds
-twice. There is no fast-math: the order of every sum is defined here, so that bits depend neither on threads nor on the
-division of work.
+instructions on each tier; `integer_dots.py` and `float16.py` have larger ones. All tiers give the same bits, with one
+exception: without fused multiply-adds, `fma` rounds twice. There is no fast-math: the order of every sum is defined
+here, so that bits depend neither on threads nor on the division of work.
 """
 
 import struct
@@ -39,22 +39,6 @@ _SHUFFLES: Table = (  # each byte of an index vector, 0..15, selects one of 16 b
     ("avx2", 32, "llvm.x86.avx2.pshuf.b"),
     ("ssse3", 16, "llvm.x86.ssse3.pshuf.b.128"),
     ("neon", 16, "llvm.aarch64.neon.tbl1.v16i8"),
-)
-_DOTS: Table = (  # add four products of an unsigned and a signed byte to each int32
-    ("avx512vnni", 64, "llvm.x86.avx512.vpdpbusd.512"),
-    ("avxvnni", 32, "llvm.x86.avx512.vpdpbusd.256"),
-)
-_WORD_DOTS: Table = (  # add two products of int16 to each int32
-    ("avx512vnni", 64, "llvm.x86.avx512.vpdpwssd.512"),
-    ("avxvnni", 32, "llvm.x86.avx512.vpdpwssd.256"),
-)
-_BYTE_PAIRS: Table = (  # add two products of an unsigned and a signed byte to one int16, saturated
-    ("avx2", 32, "llvm.x86.avx2.pmadd.ub.sw"),
-    ("ssse3", 16, "llvm.x86.ssse3.pmadd.ub.sw.128"),
-)
-_WORD_PAIRS: Table = (  # add two products of int16 to one int32
-    ("avx2", 32, "llvm.x86.avx2.pmadd.wd"),
-    ("sse2", 16, "llvm.x86.sse2.pmadd.wd"),
 )
 
 
@@ -142,104 +126,11 @@ class Emit:
             return self.call("llvm.fma.v16f32", F32x16, x, y, z)
         return self.b.fadd(self.b.fmul(x, y), z)
 
-    def dot(self, total: ir.Value, codes: ir.Value, x: ir.Value, bits: int = 8) -> ir.Value:
-        """Return total + the dot products of four codes and four signed bytes in each int32 lane, exactly.
-
-        Codes are unsigned bytes below 2 ** bits, and no byte of x is -128.
-        """
-        codes, x = self.b.bitcast(codes, I32x16), self.b.bitcast(x, I32x16)
-        if self._has(_DOTS):
-            return self._apply("dot_whole", I32x16, Emit._dot_whole, total, codes, x)
-        if self.target.has("dotprod"):
-            if bits < 8:
-                return self._apply("dot_signed", I32x16, Emit._dot_signed, total, codes, x)
-            return self._apply("dot_wide", I32x16, Emit._dot_wide, total, codes, x)
-        if bits < 8 and self._has(_BYTE_PAIRS):
-            return self.add_words(total, self.byte_pairs(codes, x))
-        return self.b.add(total, self._apply("dot_words", I32x16, Emit._dot_words, codes, x))
-
-    def _dot_whole(self, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
-        """Compute `dot` on targets that have one instruction for it."""
-        size, name = self._instruction(_DOTS)
-        return self.in_parts(size, lambda t, c, v: self.call(name, t.type, t, c, v), total, codes, x)
-
-    def _dot_signed(self, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
-        """Compute `dot` with an instruction for signed bytes on both sides."""
-
-        def part(t: ir.Value, *bytes_: ir.Value) -> ir.Value:
-            c, v = (self.b.bitcast(it, I8x16) for it in bytes_)
-            return self.call("llvm.aarch64.neon.sdot.v4i32.v16i8", t.type, t, c, v)
-
-        return self.in_parts(16, part, total, codes, x)
-
-    def _dot_wide(self, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
-        """Compute `dot` for 8-bit codes with signed bytes: the top bit is multiplied separately."""
-        b, codes = self.b, self.b.bitcast(codes, I8x64)
-        low, top = b.and_(codes, self.constant(I8x64, 127)), b.lshr(codes, self.constant(I8x64, 7))
-        return b.add(self._dot_signed(total, low, x), b.shl(self._dot_signed(self.i(0), top, x), self.i(7)))
-
-    @property
-    def multiplies_byte_pairs(self) -> bool:
-        """Whether `byte_pairs` is the target's shortest way to a dot product of bytes."""
-        return self._has(_BYTE_PAIRS) and not self._has(_DOTS)
-
-    def byte_pairs(self, codes: ir.Value, x: ir.Value) -> ir.Value:
-        """Return sums of two products of an unsigned and a signed byte, as 32 int16, which they must fit into."""
-        codes, x = self.b.bitcast(codes, I32x16), self.b.bitcast(x, I32x16)
-        return self._apply("byte_pairs", I16x32, Emit._byte_pairs, codes, x)
-
-    def _byte_pairs(self, codes: ir.Value, x: ir.Value) -> ir.Value:
-        size, name = self._instruction(_BYTE_PAIRS)
-        kind, pairs = ir.VectorType(I8, size), ir.VectorType(I16, size // 2)
-
-        def part(c: ir.Value, v: ir.Value) -> ir.Value:
-            return self.call(name, pairs, self.b.bitcast(c, kind), self.b.bitcast(v, kind))
-
-        return self.in_parts(size, part, codes, x)
-
-    def add_words(self, total: ir.Value, words: ir.Value) -> ir.Value:
-        """Add the two int16 in each int32 lane to `total`, exactly."""
-        return self.b.add(total, self._apply("sum_words", I32x16, Emit._sum_words, words))
-
-    def _sum_words(self, words: ir.Value) -> ir.Value:
-        return self._word_pairs(words, self.constant(I16x32, 1))
-
-    def _word_pairs(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Return int32 lanes of x[2i] * y[2i] + x[2i + 1] * y[2i + 1], of int16 whose products fit into int16."""
-        b, kind = self.b, ir.VectorType(I32, x.type.count // 2)
-        if self._has(_WORD_PAIRS):
-            size, name = self._instruction(_WORD_PAIRS)
-            return self.in_parts(size, lambda p, q: self.call(name, ir.VectorType(I32, size // 4), p, q), x, y)
-        products, sixteen = b.bitcast(b.mul(x, y), kind), self.constant(kind, 16)
-        return b.add(b.ashr(b.shl(products, sixteen), sixteen), b.ashr(products, sixteen))
-
-    def _dot_words(self, codes: ir.Value, x: ir.Value) -> ir.Value:
-        """Return sums of four products. Even and odd bytes are widened to int16 and multiplied separately."""
-        b, eight = self.b, self.constant(I16x32, 8)
-        codes, x = b.bitcast(codes, I16x32), b.bitcast(x, I16x32)
-        even = self._word_pairs(b.and_(codes, self.constant(I16x32, 255)), b.ashr(b.shl(x, eight), eight))
-        return b.add(even, self._word_pairs(b.lshr(codes, eight), b.ashr(x, eight)))
-
-    def dot_of_words(self, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Return total + the dot product of two pairs of int16 in each int32 lane, exact if it fits into int32."""
-        if self._has(_WORD_DOTS):
-            return self._apply("dot_of_words", I32x16, Emit._dot_of_words, total, x, y)
-        if self._has(_WORD_PAIRS):
-            return self.b.add(total, self._word_pairs(self.b.bitcast(x, I16x32), self.b.bitcast(y, I16x32)))
-        b, sixteen = self.b, self.i(16)
-        low, high = ([b.ashr(b.shl(v, sixteen), sixteen) for v in (x, y)], [b.ashr(v, sixteen) for v in (x, y)])
-        return b.add(b.add(total, b.mul(*low)), b.mul(*high))
-
-    def _dot_of_words(self, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-        """Compute `dot_of_words` on targets that have one instruction for it."""
-        size, name = self._instruction(_WORD_DOTS)
-        return self.in_parts(size, lambda t, p, q: self.call(name, t.type, t, p, q), total, x, y)
-
     def lookup(self, codes: ir.Value, table: Sequence[int]) -> ir.Value:
         """Look up bytes in a table of 16 bytes. `codes` has at least 16 bytes, each from 0 to 15."""
         b = self.b
-        if self._has(_SHUFFLES):
-            size, name = self._instruction(_SHUFFLES, at_most=codes.type.count)
+        if self.has(_SHUFFLES):
+            size, name = self.instruction(_SHUFFLES, at_most=codes.type.count)
             entries = ir.Constant(ir.VectorType(I8, size), [*table] * (size // 16))
             return self.in_parts(size, lambda c: self.call(name, c.type, entries, c), codes)
         level = [self.constant(codes.type, entry) for entry in table]
@@ -251,7 +142,7 @@ class Emit:
     def lookup_floats(self, codes: ir.Value, table: Sequence[float]) -> ir.Value:
         """Look up values in a table of 16 float32 by the low four bits of int32 lanes. Higher bits are ignored."""
         name = f"lookup {' '.join(map(float.hex, map(float, table)))}"
-        return self._apply(name, F32x16, partial(Emit._lookup_floats, table=table), codes)
+        return self.apply(name, F32x16, partial(Emit._lookup_floats, table=table), codes)
 
     def _lookup_floats(self, codes: ir.Value, table: Sequence[float]) -> ir.Value:
         b = self.b
@@ -287,61 +178,9 @@ class Emit:
             found = self.b.insert_element(found, self.load(address, F32), I32(lane))
         return found
 
-    # -- float16
-
-    def widen(self, half: ir.Value) -> ir.Value:
-        """Convert float16, a vector or a scalar, to float32."""
-        if self.target.has("f16c", "neon"):
-            return self.b.fpext(half, _shaped(F32, half.type))
-        return self._apply(f"widen {half.type}", _shaped(F32, half.type), Emit._widen_bits, half)
-
-    def _widen_bits(self, half: ir.Value) -> ir.Value:
-        """Compute `widen` with integers. A subnormal float16 is an integer times 2 ** -24."""
-        b, kind = self.b, _shaped(I32, half.type)
-
-        def i(value: int) -> ir.Constant:
-            return self.constant(kind, value)
-
-        bits = b.zext(b.bitcast(half, _shaped(I16, half.type)), kind)
-        magnitude = b.and_(bits, i(0x7FFF))
-        moved = b.add(b.shl(magnitude, i(13)), i(112 << 23))
-        endless = b.icmp_signed(">=", magnitude, i(0x7C00))
-        moved = b.select(endless, b.add(moved, i(112 << 23)), moved)
-        floats = _shaped(F32, half.type)
-        tiny = b.fmul(b.sitofp(magnitude, floats), self.constant(floats, 2.0**-24))
-        moved = b.select(b.icmp_signed("<", magnitude, i(0x0400)), b.bitcast(tiny, kind), moved)
-        sign = b.shl(b.and_(bits, i(0x8000)), i(16))
-        return b.bitcast(b.or_(moved, sign), floats)
-
-    def narrow(self, single: ir.Value) -> ir.Value:
-        """Convert float32, a vector or a scalar, to the nearest float16, ties to even."""
-        if self.target.has("f16c", "neon"):
-            return self.b.fptrunc(single, _shaped(F16, single.type))
-        return self._apply(f"narrow {single.type}", _shaped(F16, single.type), Emit._narrow_bits, single)
-
-    def _narrow_bits(self, single: ir.Value) -> ir.Value:
-        """Compute `narrow` with integers. For subnormal results, adding 1/2 rounds at the last bit."""
-        b, kind = self.b, _shaped(I32, single.type)
-
-        def i(value: int) -> ir.Constant:
-            return self.constant(kind, value)
-
-        bits = b.bitcast(single, kind)
-        magnitude = b.and_(bits, i(0x7FFFFFFF))
-        odd = b.and_(b.lshr(magnitude, i(13)), i(1))
-        rounded = b.lshr(b.add(b.add(magnitude, i(0xFFF - (112 << 23))), odd), i(13))
-        rounded = b.select(b.icmp_signed(">=", magnitude, i(0x47800000)), i(0x7C00), rounded)
-        tiny = b.fadd(b.bitcast(magnitude, single.type), self.constant(single.type, 0.5))
-        tiny = b.sub(b.bitcast(tiny, kind), i(0x3F000000))
-        rounded = b.select(b.icmp_signed("<", magnitude, i(0x38800000)), tiny, rounded)
-        none = b.or_(b.and_(b.lshr(magnitude, i(13)), i(0x3FF)), i(0x7E00))
-        rounded = b.select(b.icmp_signed(">", magnitude, i(0x7F800000)), none, rounded)
-        signed = b.or_(rounded, b.and_(b.lshr(bits, i(16)), i(0x8000)))
-        return b.bitcast(b.trunc(signed, _shaped(I16, single.type)), _shaped(F16, single.type))
-
     # -- division of vectors into register-sized parts
 
-    def _apply(self, name: str, kind: ir.Type, build: Callable[..., ir.Value], *args: ir.Value) -> ir.Value:
+    def apply(self, name: str, kind: ir.Type, build: Callable[..., ir.Value], *args: ir.Value) -> ir.Value:
         """Call build(emit, *args) as a function that is emitted once per module and that LLVM inlines."""
         module = self.b.module
         function = module.globals.get(name)
@@ -372,10 +211,11 @@ class Emit:
             for start in range(0, vector.type.count, lanes)
         ]
 
-    def _has(self, table: Table) -> bool:
+    def has(self, table: Table) -> bool:
+        """Whether the target has one of the table's instructions."""
         return self.target.has(*(feature for feature, _, _ in table))
 
-    def _instruction(self, table: Table, at_most: int = 64) -> tuple[int, str]:
+    def instruction(self, table: Table, at_most: int = 64) -> tuple[int, str]:
         """Return the vector size in bytes and the name of the table's first instruction that the target has."""
         return next((size, name) for feature, size, name in table if self.target.has(feature) and size <= at_most)
 
@@ -433,8 +273,3 @@ class Emit:
             p = self.fma(p, r, self.f(coefficient))
         power = self.b.shl(self.b.fptosi(n, I32x16), self.i(23))
         return self.b.bitcast(self.b.add(self.b.bitcast(p, I32x16), power), F32x16)
-
-
-def _shaped(element: ir.Type, like: ir.Type) -> ir.Type:
-    """Return a vector type with as many elements as `like`, or the element type if `like` is a scalar."""
-    return ir.VectorType(element, like.count) if isinstance(like, ir.VectorType) else element

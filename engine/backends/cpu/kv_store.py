@@ -16,6 +16,7 @@ from numba.core import cgutils
 
 from engine.backends.cpu.floats import each_vector, load_some, multiply_floats, store_some
 from engine.config import BLOCK_SIZE
+from quant.cpu.float16 import narrow, widen
 from quant.cpu.kernel import inlined, jit, kernel
 from quant.cpu.vector import F32, I32, I64, LANES, Emit, F16x16, F32x8, F32x16, I8x16, I32x16
 
@@ -55,7 +56,7 @@ def _narrow_to_integers(e: Emit, v: Any) -> Any:
 
 
 ELEMENTS = {
-    KVType.FLOAT16: Elements(F16x16, 2, False, Emit.widen, Emit.narrow),
+    KVType.FLOAT16: Elements(F16x16, 2, False, widen, narrow),
     KVType.INT8: Elements(I8x16, 1, True, _widen_integers, _narrow_to_integers),
 }
 
@@ -145,7 +146,7 @@ def _scale(e: Emit, x: Any, dim: Any) -> tuple[Any, Any]:
 
 def _make_store(kv_type: KVType) -> Callable[..., None]:
     elements = ELEMENTS[kv_type]
-    size, narrow = elements.size, elements.narrow
+    size, to_stored = elements.size, elements.narrow
 
     def store(e: Emit, key: Any, value: Any, block: Any, offset: Any, dim: Any) -> None:
         """Write k and v, float32 [dim] each, into one KV head of a block.
@@ -160,7 +161,7 @@ def _make_store(kv_type: KVType) -> Callable[..., None]:
         row = b.add(e.at(block, dim, size * BLOCK_SIZE), b.mul(offset, b.mul(dim, I64(size))))
         with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
             k, v = (e.load(e.at(x, loop.index, 64)) for x in (key, value))
-            k, v = (narrow(e, b.fmul(x, inverse)) for x, inverse in zip((k, v), inverses, strict=True))
+            k, v = (to_stored(e, b.fmul(x, inverse)) for x, inverse in zip((k, v), inverses, strict=True))
             column = e.at(e.at(block, loop.index, size * BLOCK_SIZE * LANES), offset, size)
             for lane in range(LANES):
                 e.store(e.at(column, size * BLOCK_SIZE * lane), b.extract_element(k, I32(lane)), size)

@@ -10,6 +10,8 @@ from llvmlite import binding
 
 import engine.backends.cpu.units  # noqa: F401  # defines all kernels
 from quant.cpu import native, tiers
+from quant.cpu.float16 import narrow, widen
+from quant.cpu.integer_dots import dot, dot_of_words
 from quant.cpu.kernel import KERNELS, Kernel
 from quant.cpu.native import compile_kernels
 from quant.cpu.tiers import CHOICES, TIERS, Target, available, choose
@@ -107,12 +109,12 @@ def operations(e: Emit, x: Any, out: Any) -> None:
     """Emit the operations that differ between tiers, including those that no kernel uses."""
     codes, total = e.load(x, I8x64), e.load(out, I32x16)
     values = (
-        *(e.dot(total, codes, e.load(x, I32x16), bits) for bits in (7, 8)),
-        e.dot_of_words(total, e.load(x, I32x16), e.load(e.at(x, 64), I32x16)),
+        *(dot(e, total, codes, e.load(x, I32x16), bits) for bits in (7, 8)),
+        dot_of_words(e, total, e.load(x, I32x16), e.load(e.at(x, 64), I32x16)),
         e.lookup(codes, range(16)),
         e.lookup_floats(total, [index / 3 for index in range(16)]),
-        e.narrow(e.fma(e.widen(e.load(x, F16x16)), e.nearest(e.load(x)), e.load(out))),
-        e.narrow(e.widen(e.load(x, F16))),
+        narrow(e, e.fma(widen(e, e.load(x, F16x16)), e.nearest(e.load(x)), e.load(out))),
+        narrow(e, widen(e, e.load(x, F16))),
     )
     for index, value in enumerate(values):
         e.store(e.at(out, 64 * index), value)

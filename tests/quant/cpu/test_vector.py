@@ -1,4 +1,4 @@
-"""The operations of `Emit`, checked bit for bit on every target that this processor can execute."""
+"""The operations of vector code, checked bit for bit on every target that this processor can execute."""
 
 import ctypes
 import mmap
@@ -12,8 +12,10 @@ from numba.core import cgutils
 from numpy.typing import NDArray
 
 import quant.cpu.norms  # noqa: F401  # defines the kernel whose name is tried again
+from quant.cpu import integer_dots
 from quant.cpu.activations import PLANE_MAGNITUDES
 from quant.cpu.dot_sums import DotSums
+from quant.cpu.float16 import narrow, widen
 from quant.cpu.kernel import KERNELS, Kernel, kernel
 from quant.cpu.native import compile_kernels, link
 from quant.cpu.tiers import TIERS, Target, available, choose, host_triple
@@ -64,7 +66,7 @@ def masked(e: Emit, count: Any, out: Any, first: Any, second: Any, third: Any) -
 
 def dot(bits: int) -> Build:
     def body(e: Emit, total: Any, codes: Any, x: Any) -> Any:
-        return e.dot(e.load(total, I32x16), e.load(codes, I32x16), e.load(x, I32x16), bits)
+        return integer_dots.dot(e, e.load(total, I32x16), e.load(codes, I32x16), e.load(x, I32x16), bits)
 
     return over_rows(body, (64, 64, 64), 64)
 
@@ -80,7 +82,7 @@ def dot_sums(bits: int, magnitude: int) -> Build:
 
 
 def dot_of_words(e: Emit, total: Any, x: Any, y: Any) -> Any:
-    return e.dot_of_words(e.load(total, I32x16), e.load(x, I32x16), e.load(y, I32x16))
+    return integer_dots.dot_of_words(e, e.load(total, I32x16), e.load(x, I32x16), e.load(y, I32x16))
 
 
 def gather(e: Emit, indices: Any, numbers: Any) -> Any:
@@ -96,10 +98,10 @@ BUILDS: dict[str, Build] = {
     "lookup_16": over_rows(lambda e, codes: e.lookup(e.load(codes, ir.VectorType(I8, 16)), TABLE), (16,), 16),
     "lookup_floats": over_rows(lambda e, codes: e.lookup_floats(e.load(codes, I32x16), NUMBERS), (64,), 64),
     "gather": over_rows(gather, (64, 64), 64),
-    "widen": over_rows(lambda e, half: e.widen(e.load(half, F16x16)), (32,), 64),
-    "widen_one": over_rows(lambda e, half: e.widen(e.load(half, F16)), (2,), 4),
-    "narrow": over_rows(lambda e, single: e.narrow(e.load(single)), (64,), 32),
-    "narrow_one": over_rows(lambda e, single: e.narrow(e.load(single, F32)), (4,), 2),
+    "widen": over_rows(lambda e, half: widen(e, e.load(half, F16x16)), (32,), 64),
+    "widen_one": over_rows(lambda e, half: widen(e, e.load(half, F16)), (2,), 4),
+    "narrow": over_rows(lambda e, single: narrow(e, e.load(single)), (64,), 32),
+    "narrow_one": over_rows(lambda e, single: narrow(e, e.load(single, F32)), (4,), 2),
     "nearest": over_rows(lambda e, x: e.nearest(e.load(x)), (64,), 64),
     "fma": over_rows(lambda e, x, y, z: e.fma(e.load(x), e.load(y), e.load(z)), (64, 64, 64), 64),
     "exp": over_rows(lambda e, x: e.exp(e.load(x)), (64,), 64),
