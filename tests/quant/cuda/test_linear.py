@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quant.cuda import loading
 from quant.cuda.linear import CudaBackend, CudaLinear
+from quant.cuda.matrix import PackedMatrix
 from quant.ggml_blocks import BLOCKS
 from quant.kernels.card import Card
 from quant.kernels.reference import dequantize
@@ -45,7 +46,10 @@ def test_layer_dequantizes_to_the_weight(name: str, device: torch.device) -> Non
     relative = 2**-8 if name in PLAIN else 1e-5  # floats are rounded to bfloat16
     torch.testing.assert_close(linear.dequantize().cpu(), values, rtol=relative, atol=1e-6)
     most = BLOCKS[name].size_ratio + 0.01 if name in BLOCKS else ZERO_POINTS.get(name, 1.04)
-    assert linear.nbytes <= most * file_bytes(name, weight)
+    tables = [it.number_pairs for it in linear.matrices if isinstance(it, PackedMatrix)]
+    pairs = sum(it.nbytes for it in tables if it is not None)
+    assert linear.nbytes - pairs <= most * file_bytes(name, weight)
+    assert pairs <= 1024
     ids = torch.tensor([31, 0, 7])
     torch.testing.assert_close(linear.rows(ids.to(device)).cpu(), values[ids], rtol=1e-2, atol=1e-2)
 
