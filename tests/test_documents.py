@@ -317,7 +317,7 @@ def test_tables_named_in_contributing_exist_in_the_named_files() -> None:
 def test_chat_page_lists_every_command() -> None:
     rows = [row for row in table_rows(read(ROOT / "docs/chat.md")) if len(row) == 3]
     shown = {row[0].strip("`"): row[1].strip("`") for row in rows if row[0].startswith("`/")}
-    assert shown == {f"/{command.name} {command.takes}".strip(): command.keys for command in COMMANDS}
+    assert shown == {f"/{command.name} {command.takes}".strip(): command.shown_key for command in COMMANDS}
 
 
 def test_slash_commands_within_sentences_exist() -> None:

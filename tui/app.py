@@ -188,7 +188,10 @@ class ChatApp(App[None]):
         timeout: float | None = None,
         markup: bool = True,
     ) -> None:
-        """Show a notification, and at most one other one. Without a title, it is a confirmation and closes sooner."""
+        """Show a notification, unless it is already shown, and at most one other one.
+
+        Without a title, it is a confirmation and closes sooner.
+        """
         if timeout is None and severity == "information" and not title and len(message) <= _BRIEF_LENGTH:
             timeout = _BRIEF
         super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)

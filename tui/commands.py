@@ -28,8 +28,9 @@ class Command:
     aliases: tuple[str, ...] = ()  # other names
 
     @property
-    def keys(self) -> str:
-        return ", ".join(filter(None, (self.key, self.spare_key)))
+    def shown_key(self) -> str:
+        """The key that works in any prompt, which is the only one that help, menu, and footer name."""
+        return self.spare_key or self.key
 
 
 COMMANDS = (

@@ -115,7 +115,9 @@ def command_suggestions() -> list[Suggestion]:
     for one in commands.COMMANDS:
         also = f" (also {', '.join(f'/{alias}' for alias in one.aliases)})" if one.aliases else ""
         label = f"/{one.name} {one.takes}".strip()
-        rows.append(Suggestion(one.name, label, one.help + also, key_names(one.keys), one.aliases, bool(one.takes)))
+        rows.append(
+            Suggestion(one.name, label, one.help + also, key_names(one.shown_key), one.aliases, bool(one.takes))
+        )
     return rows
 
 

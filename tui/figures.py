@@ -30,10 +30,13 @@ def size_of(done: int, total: int) -> str:
 
 
 def short_count(count: int) -> str:
-    """Format a count in few characters: 812, 3.7k, 128k."""
+    """Format a count in few characters: 812, 3.7k, 128k, 1.1M."""
     if abs(count) < 1000:
         return str(count)
-    return f"{count / 1000:.1f}k" if abs(count) < 9950 else f"{count / 1000:.0f}k"
+    thousands = count / 1000
+    if abs(count) >= 999_500:
+        return f"{thousands / 1000:.1f}M"
+    return f"{thousands:.1f}k" if abs(count) < 9950 else f"{thousands:.0f}k"
 
 
 def seconds(value: float) -> str:
@@ -197,7 +200,7 @@ def _tokens(number: int) -> str:
 def budget_share(context: ContextBudget) -> str:
     """Return the share of the context that the prompt takes: "context 15 %"."""
     if context.limit is None:
-        return f"{short_count(context.used)} tokens (limit unknown)"
+        return f"{_tokens(context.used)} (limit unknown)"
     return f"context {percent(context.used, context.limit)}"
 
 

@@ -61,7 +61,7 @@ class ChatRepository:
         history = self._private if self.is_private(chat) else self._history
         number = chat.removeprefix(PRIVATE)
         if not number.isdecimal():
-            raise NoSuchChat(f"there is no chat {chat}")
+            raise NoSuchChat
         return history, int(number)
 
     def is_private(self, chat: ChatId) -> bool:

@@ -52,7 +52,7 @@ class Chats:
         with self._database.reading() as connection:
             row = connection.execute(f"{_SELECT} WHERE id = ? AND (? OR deleted IS NULL)", (chat, deleted)).fetchone()
             if row is None:
-                raise _missing(chat)
+                raise NoSuchChat
             return _chat(row)
 
     def create(self, settings: ChatSettings, title: str = "", *, created: float | None = None) -> Chat:
@@ -119,12 +119,8 @@ class Chats:
         with self._database.writing() as connection:
             statement = f"UPDATE chats SET {change} WHERE id = ?"  # noqa: S608 # from this module
             if not connection.execute(statement, (value, chat)).rowcount:
-                raise _missing(chat)
+                raise NoSuchChat
             sign(connection, "chats", chat)
-
-
-def _missing(chat: int) -> NoSuchChat:
-    return NoSuchChat(f"there is no chat {chat}", "It may have been deleted in another window.")
 
 
 def _chat(row: Row) -> Chat:

@@ -45,7 +45,7 @@ class Messages:
         with self._database.writing() as connection:
             known = connection.execute("SELECT 1 FROM chats WHERE id = ?", (message.chat,)).fetchone()
             if known is None:
-                raise NoSuchChat(f"there is no chat {message.chat}", "It may have been deleted in another window.")
+                raise NoSuchChat
             marks = ", ".join("?" * 11)
             columns = _COLUMNS.removeprefix("id, ")
             insert = f"INSERT INTO messages ({columns}) VALUES ({marks}) RETURNING id"  # noqa: S608

@@ -29,6 +29,9 @@ class HistoryInUse(HistoryDamaged):
 class NoSuchChat(AppError):
     """No chat has that number."""
 
+    def __init__(self) -> None:
+        super().__init__("this chat does not exist", "It may have been deleted in another window.")
+
 
 PartT = TypeVar("PartT", bound=Struct)
 

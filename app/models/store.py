@@ -248,7 +248,11 @@ class ModelStore:
         if path.suffix.lower() == ".gguf":
             raise ModelNotFound(f"there is no file {name}", f"Check the path, or use a model of the catalog: {known}.")
         near = [*self.catalog.similar(name), *self.families.similar(name)]
-        remedy = f"Did you mean {near[0]}?" if near else f"ingle ls --catalog lists the known models, such as {known}."
+        remedy = (
+            f"Did you mean {near[0]}?"
+            if near
+            else f"ingle ls --catalog (F2 in the chat) lists the known models, such as {known}."
+        )
         raise ModelNotFound(f"no model is called {name}", remedy)
 
     def _record_path(self, entry: CatalogEntry) -> Path:

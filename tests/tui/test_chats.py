@@ -10,7 +10,7 @@ from textual.widgets import OptionList
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
-from tui.types import ExportFormat, Finish, ReplyEnd, TextDelta
+from tui.types import ExportFormat, Finish, ReplyEnd, SearchHit, TextDelta
 from tui.widgets.chat_list import ChatList
 from tui.widgets.top_bar import TopBar
 
@@ -118,6 +118,39 @@ def test_search_names_a_chat_once_and_hides_code_fences() -> None:
         assert second == "  Reply: Here: table = [] Done."
 
     run(client, flow)
+
+
+def test_search_lists_the_results_of_a_chat_together() -> None:
+    client = ScriptedClient()
+    first, second = client.keep("First", "fire", "fire"), client.keep("Second", "fire")
+    search = client.chats.search
+
+    async def mixed(text: str) -> list[SearchHit]:
+        one, other = [[hit for hit in await search(text) if hit.chat.id == chat] for chat in (first, second)]
+        return [one[0], *other, one[1]]
+
+    client.chats.search = mixed  # type: ignore[method-assign]
+
+    async def flow(chat: Chatting) -> None:
+        await chat.type("/search fire")
+        await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "3 results")
+        prompts = [str(option.prompt) for option in chat.app.screen.query_one(OptionList).options]
+        assert [prompt.split("  ")[0] for prompt in prompts] == ["First", "", "Second"]
+
+    run(client, flow)
+
+
+def test_frame_of_the_search_ends_above_the_prompt() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f7")
+        await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "No chats yet.")
+        dialog = chat.app.screen.query_one(".dialog")
+        for size in ((80, 24), (120, 40), (160, 48)):
+            await chat.pilot.resize_terminal(*size)
+            await chat.until(lambda: 0 < dialog.region.bottom <= chat.composer.area.region.y)
+            assert chat.label(".question") == "Search all chats"
+
+    run(ScriptedClient(), flow)
 
 
 def test_search_lists_the_last_chats_before_anything_is_typed() -> None:

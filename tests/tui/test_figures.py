@@ -26,7 +26,8 @@ def test_times_are_formatted(value: float, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(812, "812"), (3_740, "3.7k"), (9_960, "10k"), (131_072, "131k"), (-1500, "-1.5k")]
+    ("count", "words"),
+    [(812, "812"), (3_740, "3.7k"), (9_960, "10k"), (131_072, "131k"), (1_125_000, "1.1M"), (-1500, "-1.5k")],
 )
 def test_counts_are_shortened(count: int, words: str) -> None:
     assert figures.short_count(count) == words
@@ -73,6 +74,7 @@ def test_budget_shows_free_or_exceeding_tokens() -> None:
     assert figures.budget(ContextBudget(8192, 120, 1100, 1024)) == "context 15 % · 7.0k tokens free"
     assert figures.budget(ContextBudget(2048, 120, 1100, 1024)) == "context 60 % · 196 tokens too many for a reply"
     assert figures.budget(ContextBudget(None, 120, 12_000, 1024)) == "12k tokens (limit unknown)"
+    assert figures.budget(ContextBudget(None, 0, 1, 1024)) == "1 token (limit unknown)"
 
 
 def test_details_of_a_budget_add_up_to_its_share() -> None:

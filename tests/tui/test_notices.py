@@ -34,6 +34,16 @@ def test_notifications_close_soon_and_do_not_pile_up() -> None:
     run(ScriptedClient(), flow)
 
 
+def test_shown_notification_is_not_repeated() -> None:
+    async def flow(chat: Chatting) -> None:
+        for _ in range(2):
+            chat.app.notify("Try again.", title="It failed.", severity="error")
+        chat.app.notify("And then this.")
+        await chat.until(lambda: chat.notices() == ["It failed. Try again.", "And then this."])
+
+    run(ScriptedClient(), flow)
+
+
 def test_notices_are_shown_and_unsaved_state_stays_visible() -> None:
     client, store = ScriptedClient(), Store()
     client.chats = store

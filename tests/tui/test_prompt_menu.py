@@ -43,7 +43,7 @@ def test_slash_lists_all_commands_with_keys_and_aliases() -> None:
 @pytest.mark.parametrize(
     ("typed", "row", "size"),
     [
-        ("/", "New chat (also /clear) ^n, F5", (60, 15)),
+        ("/", "New chat (also /clear) F5", (60, 15)),
         ("/edit", "Edit your last message (keeps the old branch)", (80, 24)),
     ],
 )

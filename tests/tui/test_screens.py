@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from textual.events import Key
-from textual.widgets import Input, Markdown, Tree
+from textual.widgets import Input, Markdown
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient, ScriptedEngine
 from tui.app import ChatApp
 from tui.client import ClientError
 from tui.engine_types import ModelInfo, RequestId
+from tui.screens.branches import BranchesScreen
 from tui.screens.dialog import Confirm
 from tui.screens.engine import EngineScreen
 from tui.screens.help import HelpScreen
@@ -22,6 +23,7 @@ from tui.types import ChatSettings, Finish, ReplyEnd, TextDelta
 from tui.widgets.code_block import CodeBlock
 from tui.widgets.list_items import Items
 from tui.widgets.listing import Listing
+from tui.widgets.rows import Rows
 from tui.widgets.status_line import StatusLine
 from tui.widgets.text_fields import SplitLine
 
@@ -509,15 +511,30 @@ def test_branch_is_chosen_from_the_tree() -> None:
         await chat.type("/regenerate")
         await chat.until(lambda: chat.texts() == ["one", "second"] and chat.conversation.current_reply is None)
         await chat.pilot.press("ctrl+t")
-        await chat.until(lambda: chat.app.screen.query("#tree"))
-        tree = chat.app.screen.query_one("#tree", Tree)
-        assert [str(node.label) for node in tree.root.children] == ["You: one", "Reply: first", "Reply: second"]
-        assert not any(node.allow_expand for node in tree.root.children)  # such a node has a ▼
-        await chat.until(lambda: tree.cursor_line == 2)
+        await chat.until(lambda: isinstance(chat.app.screen, BranchesScreen) and chat.app.screen.query(Rows))
+        rows = chat.app.screen.query_one(Rows)
+        assert [str(row.prompt) for row in rows.options] == ["You: one", "Reply: first", "Reply: second"]
+        await chat.until(lambda: rows.highlighted == 2)
         await chat.pilot.press("up", "enter")
         await chat.until(lambda: chat.texts() == ["one", "first"])
 
     run(ScriptedClient([TextDelta("first"), END], [TextDelta("second"), END]), flow)
+
+
+def test_branch_rows_fill_the_dialog_and_end_with_an_ellipsis() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("one")
+        await chat.pilot.press("ctrl+t")
+        await chat.until(lambda: isinstance(chat.app.screen, BranchesScreen) and chat.app.screen.query(Rows))
+        rows = chat.app.screen.query_one(Rows)
+        await chat.until(lambda: rows.size.width and rows.highlighted == 1)
+        assert rows.max_scroll_x == 0
+        line = chat.app.screen._compositor.render_strips()[rows.region.y + 1]
+        line = line.crop(rows.content_region.x, rows.content_region.right)
+        assert "…" in line.text
+        assert len({one.style and one.style.bgcolor for one in line}) == 1
+
+    run(ScriptedClient([TextDelta("word " * 40), END]), flow, size=(60, 15))
 
 
 def test_branch_of_a_left_chat_is_not_shown_in_the_next() -> None:
@@ -527,7 +544,7 @@ def test_branch_of_a_left_chat_is_not_shown_in_the_next() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: chat.texts() == ["one", "a reply"])
         await chat.pilot.press("ctrl+t")
-        await chat.until(lambda: chat.app.screen.query("#tree"))
+        await chat.until(lambda: isinstance(chat.app.screen, BranchesScreen) and chat.app.screen.query(Rows))
         await chat.conversation.open(second)
         await chat.pilot.press("enter")
         await chat.until(lambda: chat.app.screen is chat.screen)

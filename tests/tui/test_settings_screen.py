@@ -144,6 +144,8 @@ def test_error_is_in_the_group_of_its_field() -> None:
         problem = screen.query_one("#max_tokens").query_ancestor(VerticalGroup).query_one(".problem")
         await chat.until(lambda: problem.display and screen.query_one("#max_tokens").has_focus)
         assert [one for one in screen.query(".problem") if one.display] == [problem]
+        await chat.pilot.press("backspace")
+        await chat.until(lambda: not problem.display)
 
     run(ScriptedClient(), flow)
 

@@ -11,7 +11,7 @@ from textual._compositor import Compositor
 from textual.events import MouseDown
 
 from tests.tui.pilots import Chatting, at_rest, run
-from tests.tui.scripted_client import USAGE, ScriptedClient
+from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
 from tui.types import ChatId, Finish, MessageId, ReplyEnd, TextDelta
 from tui.widgets import transcript as transcript_module
 from tui.widgets.message_view import MessageHeader
@@ -274,3 +274,49 @@ def test_mouse_button_on_a_message_that_was_just_removed_does_nothing() -> None:
         assert chat.screen._select_state is None
 
     run(client, flow, chat=chat_id)
+
+
+def test_ctrl_home_and_ctrl_end_go_to_the_start_and_the_end_of_a_long_chat() -> None:
+    client, name = long_chat()
+
+    async def flow(chat: Chatting) -> None:
+        transcript = chat.conversation.transcript
+        await chat.until(lambda: chat.texts()[-1:] == [f"message {COUNT - 1}"])
+        await chat.type("a draft", enter=False)
+        await chat.pilot.press("ctrl+home")
+        await chat.until(lambda: chat.texts()[:1] == ["message 0"] and transcript.scroll_y == 0)
+        assert chat.composer.area.has_focus
+        await chat.pilot.press("ctrl+end")
+        await chat.until(lambda: chat.texts()[-1:] == [f"message {COUNT - 1}"])
+        await chat.until(lambda: 0 < transcript.max_scroll_y == transcript.scroll_y)
+        chat.views()[-1].focus()
+        await chat.pilot.press("ctrl+home")
+        await chat.until(lambda: chat.texts()[:1] == ["message 0"] and transcript.scroll_y == 0)
+
+    run(client, flow, chat=name)
+
+
+def test_new_text_below_is_marked_until_the_end_is_shown() -> None:
+    client = ScriptedClient(
+        [TextDelta("one\n\n" * 30), WAIT, TextDelta("two "), WAIT, TextDelta("three"), ReplyEnd(Finish.COMPLETE, USAGE)]
+    )
+    name = client.keep("Long", *(f"message {number}" for number in range(COUNT)))
+
+    async def flow(chat: Chatting) -> None:
+        transcript, mark = chat.conversation.transcript, chat.conversation.transcript.mark
+        await chat.type("go")
+        await chat.until(lambda: "one" in "".join(chat.lines()) and transcript.scroll_y == transcript.max_scroll_y)
+        await chat.pilot.press("ctrl+home")
+        await chat.until(lambda: chat.texts()[:1] == ["message 0"] and transcript.scroll_y == 0)
+        assert not mark.display
+        client.replies.gate.set()
+        await chat.until(
+            lambda: any("↓ new text below · ^end" in line and "esc to stop" in line for line in chat.lines())
+        )
+        await chat.pilot.click(mark, offset=(4, 0))
+        await chat.until(lambda: "two" in "".join(chat.lines()) and not mark.display)
+        await chat.until(lambda: transcript.scroll_y == transcript.max_scroll_y)
+        client.replies.gate.set()
+        await chat.until(lambda: "two three" in "".join(chat.lines()))
+
+    run(client, flow, chat=name)

@@ -25,6 +25,7 @@ KEYS = (
     ("ctrl+l", "Clear the prompt (^z or ↑ restores the text)"),
     ("backspace", "Remove the last attachment (empty prompt)"),
     ("pageup, pagedown", "Scroll the chat"),
+    ("ctrl+home, ctrl+end", "Go to the start or the end of the chat"),
     ("/", "Menu of commands and their arguments"),
     ("@", "Menu of files to attach"),
     ("ctrl+r", "Search earlier inputs"),

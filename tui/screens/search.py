@@ -51,9 +51,9 @@ class SearchScreen(Dialog[Found]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as dialog:
-            dialog.border_title = "Search all chats"
             dialog.border_subtitle = "⏎ open · ↓ choose · esc close"
-            yield LineField(self._text, placeholder="Search all chats")
+            yield Label("Search all chats", classes="question")
+            yield LineField(self._text, placeholder="Words of a message or a title")
             yield Label("", id="found", markup=False)
             yield Rows()
 
@@ -69,7 +69,7 @@ class SearchScreen(Dialog[Found]):
         with show_errors(self):
             if text:
                 await asyncio.sleep(_PAUSE)
-                hits = await self._chats.search(text)
+                hits = grouped(await self._chats.search(text))
                 found = [Found(hit.chat.id, hit.message) for hit in hits]
                 self._show(found, _lines(hits), _count(len(hits)))
             else:
@@ -100,6 +100,12 @@ class SearchScreen(Dialog[Found]):
         """Move the list's cursor while the input keeps the focus."""
         options = self.query_one(OptionList)
         (options.action_cursor_down if step > 0 else options.action_cursor_up)()
+
+
+def grouped(hits: Sequence[SearchHit]) -> list[SearchHit]:
+    """Return the hits with those of one chat together, in the order of the best hit of each chat."""
+    chats = list(dict.fromkeys(hit.chat.id for hit in hits))
+    return sorted(hits, key=lambda hit: chats.index(hit.chat.id))
 
 
 def _count(hits: int) -> str:

@@ -66,7 +66,8 @@ class SettingsScreen(Dialog[ChatSettings]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog", can_focus=False) as dialog:
-            dialog.border_title, dialog.border_subtitle = "Settings · this chat", _KEYS
+            dialog.border_subtitle = _KEYS
+            yield Label("Settings of this chat", classes="question")
             yield _Group(
                 "Preset and system prompt",
                 Label("Preset", markup=False),
@@ -146,6 +147,11 @@ class SettingsScreen(Dialog[ChatSettings]):
         field = self.query_one(f"#{error.name}")
         field.query_ancestor(_Group).show_problem(f"✗ {error}")
         field.focus()
+
+    @on(Input.Changed)
+    def forget_problem(self) -> None:
+        """Remove the error of a value that the user is changing."""
+        self.query(".problem").set(display=False)
 
     @on(Select.Changed, "#preset")
     def use_preset(self, event: Select.Changed) -> None:

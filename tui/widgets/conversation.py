@@ -27,6 +27,7 @@ from tui.widgets.chat_view import ChatView
 from tui.widgets.context_room import ContextRoom
 from tui.widgets.escape_key import EscapeKey
 from tui.widgets.message_view import MessageView
+from tui.widgets.new_text_mark import END_KEY
 from tui.widgets.outbox import Outbox
 from tui.widgets.prompt_area import PromptArea
 from tui.widgets.reply_feed import ReplyFeed
@@ -41,6 +42,8 @@ class Conversation(Vertical):
         Binding(ALLOW_KEY, "allow_call", "Allow once", show=False, priority=True),
         Binding(CHOOSE_KEY, "choose_answer", "Choose", show=False, priority=True),
         Binding("ctrl+o", "unfold_last", "Details", show=False),
+        Binding("ctrl+home", "show_start", "Start of the chat", show=False),
+        Binding(END_KEY, "show_end", "End of the chat", show=False),
     ]
 
     def __init__(self, client: Client) -> None:
@@ -63,6 +66,7 @@ class Conversation(Vertical):
 
     def compose(self) -> ComposeResult:
         yield self.transcript
+        yield self.transcript.mark
         yield self.welcome
         yield self.composer
 
@@ -207,6 +211,16 @@ class Conversation(Vertical):
     def page(self, asked: PromptArea.PageAsked) -> None:
         scroll = self.transcript.scroll_page_up if asked.step < 0 else self.transcript.scroll_page_down
         scroll(animate=False)
+
+    async def action_show_start(self) -> None:
+        """Show the first message of the chat."""
+        await self.transcript.show_start()
+
+    async def action_show_end(self) -> None:
+        """Show the end of the chat, with the question of a running tool call."""
+        is_mounted_again = await self.transcript.show_end()
+        if is_mounted_again and (reply := self.current_reply) is not None:
+            await self._view.live.show_calls(reply)
 
     # --- actions on a message
 

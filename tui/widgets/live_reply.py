@@ -23,6 +23,8 @@ class LiveReply:
         """Show an event that was applied to the reply. The first event mounts its view."""
         if isinstance(event, ReplyStarted) and reply.message is not None:
             await self._transcript.append(reply.message)
+        if isinstance(event, TextDelta | ReasoningDelta | ToolCalled):
+            self._transcript.note_new_text()
         if (view := self._view(reply)) is None:
             return
         if isinstance(event, TextDelta):

@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 
 from textual.content import Content
+from textual.reactive import reactive
 from textual.widget import Widget
 
 from tui import figures
 from tui.reply_progress import ReplyProgress, Stage
+from tui.types import Message
 from tui.widgets.tool_call import ALLOW, CHOOSE
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -21,12 +23,13 @@ class ReplyStatus(Widget):
 
     DEFAULT_CSS = "ReplyStatus { height: 1; display: none; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }"
 
+    frame: reactive[int] = reactive(0)
+
     def __init__(self) -> None:
         super().__init__()
         self._reply: ReplyProgress | None = None
         self._activity = ""
         self._since = 0.0  # when the activity started
-        self._frame = 0
 
     def on_mount(self) -> None:
         self._timer = self.set_interval(1 / _FRAMES_PER_SECOND, self._advance, pause=not self.display)
@@ -41,22 +44,31 @@ class ReplyStatus(Widget):
             self.display = is_shown
             if self.is_attached:
                 (self._timer.resume if is_shown else self._timer.pause)()
-        self.refresh()
+        self._advance()
 
     def _advance(self) -> None:
-        self._frame += 1
-        self.refresh()
+        self.frame += 1
+
+    @property
+    def snapshot(self) -> Message | None:
+        """The reply as a message with its text so far, or None if no reply has started."""
+        return None if self._reply is None else self._reply.snapshot()
+
+    def words(self, width: int) -> str:
+        """Describe what is going on in at most `width` cells."""
+        waited = f"{self._activity.capitalize()} {monotonic() - self._since:.0f} s"
+        return waited if self._reply is None else describe(self._reply, width)
+
+    @property
+    def keys(self) -> str:
+        """The keys that stop the reply, or answer its question."""
+        is_asking = self._reply is not None and self._reply.asking
+        return f"{ALLOW} to allow · {CHOOSE} to choose · esc to stop" if is_asking else "esc to stop"
 
     def render(self) -> Content:
-        reply, width = self._reply, self.content_size.width
-        waited = f"{self._activity.capitalize()} {monotonic() - self._since:.0f} s"
-        words = waited if reply is None else describe(reply, width)
-        stop = (
-            f"{ALLOW} to allow · {CHOOSE} to choose · esc to stop"
-            if reply is not None and reply.asking
-            else "esc to stop"
-        )
-        left = Content.assemble((_SPINNER[self._frame % len(_SPINNER)], "$accent"), " ", (words, "$text-muted"))
+        width, stop = self.content_size.width, self.keys
+        spinner = _SPINNER[self.frame % len(_SPINNER)]
+        left = Content.assemble((spinner, "$accent"), " ", (self.words(width), "$text-muted"))
         spare = width - left.cell_length - len(stop)
         return left if spare < 2 else Content.assemble(left, " " * spare, (stop, "$text-muted"))
 

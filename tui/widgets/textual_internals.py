@@ -53,11 +53,23 @@ def write_to_terminal(app: App[None], sequence: str) -> None:
 
 
 def limit_notifications(app: App[None], most: int) -> None:
-    """Close notifications until at most `most` are shown: plain ones first, then the oldest, but never the newest."""
+    """Close repeated notifications, and others until at most `most` are shown: plain ones first, then the oldest, but
+    never the newest.
+    """
+    texts: set[tuple[str, str]] = set()
+    for one in [*app._notifications]:
+        if (one.title, one.message) in texts:
+            app._unnotify(one)
+        texts.add((one.title, one.message))
     *older, _ = [*app._notifications] or [None]
     by_importance = sorted(filter(None, older), key=lambda one: one.severity != "information")
     for one in by_importance[: max(0, len(older) + 1 - most)]:
         app._unnotify(one)
+
+
+def follows_anchor(widget: Widget) -> bool:
+    """Whether the widget scrolls to its end when it grows. It does not after the user has scrolled up."""
+    return widget._anchored and not widget._anchor_released
 
 
 class ActiveCursor(TextArea):

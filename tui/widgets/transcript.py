@@ -15,7 +15,9 @@ from tui.attachment_sizes import AttachmentSizes
 from tui.types import Message, MessageId
 from tui.widgets.growing import Column, keep_position, render_uniform, size_by_layout
 from tui.widgets.message_view import MessageView
+from tui.widgets.new_text_mark import NewTextMark
 from tui.widgets.reply_status import ReplyStatus
+from tui.widgets.textual_internals import follows_anchor
 
 _SCREENS = 1.5  # messages with an estimated height of this many screens are mounted at once
 _WINDOW = "window"  # group of the workers that move the window
@@ -37,6 +39,7 @@ class Transcript(VerticalScroll, can_focus=False):
         super().__init__()
         self._sizes = sizes
         self.status = ReplyStatus()  # below the last message
+        self.mark = NewTextMark(self.status)  # below the visible part; the parent of this widget composes it
         self._path: list[Message] = []
         self._siblings: Siblings = lambda message: (message,)
         self._left_out: Mapping[MessageId, str] = NOTHING
@@ -80,22 +83,52 @@ class Transcript(VerticalScroll, can_focus=False):
         left_out: Mapping[MessageId, str],
         at: MessageId | None = None,
     ) -> None:
-        self.workers.cancel_group(self, _WINDOW)
-        self._arriving = None
         self._path, self._siblings, self._left_out = list(path), siblings, left_out
         index = None if at is None else self._index_of(at)
-        self._moving = True
-        self._first = self._window_start(len(self._path) if index is None else index)
-        self._end = len(self._path) if index is None else self._window_end(index)
-        with self.app.batch_update():
-            await self._messages.remove_children(MessageView)
-            await self._messages.mount_all(self._views(self._first, self._end), before=self.status)
-        self._moving = False
+        if index is None:
+            await self._replace_window(self._window_start(len(self._path)), len(self._path))
+        else:
+            await self._replace_window(self._window_start(index), self._window_end(index))
         view = None if at is None else self.view(at)
+        self.mark.hide()
         self.anchor(view is None)
         if view is not None:
             view.focus(scroll_visible=False)
             self.call_after_refresh(self.scroll_to_widget, view, animate=False, top=True)
+
+    async def _replace_window(self, first: int, end: int) -> None:
+        """Mount the messages from index `first` up to but excluding `end`, and no others."""
+        self.workers.cancel_group(self, _WINDOW)
+        self._arriving = None
+        self._moving = True
+        self._first, self._end = first, end
+        with self.app.batch_update():
+            await self._messages.remove_children(MessageView)
+            await self._messages.mount_all(self._views(first, end), before=self.status)
+        self._moving = False
+
+    async def show_start(self) -> None:
+        """Scroll to the first message."""
+        async with self._changing:
+            self.anchor(False)
+            if self._first > 0:
+                await self._replace_window(0, self._window_end(0))
+            self.scroll_to(y=0, animate=False, force=True, immediate=True)
+
+    async def show_end(self) -> bool:
+        """Scroll to the last message. Returns whether the messages were mounted again."""
+        async with self._changing:
+            is_cut = self._end < len(self._path)
+            if is_cut:
+                await self._replace_window(self._window_start(len(self._path)), len(self._path))
+            self.mark.hide()
+            self.anchor()
+            return is_cut
+
+    def note_new_text(self) -> None:
+        """Show the mark for new text below, unless the end is visible."""
+        if not follows_anchor(self):
+            self.mark.display = True
 
     async def append(self, message: Message) -> None:
         """Append a message to the branch and scroll to it."""
@@ -151,9 +184,10 @@ class Transcript(VerticalScroll, can_focus=False):
         return next((index for index, one in enumerate(self._path) if one.id == message), None)
 
     def _views(self, first: int, end: int) -> list[MessageView]:
+        latest = self.status.snapshot
         return [
             MessageView(
-                message,
+                message if latest is None or latest.id != message.id else latest,
                 self._siblings(message.id),
                 self._sizes,
                 left_out=message.id in self._left_out,
@@ -213,6 +247,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def _anchor_at_end(self) -> None:
         if self.scroll_y >= self.max_scroll_y and self._shows_end:  # the user may have scrolled meanwhile
+            self.mark.hide()
             self.anchor()
 
     @work(group=_WINDOW, description="window")

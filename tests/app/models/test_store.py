@@ -138,7 +138,11 @@ def test_missing_model_suggests_the_pull_command(store: ModelStore) -> None:
     ("name", "message", "remedy"),
     [
         ("tinny", "no model is called tinny", "Did you mean tiny?"),
-        ("qwerty", "no model is called qwerty", "ingle ls --catalog lists the known models, such as tiny:1k."),
+        (
+            "qwerty",
+            "no model is called qwerty",
+            "ingle ls --catalog (F2 in the chat) lists the known models, such as tiny:1k.",
+        ),
         ("org/repo:q4_k_m", "org/repo:Q4_K_M is not on this machine yet", "ingle pull org/repo:Q4_K_M"),
         ("hf:org/repo", "org/repo is not on this machine yet", "ingle pull org/repo"),
         ("https://huggingface.co/org/repo", "org/repo is not on this machine yet", "ingle pull org/repo"),
