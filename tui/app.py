@@ -203,7 +203,7 @@ class ChatApp(App[None]):
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         for command in COMMANDS:
             if command.owner is Owner.APP or screen is self._chat_screen:
-                active = self._chat_screen.active_tools if command.name == "tools" else ""
+                active = self._chat_screen.dialogs.active_tools if command.name == "tools" else ""
                 yield SystemCommand(command.name.capitalize(), active or command.help, self._runner(command.name))
 
     def _runner(self, name: str) -> Callable[[], None]:

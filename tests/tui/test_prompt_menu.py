@@ -9,11 +9,12 @@ from textual.geometry import Region
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import ScriptedClient
-from tui.commands import COMMANDS
+from tui.commands import COMMANDS, Owner
 from tui.completion import find_request
 from tui.engine_types import ModelInfo
 from tui.file_search import Files, find_files
 from tui.fuzzy import rank
+from tui.screens.chat_dialogs import ChatDialogs
 from tui.screens.models import ModelsScreen
 from tui.types import Attachment, ChatSettings, Preset
 
@@ -300,3 +301,9 @@ def test_menu_says_that_files_are_missing(monkeypatch: pytest.MonkeyPatch) -> No
         assert chat.composer.area.text == "@other"
 
     run(ScriptedClient(), flow)
+
+
+def test_every_command_of_the_dialogs_has_one() -> None:
+    client = ScriptedClient()
+    dialogs = ChatDialogs(Conversation(client), client, "")
+    assert {one.action for one in COMMANDS if one.owner is Owner.DIALOGS} == dialogs.by_action.keys()

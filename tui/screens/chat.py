@@ -18,12 +18,9 @@ from tui.double_press import DoublePress
 from tui.engine_types import Loading
 from tui.screens import model_loading, reply_contents
 from tui.screens.chat_dialogs import ChatDialogs
-from tui.screens.chat_settings import report_failed_tools
 from tui.screens.chat_start import ChatStart
 from tui.screens.command_runner import CommandRunner
-from tui.show_errors import show_errors
 from tui.terminal_window import TerminalWindow
-from tui.tool_servers import ToolServers, count_active
 from tui.types import ChatId
 from tui.widgets.chat_list import ChatList
 from tui.widgets.chat_view import ChatView
@@ -87,7 +84,7 @@ class ChatScreen(SteadyScreen):
         self._chats = ChatList(client.chats, lambda: self.conversation.running_chats)
         self._bar = TopBar()
         self.heading = Heading(self._bar, window)
-        self.dialogs = ChatDialogs(self.conversation, client, editor, self.find_tools)
+        self.dialogs = ChatDialogs(self.conversation, client, editor)
         self._commands = CommandRunner(self, self.conversation, self._chats, self.dialogs)
         self._start = ChatStart(
             self.conversation,
@@ -98,7 +95,6 @@ class ChatScreen(SteadyScreen):
             question=question,
             resumes=resumes,
         )
-        self._tool_servers = ToolServers(client.tools, partial(report_failed_tools, self))
         self._quit = DoublePress(_QUIT_SECONDS)
 
     @property
@@ -133,19 +129,15 @@ class ChatScreen(SteadyScreen):
 
     def on_mount(self) -> None:
         self.follow(self._client.engine.loading())
-        self.watch_engine()
+        self.run_worker(model_loading.watch_engine(self.conversation, self._client.engine), group="engine")
         self.set_interval(_POLL_SECONDS, self.poll)
         self._start.begin()
-        self.call_after_refresh(self.find_tools)
+        self.call_after_refresh(self.dialogs.find_tools)
 
     @work(group="loading", exclusive=True, description="loading")
     async def follow(self, loading: AsyncGenerator[Loading, None]) -> None:
         """Show the progress of loading a model. Use the model once it is loaded."""
         await model_loading.follow(self.conversation, loading)
-
-    @work(group="engine", description="engine")
-    async def watch_engine(self) -> None:
-        await model_loading.watch_engine(self.conversation, self._client.engine)
 
     async def poll(self) -> None:
         """Show changes by other windows in the list and in the open chat."""
@@ -291,18 +283,6 @@ class ChatScreen(SteadyScreen):
         """Show which parts fill the context."""
         if (budget := self.conversation.composer.status.budget) is not None:
             self.app.notify(figures.budget_details(budget), title="Context", markup=False)
-
-    # --- tools
-
-    @work(exclusive=True, group="tools", description="tools")
-    async def find_tools(self) -> None:
-        with show_errors(self):
-            await self._tool_servers.start()
-
-    @property
-    def active_tools(self) -> str:
-        """Text with the number of tools that the open chat offers; empty if there are no servers."""
-        return count_active(self._tool_servers.found, self.conversation.chat.settings.disabled_tools)
 
     # --- code and links in replies
 

@@ -1,28 +1,27 @@
 """Commands that open a dialog about the open chat, or change its settings. Dialogs are imported when they open."""
 
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from pathlib import Path
+
+from textual.worker import Worker
 
 from tui.client import Client
 from tui.screens import chat_settings
 from tui.screens.dialog import ask
 from tui.show_errors import show_errors
+from tui.tool_servers import ToolServers, count_active
 from tui.widgets.conversation import Conversation
 
 
 class ChatDialogs:
     """The dialogs of the chat screen, by the action of their command."""
 
-    def __init__(
-        self, conversation: Conversation, client: Client, editor: str, find_tools: Callable[[], object]
-    ) -> None:
-        """`editor`: the command that starts the user's editor; "": a common editor.
-
-        `find_tools` starts the tool servers, which may have been changed in the dialog.
-        """
+    def __init__(self, conversation: Conversation, client: Client, editor: str) -> None:
+        """`editor`: the command that starts the user's editor; "": a common editor."""
         self._conversation = conversation
         self._client = client
-        self._find_tools = find_tools
+        self._tool_servers = ToolServers(client.tools, partial(chat_settings.report_failed_tools, conversation))
         self.editor = editor
         self.by_action: Mapping[str, Callable[[str], Coroutine[None, None, None]]] = {
             "search": self.search,
@@ -62,7 +61,20 @@ class ChatDialogs:
 
     async def _choose_tools(self) -> None:
         await chat_settings.choose_tools(self._conversation, self._client)
-        self._find_tools()
+        self.find_tools()
+
+    def find_tools(self) -> Worker[None]:
+        """Start the tool servers in the background: at the start, and after the dialog, in which they may change."""
+        return self._conversation.run_worker(self._start_tools, exclusive=True, group="tools", description="tools")
+
+    async def _start_tools(self) -> None:
+        with show_errors(self._conversation):
+            await self._tool_servers.start()
+
+    @property
+    def active_tools(self) -> str:
+        """Text with the number of tools that the open chat offers; empty if there are no servers."""
+        return count_active(self._tool_servers.found, self._conversation.chat.settings.disabled_tools)
 
     async def _open_editor(self) -> None:
         """Edit the draft in the user's editor. Private drafts are never written to disk, and an editor needs a file."""
