@@ -36,6 +36,7 @@ def server(smollm2: Path, cpu_kernels: Path, tmp_path_factory: pytest.TempPathFa
     engine.assert_empty()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", ["openai-3", "openai-3-responses", "anthropic", "ollama"])
 def test_client_passes_every_case(name: str, server: Server, tmp_path: Path) -> None:
     outcomes = run_driver(CLIENTS[name], INSTALLED, server, tmp_path / "project", CASES)

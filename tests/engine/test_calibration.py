@@ -59,6 +59,7 @@ def text(length: int) -> list[int]:
     return torch.randint(0, VOCABULARY, (length,)).tolist()
 
 
+@pytest.mark.share(12)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_input_squares_equal_transformers_hooks(tmp_path: Path, family: str) -> None:
     tiny = make(tmp_path, family, "folder")

@@ -98,6 +98,7 @@ def test_every_program_runs_once_in_any_order(seed: int) -> None:
     assert sorted(orders(seed)[1](12)) == list(range(12))
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_steps_of_a_model(deterministic: bool, tmp_path: Path, seed: int) -> None:
     """Embedding, norms, products, rope, storage of keys and values, attention with several parts, and gates."""
@@ -119,6 +120,7 @@ def test_steps_of_a_model(deterministic: bool, tmp_path: Path, seed: int) -> Non
     assert not depends_on_order(run, seed)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize(("count", "rows", "limit"), [(1, 16, 1), (16, 16, 16), (20, 64, 16)])
 def test_products_that_several_programs_share(count: int, rows: int, limit: int, splits: int, seed: int) -> None:

@@ -204,6 +204,7 @@ def test_default_name_of_an_export_is_the_title(tmp_path: Path, monkeypatch: pyt
     run(client, flow, chat=name)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("command", ["copy", "regenerate", "edit", "delete", "branches", "export x.md", "pin"])
 def test_commands_report_that_the_chat_is_empty(command: str) -> None:
     async def flow(chat: Chatting) -> None:

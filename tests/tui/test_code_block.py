@@ -121,6 +121,7 @@ def test_lines_of_a_diff_are_colored() -> None:
     run("```diff\n-old\n+new\n```", look)
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("width", [120, 80, 60])
 def test_long_line_ends_with_a_mark_until_it_is_wrapped(width: int) -> None:
     line = "".join(f"word{number} = " for number in range(30)) + "the_end"

@@ -82,6 +82,7 @@ def test_branch_keys_are_shown_only_for_messages_with_branches() -> None:
     run(ScriptedClient(), flow, size=(120, 40))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("width", [30, 60, 80, 100, 119, 120])
 def test_footer_shows_whole_words_in_any_width(width: int) -> None:
     client = ScriptedClient()

@@ -68,6 +68,7 @@ async def whole(text: str, width: int) -> list[str]:
         return await at_rest(pilot, lambda: page.lines)
 
 
+@pytest.mark.share(2, "begun")
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_grown_text_looks_like_complete_text(name: str, begun: bool) -> None:

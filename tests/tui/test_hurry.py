@@ -174,6 +174,7 @@ def test_screen_closed_while_opening_closes_once_mounted() -> None:
     run(ScriptedClient(), flow)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("page", ["pageup", "pagedown"])
 @pytest.mark.parametrize("keys", [["ctrl+f", *"one"], ["ctrl+backslash"]])
 def test_page_keys_are_ignored_in_a_list_without_space(keys: list[str], page: str) -> None:

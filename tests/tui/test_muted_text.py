@@ -14,6 +14,7 @@ from tui.app import ChatApp
 NAMED = [themes.NIGHT.name, themes.DAY.name, *(name for name, theme in BUILTIN_THEMES.items() if not theme.ansi)]
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("name", NAMED)
 def test_muted_text_has_less_contrast_than_text(name: str) -> None:
     async def go() -> None:

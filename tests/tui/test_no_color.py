@@ -74,12 +74,14 @@ async def theme_palette(chat: Chatting) -> str:
 STEPS: tuple[Step, ...] = (command_menu, chat_list, models, select_field, message, theme_palette)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("step", STEPS)
 def test_focus_is_reversed_without_colors(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     check(step, colors=False)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("step", [command_menu, chat_list, models, select_field])
 def test_focus_has_a_background_in_16_colors(step: Step) -> None:
     check(step, colors=True)

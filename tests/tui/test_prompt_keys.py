@@ -59,6 +59,7 @@ def test_ctrl_d_deletes_in_a_text_and_quits_in_an_empty_prompt() -> None:
     run(ScriptedClient(), flow)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("keys", [["alt+enter"], ["shift+enter"], ["ctrl+j"], ["backslash", "enter"]])
 def test_line_break_keys_insert_a_line_break(keys: list[str]) -> None:
     async def flow(chat: Chatting) -> None:

@@ -143,6 +143,7 @@ def test_visible_text_does_not_move_while_text_above_unfolds() -> None:
     asyncio.run(show())
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("words", ["> \n" * 400, "- an item\n- another\n" * 200, "https://a.test/" + "path/" * 900])
 def test_end_is_followed_while_text_above_unfolds(words: str) -> None:
     """The height of a document changes when it is laid out, because it was estimated. The view must stay at the end."""
@@ -191,6 +192,7 @@ async def lines_of(text: str, documents: int) -> list[str]:
         return [strip.text.rstrip() for strip in page.screen._compositor.render_strips()]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "begin", ["# A heading\n\nand a paragraph", "#no heading", "```\ncode\n```", "A paragraph", "> quoted"]
 )
@@ -201,6 +203,7 @@ def test_piece_boundaries_are_invisible(begin: str, monkeypatch: pytest.MonkeyPa
     assert cut == asyncio.run(lines_of(text, 1))
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("block", ["A paragraph.\n\n", "```\ncode\n```\n", "- an item\n"])
 def test_text_faster_than_layout_becomes_a_placeholder(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "Words,\n\n" + block * (20 * PIECE // len(block))

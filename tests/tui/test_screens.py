@@ -283,6 +283,7 @@ def test_models_that_cannot_be_downloaded_offline_are_marked() -> None:
     run(client, flow)
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("size", [(60, 15), (80, 24), (120, 40)])
 def test_footer_of_models_begins_with_the_action_of_enter(size: tuple[int, int]) -> None:
     async def flow(chat: Chatting) -> None:

@@ -66,6 +66,7 @@ async def open_settings(chat: Chatting) -> SettingsScreen:
     return chat.app.screen
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 15)])
 def test_settings_open_at_the_top_and_show_how_to_cancel(size: tuple[int, int]) -> None:
     async def flow(chat: Chatting) -> None:

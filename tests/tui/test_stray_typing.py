@@ -44,6 +44,7 @@ def has_chats(chat: Chatting, count: int) -> bool:
     return listed_chats(chat) == count
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("size", [WIDE, NARROW])
 def test_typing_with_focus_keys_loses_no_chat_and_no_letter(size: tuple[int, int]) -> None:
     client, kept = history()
@@ -193,6 +194,7 @@ def test_escape_returns_from_the_list_without_stopping_the_reply() -> None:
     assert client.replies.stopped == []
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("pressed", ["delete", "ctrl+d"])
 def test_deleting_from_the_list_asks_and_can_be_undone(pressed: str) -> None:
     client, kept = history()

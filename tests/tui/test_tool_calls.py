@@ -123,6 +123,7 @@ def test_f9_goes_to_the_question_from_a_prompt_with_text(monkeypatch: pytest.Mon
     run(ScriptedClient([TextDelta("a"), WAIT, ASKED, WAIT, RETURNED, END]), flow)
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("size", [(60, 15), (80, 24)])
 def test_question_about_long_arguments_shows_the_tool_and_all_answers(size: tuple[int, int]) -> None:
     arguments = json.dumps({f"name {number}": number for number in range(40)})

@@ -22,6 +22,7 @@ def test_typed_text_is_visible_in_low_terminals(height: int) -> None:
     run(ScriptedClient(), flow, size=(80, height))
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("pasted", LINES)
 def test_pasted_line_ends_become_line_breaks(pasted: str) -> None:
     async def flow(chat: Chatting) -> None:

@@ -71,6 +71,7 @@ def test_ctrl_g_opens_the_editor_of_the_variable_and_reads_the_message(endpoint:
     end(terminal)
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize(("answer", "theme"), [(WHITE, themes.DAY), (BLACK, themes.NIGHT)])
 def test_theme_follows_the_background_that_the_terminal_reports(
     endpoint: FakeEndpoint, tmp_path: Path, answer: bytes, theme: Theme

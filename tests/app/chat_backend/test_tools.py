@@ -238,6 +238,7 @@ def test_stop_ends_a_call_that_asks(settings: Settings, endpoint: FakeEndpoint) 
     assert len(endpoint.asked) == 1
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("name", "arguments", "reason"),
     [

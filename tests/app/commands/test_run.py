@@ -111,6 +111,7 @@ def test_system_message_is_part_of_the_prompt(environment: dict[str, str]) -> No
     assert with_system > plain
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("phase", ["compiling", "loading", "prefill", "decode"])
 def test_interrupt_stops_at_once(
     environment: dict[str, str], smollm2: Path, process: list[subprocess.Popen[bytes]], phase: str, tmp_path: Path

@@ -262,7 +262,7 @@ class Asking:
         return counts
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(1)
 @pytest.mark.parametrize("case", CASES)
 def test_reply_to_a_real_prompt_is_the_same_with_drafts(
     engine: ModelEngine, tokenizer: Tokenizer, renderer: ChatTemplateRenderer, pytestconfig: pytest.Config, case: str

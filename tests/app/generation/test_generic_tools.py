@@ -107,6 +107,7 @@ def test_system_message_includes_tools(template: str, tokenizer: Tokenizer, rend
         assert rendered.count("<tools>") == 1
 
 
+@pytest.mark.share(3)
 def test_reply_is_an_answer_or_calls(template: str, renderer: ChatTemplateRenderer) -> None:
     tokenizer = vocabulary(template)
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
@@ -121,6 +122,7 @@ def test_reply_is_an_answer_or_calls(template: str, renderer: ChatTemplateRender
         assert kinds
 
 
+@pytest.mark.share(3)
 def test_tool_choice_forces_or_forbids_calls(template: str, renderer: ChatTemplateRenderer) -> None:
     tokenizer = vocabulary(template)
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
@@ -136,6 +138,7 @@ def test_tool_choice_forces_or_forbids_calls(template: str, renderer: ChatTempla
     assert same[0] == same[1] == same[2]  # the prompt does not depend on the tool choice, so the KV cache stays valid
 
 
+@pytest.mark.share(3)
 def test_answers_follow_a_schema_unless_tools_are_called(template: str, renderer: ChatTemplateRenderer) -> None:
     tokenizer = vocabulary(template)
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())

@@ -120,7 +120,7 @@ def check(
     return plain, counts
 
 
-@pytest.mark.share(1, "grammar", "backend")
+@pytest.mark.share(1, "grammar")
 @pytest.mark.parametrize("right", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("backend", ["reference", "cpu"])

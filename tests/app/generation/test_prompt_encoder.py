@@ -135,6 +135,7 @@ def end_token(tokenizer: Tokenizer) -> list[int]:
     return sorted(tokenizer.end_of_generation_ids)[:1]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_prompt_starts_with_previous_prompt_and_reply(
     models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str
@@ -184,6 +185,7 @@ def client_edit(rng: random.Random, text: str) -> str:
     return rng.choice([*choices, text[:cut] + random_text(rng) + text[cut:]])
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", [*MODELS, *DROPPING])
 def test_remembered_replies_never_change_the_text(
     models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str

@@ -403,6 +403,7 @@ def test_sandbox_escapes_fail(patient: ChatTemplateRenderer, template: str) -> N
     assert_gets_nothing(patient, template)
 
 
+@pytest.mark.share(15)
 @pytest.mark.parametrize("number", range(len(BOMBS)), ids=[f"{n} {bomb[:40]}" for n, bomb in enumerate(BOMBS)])
 def test_expensive_templates_are_refused_before_the_deadline(harm: Harm, number: int) -> None:
     defused = harm.defused[number]

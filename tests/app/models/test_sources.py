@@ -461,6 +461,7 @@ sys.exit('ERROR: enough')
     assert max(progress.amounts) == 5000
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_ends_a_pull_with_its_pip_process_and_leaves_no_files(tmp_path: Path, number: signal.Signals) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stuck_index:

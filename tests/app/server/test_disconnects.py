@@ -73,6 +73,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
     await asyncio.to_thread(until, condition)
 
 
+@pytest.mark.share(2, "phase")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("phase", ["prefill", "mid-stream", "queued"])

@@ -306,7 +306,7 @@ def drafting(paths: dict[str, Path], cpu_kernels: Path) -> Callable[[str, str], 
     return engine
 
 
-@pytest.mark.share(1, "case", "draft")
+@pytest.mark.share(1, "case")
 @pytest.mark.parametrize("draft", ["target", "stranger"])
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("case", CASES)

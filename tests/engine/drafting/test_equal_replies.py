@@ -48,7 +48,7 @@ def engines(checkpoint_path: Path, cpu_kernels: Path) -> Callable[[str], ModelEn
     return engine
 
 
-@pytest.mark.share(1, "case", "backend")
+@pytest.mark.share(1, "case")
 @pytest.mark.parametrize("right", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("case", CASES)

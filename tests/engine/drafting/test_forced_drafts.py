@@ -61,7 +61,7 @@ def forced_engine(quality: str, seed: int, **options: object) -> Engine[HashTick
     return engine
 
 
-@pytest.mark.share(1, "quality", "groups")
+@pytest.mark.share(1, "quality")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("preemption", Preemption)
 @pytest.mark.parametrize("groups", GROUPS)

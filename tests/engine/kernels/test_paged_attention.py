@@ -144,6 +144,7 @@ def test_output_of_padding_requests_is_zero(device: torch.device) -> None:
         assert not got[1:].any()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("rule", [ScoreRule(0.2), ScoreRule(0.2, 4.0, 37)])
 @pytest.mark.parametrize("pool_type", [torch.bfloat16, torch.uint8])
 def test_bits_do_not_depend_on_chunks_and_batches(

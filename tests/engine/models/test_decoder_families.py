@@ -97,12 +97,14 @@ def close(logits: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-4)
 
 
+@pytest.mark.share(20)
 def test_logits_equal_transformers(tiny: TinyModel) -> None:
     run = Run(tiny.path)
     ids = prompt(150, seed=1)
     close(run.step((run.request(ids, range(5, 15)), 150))[0], expected(tiny, ids))
 
 
+@pytest.mark.share(20)
 def test_chunks_and_batches_give_equal_bits(tiny: TinyModel) -> None:
     run, ids = Run(tiny.path), prompt(150, seed=2)
     whole = run.step((run.request(ids, range(1, 11)), 150))[0]

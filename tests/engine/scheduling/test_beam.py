@@ -30,7 +30,7 @@ def some_beams(rng: random.Random, widest: int = 5) -> BeamParams:
     return BeamParams(width, rng.randrange(1, width + 1), penalty, rng.choice(STOPPING))
 
 
-@pytest.mark.share(2, "width", "groups")
+@pytest.mark.share(1, "width", "groups")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize("stopping", STOPPING)

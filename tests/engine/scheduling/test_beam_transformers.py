@@ -61,7 +61,7 @@ def ours(
     return [(result.output_ids, score) for result, score in zip(results, scores, strict=False)]
 
 
-@pytest.mark.share(4, "width")
+@pytest.mark.share(2, "width")
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
 @pytest.mark.parametrize("width", [2, 3, 8])

@@ -94,6 +94,7 @@ def test_products_do_not_convert_the_weight(name: str, device: torch.device) -> 
     assert max(mode.sizes) < 64 * 160
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("name", ["Q4_0", "Q6_K"])
 def test_loading_takes_the_planned_memory_at_most(
     name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch

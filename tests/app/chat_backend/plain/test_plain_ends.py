@@ -94,6 +94,7 @@ def test_input_that_is_not_utf8_gets_a_reply(tmp_path: Path) -> None:
         assert [asked["messages"][-1]["content"] for asked in endpoint.asked] == ["One", "T\ufffdwo"]
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_screens_ended_by_a_signal_report_it(endpoint: FakeEndpoint, tmp_path: Path, name: str) -> None:
     terminal = Terminal(command(endpoint), folders(tmp_path))

@@ -62,7 +62,7 @@ def paths(server: LiveServer) -> list[str]:
     return [*(route.path.replace("{model:path}", "hash") for route in routes if isinstance(route, Route)), "/none"]
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "headers",
     [

@@ -66,6 +66,7 @@ def expected(smollm2: Path, window: list[int]) -> Tensor:
 CASES = [(14, torch.float16, LLAMA_CPP / 100), (8, torch.float16, LLAMA_CPP), (14, torch.int8, LLAMA_CPP)]
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize(("bits", "kv_type", "limit"), CASES)
 def test_divergence_from_the_reference_is_below_the_limit(
     smollm2: Path,

@@ -44,6 +44,7 @@ def step(path: Path, cpu_kernels: Path, bits: int) -> CpuStep:
     return load_step(path, cpu_kernels, CONFIG, activation_bits=bits)
 
 
+@pytest.mark.share(16)
 def test_model_of_each_type_is_close_to_the_reference(step: CpuStep, plain: Tensor, bits: int) -> None:
     ours = logprobs(step, IDS, VOCABULARY)
     assert plain.std() > 0.1  # the model is not trivial
@@ -52,6 +53,7 @@ def test_model_of_each_type_is_close_to_the_reference(step: CpuStep, plain: Tens
     assert torch.equal(alone, ours[[0, 1, 16, 39]])
 
 
+@pytest.mark.share(16)
 def test_logits_do_not_depend_on_the_requested_rows(step: CpuStep) -> None:
     """The batch has two prompts and a single token. One thread and several threads give the same bits."""
     parts = [

@@ -131,6 +131,7 @@ def test_missing_gpu_has_a_reason_with_the_driver_that_is_needed(
     assert found.is_present == (version is not None)
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize(
     "error",
     [

@@ -16,7 +16,7 @@ MATRICES = 9  # matrices of the model: seven of its layer, the embedding, and th
 GGUF_TYPES = [" ".join(random_gguf.TYPES[start:][:MATRICES]) for start in range(0, len(random_gguf.TYPES), MATRICES)]
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantized_folder_is_close_to_the_reference(tmp_path: Path, kind: str, device: torch.device) -> None:
     both = TwoDevices.of(quantized_folder(tmp_path, kind, layers=1).path, gpu(device))

@@ -1,8 +1,13 @@
 """The endpoints /props and /slots of llama.cpp's server."""
 
+import functools
+
 import httpx
+import pytest
 
 from app.generation.template import ChatTemplateRenderer
+from app.server.dialects.llama_cpp import endpoints
+from app.server.http.reply import StreamedReply
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.llama_cpp.test_completions import complete
 from tests.app.server.live_server import LiveServer, controlled_engine
@@ -28,7 +33,12 @@ def test_slots_cannot_be_saved(hash_server: LiveServer) -> None:
     assert (refused.status_code, refused.json()["error"]["type"]) == (501, "not_supported_error")
 
 
-def test_slots_report_running_requests(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_slots_report_running_requests(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A stream opens with its first ping, because no step runs until both requests are submitted.
+    hurried = functools.partial(StreamedReply, first_ping_seconds=0.001)
+    monkeypatch.setattr(endpoints, "StreamedReply", hurried)
     engine, runner = controlled_engine(tokenizer.vocab_size, running=2)
     body = {"prompt": "Hi", "n_predict": 100, "ignore_eos": True, "stream": True}
     with LiveServer("hash", engine, tokenizer, renderer) as server:
