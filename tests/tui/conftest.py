@@ -1,6 +1,28 @@
 """Fixtures for all tests of the screens."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+from textual.css.model import RuleSet
+from textual.css.stylesheet import Stylesheet
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_styles() -> Iterator[None]:
+    """Parse each style sheet once for each theme, because every test starts a chat with the same style sheets."""
+    parsed: dict[tuple[Any, ...], list[RuleSet]] = {}
+    parse = Stylesheet._parse_rules
+
+    def parse_once(sheet: Stylesheet, css: str, *given: Any, **named: Any) -> list[RuleSet]:
+        key = (css, given, *sorted(named.items()), frozenset(sheet._variables.items()))
+        if key not in parsed:
+            parsed[key] = parse(sheet, css, *given, **named)
+        return parsed[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stylesheet, "_parse_rules", parse_once)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -142,12 +142,16 @@ def test_missing_gpu_has_a_reason_with_the_driver_that_is_needed(
     ],
 )
 def test_model_is_loaded_on_the_cpu_if_the_gpu_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+    tmp_path: Path,
+    cpu_kernels: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
 ) -> None:
     monkeypatch.setattr(discovery, "find_gpu", lambda index=None: Gpu(INTERPRETED))
     monkeypatch.setattr("engine.backends.cuda.device.CudaDevice.load", failing(error))
     path = make(tmp_path, layers=1, head_dim=32, hidden=128).path
-    assert answer(path, LoadOptions())[0] == "cpu"
+    assert answer(path, LoadOptions(code_cache=cpu_kernels))[0] == "cpu"
     assert "interpreted is not used" in caplog.text
     with pytest.raises((type(error), OutOfMemory)):
         answer(path, LoadOptions(device="cuda"))
