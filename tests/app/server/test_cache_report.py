@@ -422,6 +422,8 @@ def test_prefill_is_logged_and_sent_to_a_waiting_client(
             with httpx.stream("POST", server.url + path, json=body, timeout=60) as response:
                 comments = (line for line in response.iter_lines() if line.startswith(": prefill"))
                 assert re.fullmatch(r": prefill \d+ of 5\d\d", next(comments))
+            # the line of a request that has ended must not be read as a line of the next one
+            until(functools.partial(holds_or_step, steps, lambda: any("; prompt " in it for it in lines(caplog))))
             until(functools.partial(holds_or_step, steps, lambda: not engine.has_requests))
             assert re.fullmatch(r"hash normal; prefill: \d+ of 5\d\d tokens \(\d\d %\), .*", lines(caplog)[0])
             caplog.clear()
