@@ -17,6 +17,7 @@ from tui.fuzzy import rank
 from tui.screens.chat_dialogs import ChatDialogs
 from tui.screens.models import ModelsScreen
 from tui.types import Attachment, ChatSettings, Preset
+from tui.widgets.conversation import Conversation
 
 
 async def write(chat: Chatting, text: str) -> None:
