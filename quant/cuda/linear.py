@@ -19,7 +19,7 @@ from quant.cuda.loading import to_device
 from quant.cuda.matrix import DENSE, TILE_ROWS, CudaMatrix, PackedMatrix, PlainMatrix
 from quant.kernels.card import Card
 from quant.kernels.float8_unpack import unpacked
-from quant.kernels.packed_matmul import packed_product
+from quant.kernels.packed_product import packed_product
 from quant.kernels.tiles import FIXED_TOKENS, MOST_TOKENS, MeasuredTiles, TileTable
 from quant.kernels.unpack import unpack, unpack_rows
 from quant.linear import QLinear, Use

@@ -9,24 +9,12 @@ layout puts the codes that one shift extracts where the matrix unit expects its 
 With one token, matrix units multiply 128 + code, and scales multiply the sums of a unit of columns, in float32. Another
 product, of ones, gives the sums of x, by which the excess and the minimums are subtracted. So no weight is rounded.
 With more tokens, weights are scaled, in float32, and rounded to bfloat16.
-
-Microseconds of a product of 28,672 x 4,096 on an H200, where reading the weights takes 16 (Q4_K) or 23 (Q6_K):
-
-    tokens          1    4   16   32   64  128  256
-    Q4_K           23   39   46   67   76  108  214
-    Q6_K           50   59   66
 """
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from quant.cuda.matrix import TILE_ROWS, PackedMatrix
-from quant.kernels.packed_batch import _batch_kernel
-from quant.kernels.packed_values import BASE, HIGH_BASE, code_pairs, group_scales, table_values, words_of
-from quant.kernels.packed_vector import _vector_kernel
-from quant.kernels.tiles import BATCH_ROWS, ProductTile
+from quant.kernels.packed_values import HIGH_BASE, code_pairs, group_scales, table_values, words_of
 
 
 @triton.jit
@@ -217,93 +205,3 @@ def _product_kernel(
     if add:
         result += tl.load(out_at, mask=kept, other=0.0)
     tl.store(out_at, result.to(out.dtype.element_ty), mask=kept)
-
-
-@triton.jit
-def _sum_kernel(
-    partial: tl.tensor,
-    bias: tl.tensor,
-    out: tl.tensor,
-    rows: tl.tensor,
-    out_stride: tl.tensor,
-    split_stride: tl.tensor,
-    ADD: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    token = tl.program_id(1).to(tl.int64)
-    kept = row < rows
-    sums = tl.zeros((BLOCK,), tl.float32)
-    for split in tl.static_range(SPLITS):
-        sums += tl.load(partial + split * split_stride.to(tl.int64) + token * rows + row, mask=kept, other=0.0)
-    if bias is not None:
-        sums += tl.load(bias + row, mask=kept, other=0.0)
-    out_at = out + token * out_stride + row
-    if ADD:
-        sums += tl.load(out_at, mask=kept, other=0.0)
-    tl.store(out_at, sums.to(out.dtype.element_ty), mask=kept)
-
-
-SUM_BLOCK = 1024  # rows per program
-VECTOR_GROUPS = (16, 32)  # group sizes for which one token has a separate kernel
-VECTOR_ROWS = 16  # rows of its programs
-
-
-def packed_product(
-    matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, *, bias: Tensor | None, add: bool
-) -> None:
-    """Write x [tokens, columns] times the matrix, plus `bias` (float32 [rows]), to `out` [tokens, rows].
-
-    With `add`, the product is added to `out`. A tile of one token takes one token. x is bfloat16 and contiguous, with
-    its columns in the matrix's order. `out` may be a range of columns of a wider tensor.
-    """
-    tokens, rows = len(x), matrix.shape[0]
-    split = tile.splits > 1
-    sums = torch.empty(tile.splits, tokens, rows, dtype=torch.float32, device=x.device) if split else out
-    stages = tile.stages if matrix.form.table is None else 1  # loads from the table would be pipelined as well
-    arguments = {
-        **matrix.operands,
-        **matrix.form.sizes,
-        **matrix.form.constants,
-        "x": x,
-        "bias": None if split else bias,
-        "out": sums,
-        "rows": rows,
-        "split_stride": sums.stride(0) if split else 0,
-        "splits": tile.splits,
-        "add": int(add and not split),
-        "num_warps": tile.warps,
-    }
-    grid = triton.cdiv(rows, tile.rows), triton.cdiv(tokens, tile.tokens), tile.splits
-    of_tokens = {
-        "tokens": tokens,
-        "out_stride": sums.stride(-2),
-        "RAGGED": matrix.form.columns != matrix.form.width,
-    }
-    if tile.rows not in BATCH_ROWS:
-        arguments["numbers"] = matrix.number_pairs
-    if tile.rows in BATCH_ROWS:
-        _batch_kernel[grid](
-            **arguments, **of_tokens, ROWS=tile.rows, TOKENS=tile.tokens, STAGES=stages, num_stages=stages
-        )
-    elif tile.tokens == 1 and matrix.form.group in VECTOR_GROUPS:
-        _vector_kernel[triton.cdiv(rows, VECTOR_ROWS), tile.splits](
-            **arguments, base=BASE, WARPS=tile.warps, STAGES=stages, num_stages=1
-        )
-    else:
-        _product_kernel[grid](
-            **arguments,
-            **of_tokens,
-            base=BASE,
-            ROW_TILES=tile.rows // TILE_ROWS,
-            WARPS=tile.warps,
-            TOKENS=max(8, tile.tokens),
-            SCALES_SUMS=tile.tokens == 1,
-            STAGES=stages if tile.tokens == 1 else 1,
-            num_stages=1,
-        )
-    if split:
-        _sum_kernel[triton.cdiv(rows, SUM_BLOCK), tokens](
-            sums, bias, out, rows, out.stride(0), sums.stride(0), ADD=add, SPLITS=tile.splits, BLOCK=SUM_BLOCK
-        )

@@ -57,7 +57,7 @@ if [ "$only" = memcheck ]; then
   echo "== memcheck"
   INGLE_TEST_GPU=1 timeout -s INT --kill-after=5 $((total - SECONDS)) compute-sanitizer --tool memcheck \
     --error-exitcode 9 "${pytest[@]}" -v -p no:cacheprovider \
-    tests/engine/kernels tests/quant/kernels/test_packed_matmul.py 2>&1 | tee "$out/memcheck.log" | tail -n 40
+    tests/engine/kernels tests/quant/kernels/test_packed_product.py 2>&1 | tee "$out/memcheck.log" | tail -n 40
   measured=${PIPESTATUS[0]}
 elif [ "$only" != tests ]; then
   echo "== benchmark"

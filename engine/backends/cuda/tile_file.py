@@ -17,7 +17,7 @@ from typing import Any
 import triton
 
 from engine.private_folder import private_folder
-from quant.kernels import packed_batch, packed_matmul, packed_values, packed_vector, tiles
+from quant.kernels import packed_batch, packed_matmul, packed_product, packed_values, packed_vector, tiles
 from quant.kernels.card import Card
 from quant.kernels.tiles import (
     BATCH_ROWS,
@@ -33,7 +33,7 @@ from quant.kernels.tiles import (
 
 log = logging.getLogger(__name__)
 
-KERNELS = packed_batch, packed_matmul, packed_values, packed_vector, tiles
+KERNELS = packed_batch, packed_matmul, packed_product, packed_values, packed_vector, tiles
 CHOICES = {"rows": ROWS + BATCH_ROWS, "warps": WARPS, "tokens": TOKENS, "splits": SPLITS, "stages": STAGES}
 
 

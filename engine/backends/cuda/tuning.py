@@ -15,7 +15,7 @@ from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.weights import LoadProgress, Weights
 from quant.cuda.linear import CudaBackend, CudaLinear
 from quant.cuda.matrix import PackedMatrix
-from quant.kernels.packed_matmul import packed_product
+from quant.kernels.packed_product import packed_product
 from quant.kernels.tile_search import fastest_tile
 from quant.kernels.tiles import TOKENS, ProductShape, ProductTile
 from quant.linear import QLinear, Use

@@ -6,7 +6,7 @@ import torch
 
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import PackedMatrix
-from quant.kernels.packed_matmul import packed_product
+from quant.kernels.packed_product import packed_product
 from quant.kernels.reference import dequantize
 from quant.kernels.tiles import ProductTile
 from tests.quant.cpu.random_group_weights import GROUP_TYPES, Coded

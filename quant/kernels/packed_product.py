@@ -1,0 +1,97 @@
+"""Products of packed weights and up to some hundred tokens. The kernel depends on the tile (`quant.kernels.tiles`).
+
+Microseconds of a product of 28,672 x 4,096 on an H200, where reading the weights takes 16 (Q4_K) or 23 (Q6_K):
+
+    tokens          1    4   16   32   64  128  256
+    Q4_K           23   39   46   67   76  108  214
+    Q6_K           50   59   66
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quant.cuda.matrix import TILE_ROWS, PackedMatrix
+from quant.kernels.packed_batch import _batch_kernel
+from quant.kernels.packed_matmul import _product_kernel
+from quant.kernels.packed_values import BASE
+from quant.kernels.packed_vector import _vector_kernel
+from quant.kernels.tiles import BATCH_ROWS, ProductTile
+
+SUM_BLOCK = 1024  # rows per program
+VECTOR_GROUPS = (16, 32)  # group sizes for which one token has a separate kernel
+VECTOR_ROWS = 16  # rows of its programs
+
+
+@triton.jit
+def _sum_kernel(
+    partial: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    rows: tl.tensor,
+    out_stride: tl.tensor,
+    split_stride: tl.tensor,
+    ADD: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.program_id(1).to(tl.int64)
+    kept = row < rows
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for split in tl.static_range(SPLITS):
+        sums += tl.load(partial + split * split_stride.to(tl.int64) + token * rows + row, mask=kept, other=0.0)
+    if bias is not None:
+        sums += tl.load(bias + row, mask=kept, other=0.0)
+    out_at = out + token * out_stride + row
+    if ADD:
+        sums += tl.load(out_at, mask=kept, other=0.0)
+    tl.store(out_at, sums.to(out.dtype.element_ty), mask=kept)
+
+
+def packed_product(
+    matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, *, bias: Tensor | None, add: bool
+) -> None:
+    """Write x [tokens, columns] times the matrix, plus `bias` (float32 [rows]), to `out` [tokens, rows].
+
+    With `add`, the product is added to `out`. A tile of one token takes one token. x is bfloat16 and contiguous, with
+    its columns in the matrix's order. `out` may be a range of columns of a wider tensor.
+    """
+    if tile.splits == 1:
+        _launch(matrix, x, out, tile, {"bias": bias, "split_stride": 0, "add": int(add)})
+        return
+    tokens, rows = len(x), matrix.shape[0]
+    sums = torch.empty(tile.splits, tokens, rows, dtype=torch.float32, device=x.device)
+    _launch(matrix, x, sums, tile, {"bias": None, "split_stride": sums.stride(0), "add": 0})
+    _sum_kernel[triton.cdiv(rows, SUM_BLOCK), tokens](
+        sums, bias, out, rows, out.stride(0), sums.stride(0), ADD=add, SPLITS=tile.splits, BLOCK=SUM_BLOCK
+    )
+
+
+def _launch(matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, ending: dict[str, Any]) -> None:
+    """Write the product to `out`, [..., tokens, rows]. `ending`: arguments of what follows the product."""
+    form, tokens, rows = matrix.form, len(x), matrix.shape[0]
+    stages = tile.stages if form.table is None else 1  # loads from the table would be pipelined as well
+    numbers = {"numbers": matrix.number_pairs}
+    common = {**matrix.operands, **form.sizes, **form.constants, **ending, "x": x, "out": out, "rows": rows}
+    common |= {"splits": tile.splits, "STAGES": stages, "num_warps": tile.warps}
+    batch = {"tokens": tokens, "out_stride": out.stride(-2), "RAGGED": form.columns != form.width}
+    grid = triton.cdiv(rows, tile.rows), triton.cdiv(tokens, tile.tokens), tile.splits
+    if tile.rows in BATCH_ROWS:
+        _batch_kernel[grid](**common, **batch, ROWS=tile.rows, TOKENS=tile.tokens, num_stages=stages)
+    elif tile.tokens == 1 and form.group in VECTOR_GROUPS:
+        grid_of_one = triton.cdiv(rows, VECTOR_ROWS), tile.splits
+        _vector_kernel[grid_of_one](**common | numbers, base=BASE, WARPS=tile.warps, num_stages=1)
+    else:
+        _product_kernel[grid](
+            **common | numbers | batch,
+            base=BASE,
+            ROW_TILES=tile.rows // TILE_ROWS,
+            WARPS=tile.warps,
+            TOKENS=max(8, tile.tokens),
+            SCALES_SUMS=tile.tokens == 1,
+            num_stages=1,
+        )
