@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tui import commands, figures, fuzzy
+from tui import commands, figures, fuzzy, sampling_fields
 from tui.chat_files import file_stem
 from tui.client import Client, ClientError
 from tui.footer_keys import key_names
 from tui.plain_text import single_line
+from tui.types import NO_PRESET
 
 _MOST = 200  # maximum number of rows in the menu
 _FILE = re.compile(r"(?:^|\s)@([^\s@]*)$")
@@ -67,10 +68,17 @@ class Choice:
 
 
 _FILES = ("files", "new files", "@files")
+# ends of names of files that are not text, which could not be attached
+_NOT_TEXT = re.compile(
+    r"\.(png|jpe?g|gif|webp|bmp|ico|tiff|pdf|mp[34]|wav|ogg|flac|mkv|mov|webm|woff2?|ttf|otf|zip|gz|xz|bz2|zst|tar|7z"
+    r"|whl|jar|so|dylib|dll|exe|o|a|pyc|class|bin|gguf|safetensors|pt|np[yz]|parquet|sqlite|db)$",
+    re.IGNORECASE,
+)
 _CUT = "Only the first {:,} files are listed. Type a folder, such as ./src/"
 _ARGUMENTS: Mapping[str, str] = {
     "load": "models",
     "preset": "presets",
+    "set": "parameters",
     "theme": "themes",
     "attach": "files",
     "import": "files",
@@ -107,7 +115,7 @@ def choose(request: Request, chosen: Suggestion) -> Choice:
         gap = "" if is_folder or request.after.startswith(" ") else " "
         return Choice(f"{start}{gap}{request.after}", len(start) + len(gap), attach=path)
     text = request.before + chosen.name + (" " if chosen.takes_more else "")
-    return Choice(text, len(text), can_run=request.source != "history" and not is_folder)
+    return Choice(text, len(text), can_run=request.source not in ("history", "parameters") and not is_folder)
 
 
 def command_suggestions() -> list[Suggestion]:
@@ -133,6 +141,7 @@ class Completions:
             "commands": self._commands,
             "models": self._models,
             "presets": self._presets,
+            "parameters": self._parameters,
             "themes": self._theme_names,
             "files": self._files,
             "new files": self._files,
@@ -178,7 +187,14 @@ class Completions:
 
     async def _presets(self, _: str) -> Sequence[Suggestion]:
         presets = await self._client.chats.presets()
-        return [Suggestion(one.name, single_line(one.name), single_line(one.settings.system)) for one in presets]
+        found = [Suggestion(one.name, single_line(one.name), single_line(one.settings.system)) for one in presets]
+        return [*found, Suggestion(NO_PRESET, NO_PRESET, "The settings of the model")]
+
+    async def _parameters(self, _: str) -> Sequence[Suggestion]:
+        return [
+            Suggestion(one.name, one.name, f"{one.label}, {one.least:g} to {one.most:g}", takes_more=True)
+            for one in sampling_fields.FIELDS
+        ]
 
     async def _theme_names(self, _: str) -> Sequence[Suggestion]:
         from tui.theme_list import ordered
@@ -190,7 +206,8 @@ class Completions:
 
         files = await asyncio.to_thread(find_files, folder, Path())
         notes = [Suggestion("", _CUT.format(len(files.names)), is_note=True)] if files.is_cut else []
-        return [*(Suggestion(name, single_line(name)) for name in files.names), *notes]
+        texts = [name for name in files.names if not _NOT_TEXT.search(name)]
+        return [*(Suggestion(name, single_line(name)) for name in texts), *notes]
 
     async def _exports(self, _: str) -> Sequence[Suggestion]:
         stem = file_stem(self._title())

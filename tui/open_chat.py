@@ -8,6 +8,7 @@ from tui.client import Chats
 from tui.types import (
     DEFAULT_PRESET,
     NEW_CHAT,
+    NO_PRESET,
     Chat,
     ChatId,
     ChatSettings,
@@ -15,8 +16,15 @@ from tui.types import (
     Finish,
     Message,
     MessageId,
+    Preset,
     Role,
 )
+
+
+def find_preset(presets: Sequence[Preset], name: str) -> ChatSettings | None:
+    """Return the settings of a preset, or None if there is none of this name."""
+    settings = {NO_PRESET: ChatSettings()} | {one.name: one.settings for one in presets}
+    return settings.get(name)
 
 
 async def settings_of_new_chats(chats: Chats) -> ChatSettings:

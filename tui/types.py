@@ -255,6 +255,8 @@ class ChatSettings(Sanitized):
 
 DEFAULT_PRESET = "default"
 """The name of the preset that new chats start with."""
+NO_PRESET = "none"
+"""The name that selects the settings of the model, unless the user has saved a preset with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,6 +172,8 @@ def test_settings_dialog_checks_values_and_applies_presets() -> None:
         await chat.pilot.press("escape")
         await chat.type("/system Be kind.")
         await chat.until(lambda: chat.conversation.chat.settings.system == "Be kind.")
+        await chat.type("/preset none")
+        await chat.until(lambda: chat.conversation.chat.settings == ChatSettings())
 
     run(client, flow)
 

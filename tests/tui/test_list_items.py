@@ -35,6 +35,7 @@ def run(text: str, look: Look, width: int = 40) -> None:
         ("9. nine\n1. ten\n   - inner\n     1. most\n", ["  9. nine", " 10. ten", "     • inner", "        1. most"]),
         ("* some words that are wrapped\n", ["• some words that", "  are wrapped"]),
         ("* one\n\n  two\n* \n", ["• one", "  two", "•"]),
+        ("- [ ] some words that are wrapped\n- [x] done\n", ["☐ some words that", "  are wrapped", "☑ done"]),
         ("- 漢字漢字漢字漢字漢字\n", ["• 漢字漢字漢字漢字", "  漢字"]),
     ],
 )

@@ -107,6 +107,11 @@ def test_arguments_of_commands_are_completed() -> None:
         await write(chat, "/preset p")
         await chat.pilot.press("tab")
         assert chat.composer.area.text == "/preset pirate"
+        await write(chat, "/preset n")
+        assert [label.split()[0] for label in labels(chat)] == ["none"]
+        await write(chat, "/set t")
+        await chat.pilot.press("tab")
+        assert chat.composer.area.text in ("/set temperature ", "/set top_p ", "/set top_k ")
         await write(chat, "/model smol")
         assert "smollm2:135m" in labels(chat)
         await write(chat, "/theme hearth-l")
@@ -219,6 +224,18 @@ def test_ranking_prefers_prefixes_then_words_then_letters_in_order() -> None:
         "xsearchx",
         "s-e-a-r-c-h",
     ]
+
+
+def test_menu_of_files_lists_only_files_that_can_be_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.png", "b.txt", "c.PDF"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+
+    async def flow(chat: Chatting) -> None:
+        await write(chat, "see @")
+        assert labels(chat) == ["b.txt"]
+
+    run(ScriptedClient(), flow)
 
 
 def test_file_search_respects_gitignore_and_hides_dot_files(tmp_path: Path) -> None:

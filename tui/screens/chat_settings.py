@@ -7,6 +7,7 @@ from textual.dom import DOMNode
 from tui import sampling_fields
 from tui.client import Client
 from tui.footer_keys import key_name
+from tui.open_chat import find_preset
 from tui.plain_text import single_line
 from tui.show_errors import show_errors
 from tui.types import ToolServer
@@ -74,7 +75,7 @@ async def use_preset(conversation: Conversation, client: Client, name: str) -> N
     chat = conversation.chat
     with show_errors(conversation):
         presets = await client.chats.presets()
-        settings = next((one.settings for one in presets if one.name == name), None)
+        settings = find_preset(presets, name)
         if settings is not None:
             await conversation.configure(chat, settings)
             return

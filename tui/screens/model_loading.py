@@ -25,7 +25,7 @@ async def follow(conversation: Conversation, loading: AsyncGenerator[Loading, No
     except ClientError as error:
         if not model:
             welcome.show_failure(error)
-        if model or not welcome.display:
+        if model or not (welcome.display or conversation.shows_why_no_reply):
             show_error(conversation, error)
     welcome.show_loaded(model)
     conversation.use_model(model)

@@ -85,6 +85,12 @@ class Conversation(Vertical):
         return self._view.current_reply
 
     @property
+    def shows_why_no_reply(self) -> bool:
+        """Whether the error of a model that cannot be loaded is, or soon will be, below the last message."""
+        last = next(reversed(self.chat.path()), None)
+        return self.current_reply is not None or (last is not None and bool(last.error))
+
+    @property
     def running_chats(self) -> Collection[ChatId]:
         """The chats in which a reply is being generated."""
         return self._replies.chats

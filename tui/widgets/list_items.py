@@ -10,6 +10,7 @@ from textual.content import Content
 from tui.widgets.drawn_block import DrawnBlock
 
 _BULLET = "$text-primary"
+BOXES = ("☐ ", "☑ ")  # of open and of finished tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,14 @@ class Item:
 
     bullet: str
     parts: Sequence[Content | Sequence[Item]]
+
+    @property
+    def boxed(self) -> Item:
+        """The item with its box as the bullet, if it is a task."""
+        first, *rest = self.parts or [Content("")]
+        if isinstance(first, Content) and first.plain.startswith(BOXES):
+            return Item(first.plain[:2], [first[2:], *rest])
+        return self
 
 
 class Items(DrawnBlock):
@@ -40,7 +49,7 @@ class Items(DrawnBlock):
 
 def _lines(items: Sequence[Item], width: int) -> list[Content]:
     lines = []
-    for item in items:
+    for item in (one.boxed for one in items):
         bullet = Content.styled(item.bullet, _BULLET)
         inner_width = max(1, width - bullet.cell_length)
         inner = [line for part in item.parts for line in _lines_of(part, inner_width)] or [Content("")]

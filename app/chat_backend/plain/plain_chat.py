@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Coroutine
 from contextlib import aclosing, suppress
+from shutil import get_terminal_size
+from typing import TextIO
 
 from app.chat_backend.engine.loading_state import LINE_SECONDS, LoadingLines
 from app.chat_backend.plain import tools
@@ -23,6 +25,7 @@ from app.chat_backend.plain.input_lines import (
     remember,
 )
 from app.chat_backend.plain.trimming import PlainTrimming
+from app.chat_backend.plain.wrapping import Wrapping
 from app.chat_backend.shutdown import Shutdown
 from app.settings.settings import is_dumb_terminal
 from tui.client import Client, ClientError
@@ -69,6 +72,16 @@ class WholeWords:
 _EXIT_OK, _EXIT_FAILURE = 0, 1
 _WELCOME = "Type a message and press Enter. /help lists the commands, /quit leaves.\n^c stops a reply."
 _HOW_TO_LEAVE = "Press ^c again to leave, or ^d."
+
+
+def _width(stream: TextIO) -> int | None:
+    """Return the number of cells in a line of a terminal. None: another kind of file."""
+    return get_terminal_size().columns if stream.isatty() else None
+
+
+def _line(text: str) -> str:
+    """Return the text with a line end, unless it is empty."""
+    return text + "\n" * bool(text)
 
 
 class PlainChat:
@@ -185,6 +198,7 @@ class PlainChat:
         """Request a reply to the message, and print it as it arrives."""
         chat = await self._commands.current()
         words, reported_at, is_thinking = WholeWords(), time.monotonic(), False
+        lines = Wrapping(_width(sys.stdout))
         async with aclosing(self._client.replies.reply(chat.summary.id, to)) as events:
             async for event in events:
                 if isinstance(event, PromptProgress) and time.monotonic() - reported_at > LINE_SECONDS:
@@ -194,18 +208,18 @@ class PlainChat:
                     is_thinking = True
                     self._note("Thinking")
                 elif isinstance(event, TextDelta):
-                    self._write(words.add(event.text))
+                    self._write(lines.wrap(words.add(event.text)))
                 elif isinstance(event, ToolCalled | ToolReturned):
-                    await self._tell_tool(event, words.rest())
+                    await self._tell_tool(event, lines.wrap(_line(words.rest())))
                 elif isinstance(event, ReplyEnd):
-                    self._write(words.rest() + "\n")
+                    self._write(lines.wrap(words.rest()) + "\n")
                     self._tell_end(event)
                     if event.finish is not Finish.FAILED:
                         self._run_in_background(self._give_title(chat.summary.id))
 
     async def _tell_tool(self, event: ToolCalled | ToolReturned, text: str) -> None:
         """Print a tool call or its result in one line, after the pending text. Asks the user to allow the call."""
-        self._write(text + "\n" * bool(text))
+        self._write(text)
         if isinstance(event, ToolReturned):
             self._note(tools.result_line(event))
             return
@@ -336,12 +350,13 @@ class PlainChat:
             self._note(f"try: {problem.remedy}")
 
     def _say(self, line: str) -> None:
-        self._write(f"{sanitize(line)}\n")
+        self._write(Wrapping(_width(sys.stdout)).wrap(f"{sanitize(line)}\n"))
 
     def _note(self, line: str) -> None:
         """Write a message to stderr. The line that the user is typing moves below it."""
         shown = self._input.shown() if self._input is not None else ""
-        sys.stderr.write("\r" * bool(shown) + f"{sanitize(line):<{len(shown)}}\n")
+        first, end, rest = Wrapping(_width(sys.stderr)).wrap(sanitize(line)).partition("\n")
+        sys.stderr.write("\r" * bool(shown) + f"{first:<{len(shown)}}{end}{rest}\n")
         sys.stderr.flush()
         self._write(shown)
 

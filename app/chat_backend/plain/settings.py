@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from tui import sampling_fields
 from tui.client import Client, ClientError
+from tui.open_chat import find_preset
 from tui.sampling_fields import InvalidField
-from tui.types import Chat, ChatSettings, FullContext
+from tui.types import NO_PRESET, Chat, ChatSettings, FullContext
 
 _FULL = {how.value.partition("_")[0]: how for how in FullContext}
 _THINKING: dict[str, bool | None] = {"on": True, "off": False, "": None}
@@ -46,10 +47,11 @@ class PlainSettings:
         self._say(f"{name}: {value.strip() or 'reset'}")
 
     async def preset(self, name: str) -> None:
-        presets = {preset.name: preset for preset in await self._chats.presets()}
-        if name not in presets:
-            raise ClientError(f"there is no preset {name}".rstrip(), f"Available: {', '.join(presets) or 'none'}.")
-        await self._chats.configure((await self._current()).summary.id, presets[name].settings)
+        presets = await self._chats.presets()
+        if (settings := find_preset(presets, name)) is None:
+            names = ", ".join([*(one.name for one in presets), NO_PRESET])
+            raise ClientError(f"there is no preset {name}".rstrip(), f"Available: {names}.")
+        await self._chats.configure((await self._current()).summary.id, settings)
         self._say(f"Preset {name} applied.")
 
 

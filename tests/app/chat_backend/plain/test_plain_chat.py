@@ -12,6 +12,7 @@ import pytest
 from app.chat_backend.engine.loading_state import LoadingLines
 from app.chat_backend.models import ChatModels
 from app.chat_backend.plain.plain_chat import PlainChat, WholeWords
+from app.chat_backend.plain.wrapping import Wrapping
 from app.chat_backend.session import Session
 from app.history.database import FILE_NAME
 from app.settings.settings import Settings
@@ -274,6 +275,21 @@ def test_writes_end_at_word_boundaries() -> None:
     assert words.add("fi") == ""
     assert words.rest() == "fi"
     assert words.rest() == ""
+
+
+def test_replies_are_wrapped_between_words() -> None:
+    lines = Wrapping(12)
+    parts = ("some words ", "that are\nshort and ", "one-that-is-too-long ", "漢字漢字 漢字 ", "end\n")
+    assert "".join(map(lines.wrap, parts)).splitlines() == [
+        "some words",
+        "that are",
+        "short and",
+        "one-that-is-too-long",
+        "漢字漢字",
+        "漢字 end",
+    ]
+    code = "```py\n  a_long_line = of(code)\n```\n"
+    assert lines.wrap(code) == code
 
 
 def test_damaged_history_is_reported(
