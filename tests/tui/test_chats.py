@@ -483,6 +483,26 @@ def test_messages_of_another_window_are_shown_in_the_open_chat() -> None:
     run(client, flow, chat=name, size=(80, 24))
 
 
+def test_reply_of_another_window_is_shown_as_it_grows() -> None:
+    client = ScriptedClient()
+    name = client.keep("Shared", "a question", "an")
+    reply = replace(client.chats.chats[name].messages[-1], finish=Finish.ELSEWHERE)
+    client.chats.put(name, reply)
+
+    async def flow(chat: Chatting) -> None:
+        def shows(text: str) -> bool:
+            return any(text in line for line in chat.lines())
+
+        await chat.until(lambda: chat.texts() == ["a question", "an"])
+        client.chats.put(name, replace(reply, text="an answer"))
+        await chat.until(lambda: shows("an answer"))
+        client.chats.put(name, replace(reply, text="an answer of two lines", finish=Finish.COMPLETE))
+        await chat.until(lambda: shows("an answer of two lines"))
+        assert len(chat.views()) == 2
+
+    run(client, flow, chat=name, size=(80, 24))
+
+
 def test_poll_posts_the_number_of_messages_only_if_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     client = ScriptedClient()
     name = client.keep("Shared", "a question", "an answer")

@@ -178,9 +178,12 @@ class ChatView:
                 await self._show_merged(chat, changed, is_longer=len(chat.branches) > known)
 
     async def _show_merged(self, chat: OpenChat, changed: Sequence[Message], *, is_longer: bool) -> None:
-        for message in chat.path():  # also shows new numbers of branches
-            self.transcript.update_message(message)
         ids = {message.id for message in changed}
+        for message in chat.path():
+            if message.id in ids:
+                await self.transcript.replace_message(message)
+            else:
+                self.transcript.update_message(message)  # shows new numbers of branches
         end = None if chat.leaf is None else chat.branches.newest_leaf(chat.leaf)
         for message in chat.branches.path(end):
             if message.id in ids and chat is self.chat and message.parent == chat.leaf:

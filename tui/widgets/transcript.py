@@ -153,6 +153,20 @@ class Transcript(VerticalScroll, can_focus=False):
                 self._end = min(self._end, end)
                 await self._unmount_outside()
 
+    async def replace_message(self, message: Message) -> None:
+        """Replace a message of the branch and its view, because its text has changed."""
+        async with self._changing:
+            if (index := self._index_of(message.id)) is None:
+                return
+            self._path[index] = message
+            if (old := self.view(message.id)) is not None:
+                (new,) = self._views(index, index + 1)
+                with self.app.batch_update():
+                    await self._messages.mount(new, before=old)
+                    if old.has_focus:
+                        new.focus(scroll_visible=False)
+                    await old.remove()
+
     def update_message(self, message: Message) -> None:
         """Replace a message of the branch, which may be unmounted."""
         index = self._index_of(message.id)

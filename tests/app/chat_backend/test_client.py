@@ -239,7 +239,7 @@ def test_chat_is_titled_renamed_deleted_and_restored(clients: Clients) -> None:
         await client.chats.title(chat)
         assert (await client.chats.open(chat)).summary.title == "Mine"
         await client.chats.delete(chat)
-        with pytest.raises(ClientError, match="no chat"):
+        with pytest.raises(ClientError, match="this chat does not exist"):
             await client.chats.open(chat)
         await client.chats.undelete(chat)
         await client.chats.delete(chat)
@@ -256,7 +256,7 @@ def test_invalid_calls_raise_client_errors(clients: Clients) -> None:
             await replied(client, chat, question)
         assert len((await client.chats.open(chat)).messages) == 1
         for nobody in (ChatId("999"), ChatId("x"), ChatId("private-9")):
-            with pytest.raises(ClientError, match="no chat"):
+            with pytest.raises(ClientError, match="this chat does not exist"):
                 await client.chats.rename(nobody, "x")
 
     run(clients, work)
