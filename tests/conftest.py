@@ -43,8 +43,6 @@ hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
 # The garbage collector visits all young objects after this many new ones. Python's default, hundreds, slows tests of
-# screens down by a tenth.
-NEW_OBJECTS = 20_000
 
 SLOW_SECONDS = 3600.0  # time limit of tests that are marked as slow; other tests use `timeout` in pyproject.toml
 
@@ -222,7 +220,6 @@ def pytest_collection_finish() -> None:
     """Exclude existing objects from garbage collection, because engines run it when memory is short."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
 
 
 @pytest.fixture(scope="session")
