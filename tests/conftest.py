@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
-# The garbage collector visits all young objects after this many new ones. Python's default, hundreds, slows tests of
-
 SLOW_SECONDS = 3600.0  # time limit of tests that are marked as slow; other tests use `timeout` in pyproject.toml
 
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
