@@ -56,9 +56,9 @@ def _note(err: bytes) -> str:
     """Return the line of stderr that says why only models with short names were searched; empty if the Hub was
     searched.
     """
-    from app.models.hub_search import OF_FAMILIES
+    from app.models.hub_search import SHORT_NAMES
 
-    return next((line for line in err.decode(errors="replace").splitlines() if OF_FAMILIES in line), "")
+    return next((line for line in err.decode(errors="replace").splitlines() if SHORT_NAMES in line), "")
 
 
 def variants(name: str, settings: Settings, memory: int | None) -> Sequence[ModelInfo]:

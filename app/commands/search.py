@@ -5,7 +5,7 @@ import click
 from app.commands.options import read_by
 from app.commands.output import as_json, echo_table
 from app.errors import EXIT_NOT_FOUND, Offline
-from app.models.hub_search import FORMATS, OF_FAMILIES, SearchResult, search_families, search_hub
+from app.models.hub_search import FORMATS, SHORT_NAMES, SearchResult, search_hub, search_short_names
 from app.models.store import ModelStore
 from app.progress import format_bytes, progress_on_stderr
 from app.settings.settings import load_settings
@@ -62,8 +62,8 @@ def search(
             raise Offline(f"offline mode is on ({settings.origins['offline']})")
         found = search_hub(asked, formats or FORMATS, limit, settings, progress, memory or 0)
     except Offline as problem:
-        click.echo(f"{problem.message}: {OF_FAMILIES}.", err=True)
-        found = search_families(asked, ModelStore(settings), settings, memory or 0)[:limit]
+        click.echo(f"{problem.message}: {SHORT_NAMES}.", err=True)
+        found = search_short_names(asked, ModelStore(settings), settings, memory or 0)[:limit]
     _echo(found, as_array=as_array)
     if not found:
         ctx.exit(EXIT_NOT_FOUND)

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from app.errors import AppError, ModelNotFound
 from app.models import hub
+from app.models.catalog import CatalogEntry
 from app.models.families import KnownModel
 from app.models.hub_listing import Listing, list_repository
 from app.models.machine_memory import is_likely_to_fit, machine_memory
@@ -25,7 +26,7 @@ from quant.bounded_json import JSONProblem, parse_list
 
 FORMATS = ("gguf", "awq", "gptq", "fp8")  # tags of repositories on the Hub
 MAX_BYTES = 4 << 20
-OF_FAMILIES = "these are models with a short name, and sizes are estimates"  # printed if the Hub was not searched
+SHORT_NAMES = "these are models with a short name, and sizes are estimates"  # printed if the Hub was not searched
 _MOST = 200  # results of one response that are read
 
 
@@ -71,10 +72,16 @@ def search_hub(
             return _ranked([find for find in looked_at if find])
 
 
-def search_families(words: str, store: ModelStore, settings: Settings, memory: int = 0) -> list[SearchResult]:
-    """Search the models with a short name, without the network. Sizes are estimates."""
+def search_short_names(words: str, store: ModelStore, settings: Settings, memory: int = 0) -> list[SearchResult]:
+    """Search the models with a short name, without the network. Sizes are estimates, except in the catalog."""
     memory = memory or machine_memory(settings)
-    return _ranked([_known(model, memory) for model in store.families if _matches(words, model)])
+    of_catalog = [_of_catalog(entry, memory) for entry in store.catalog if _matches(words, entry.name, entry.title)]
+    of_families = [
+        _of_family(model, memory)
+        for model in store.families
+        if _matches(words, model.name, model.title, model.kind, str(model.repository))
+    ]
+    return _ranked([*of_catalog, *of_families])
 
 
 def _ask(words: str, kind: str, limit: int, settings: Settings, progress: Progress) -> Iterator[_Repository]:
@@ -126,12 +133,17 @@ def _best_choice(choices: Mapping[str, int], memory: int) -> tuple[str, int]:
     return kind, choices[kind]
 
 
-def _matches(words: str, model: KnownModel) -> bool:
-    described = f"{model.name} {model.title} {model.kind} {model.repository}".lower()
+def _matches(words: str, *descriptions: str) -> bool:
+    described = " ".join(descriptions).lower()
     return all(word in described for word in words.lower().split())
 
 
-def _known(model: KnownModel, memory: int) -> SearchResult:
+def _of_catalog(entry: CatalogEntry, memory: int) -> SearchResult:
+    fits = is_likely_to_fit(entry.size, memory)
+    return SearchResult(entry.name, "gguf", entry.quantization, entry.size, fits, None, entry.license)
+
+
+def _of_family(model: KnownModel, memory: int) -> SearchResult:
     size = model.usual_size
     fits = is_likely_to_fit(size, memory)
     is_gguf = model.repository.repo.lower().endswith("gguf")

@@ -106,6 +106,12 @@ def test_models_with_short_names_are_searched_without_the_hub(
     assert hub.requests == []
 
 
+def test_default_model_is_found_without_the_hub(search: Search) -> None:
+    (found,) = json.loads(search("135m", "--json", INGLE_OFFLINE="1").stdout)
+    assert (found["name"], found["quantization"], found["size"]) == ("smollm2:135m", "Q4_1", 98_362_432)
+    assert "smollm2:135m" in search("smollm2", INGLE_OFFLINE="1").stdout
+
+
 @pytest.mark.parametrize(
     "listing", [b"{}", b"[", b'[{"id": "../../x", "downloads": 1}, {"id": 3}, {"id": "org/x:Q4_0", "downloads": 1}, 7]']
 )
