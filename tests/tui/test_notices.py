@@ -65,6 +65,21 @@ def test_notices_are_shown_and_unsaved_state_stays_visible() -> None:
     run(client, flow)
 
 
+def test_long_notification_is_shown_whole_in_a_small_terminal() -> None:
+    async def main() -> None:
+        client = ScriptedClient()
+        app = ChatApp(client)
+        async with app.run_test(size=(60, 15), notifications=True) as pilot:
+            chat = Chatting(app, pilot, client)
+            words = [f"{number:013}" for number in range(12)]  # two of them fill a line to its last column
+            app.notify(" ".join(words))
+            await chat.until(lambda: any(words[0] in line for line in chat.lines()))
+            shown = " ".join(line.partition("▌")[2] for line in chat.lines())
+            assert shown.split()[: len(words)] == words
+
+    asyncio.run(main())
+
+
 def test_short_notification_covers_only_the_title() -> None:
     """It must not cover the prompt, or the buttons of a message."""
 
