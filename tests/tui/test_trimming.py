@@ -91,6 +91,21 @@ def test_escape_stops_a_summary() -> None:
     run(client, flow, chat=name)
 
 
+def test_chat_scrolls_to_its_end_while_it_is_summarized() -> None:
+    client, name = full()
+
+    async def flow(chat: Chatting) -> None:
+        transcript = chat.conversation.transcript
+        await chat.until(lambda: chat.conversation.model and transcript.max_scroll_y > 0)
+        await transcript.show_start()
+        await chat.type("one more")
+        await asked(chat)
+        await chat.pilot.press("enter")
+        await chat.until(lambda: any("Summarizing" in line for line in chat.lines()))
+
+    run(client, flow, chat=name, size=(60, 15))
+
+
 def test_escape_in_another_chat_does_not_stop_a_summary() -> None:
     client, name = full()
 

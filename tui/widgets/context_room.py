@@ -59,6 +59,8 @@ class ContextRoom:
 
     def _show_activity(self, chat: ChatId) -> None:
         if chat == self._view.chat.id:
+            if self.activity:
+                self._node.call_later(self._view.transcript.show_end)  # the activity is shown below the last message
             self._view.composer.show_held(is_held=self.is_trimming)
             self._view.show_activity(self.activity)
             self._node.refresh_bindings()
