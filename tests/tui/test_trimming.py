@@ -100,6 +100,7 @@ def test_chat_scrolls_to_its_end_while_it_is_summarized() -> None:
         await transcript.show_start()
         await chat.type("one more")
         await asked(chat)
+        assert any("The context is full" in line for line in chat.lines())
         await chat.pilot.press("enter")
         await chat.until(lambda: any("Summarizing" in line for line in chat.lines()))
 

@@ -27,6 +27,8 @@ _STOP = "Cancel"
 class FullContextScreen(Dialog[TrimPlan]):
     """Returns the chosen plan, or None. Messages that are left out stay visible in the chat."""
 
+    AUTO_FOCUS = ""  # Textual would scroll the choices to the center, and the question out of a small terminal
+
     def __init__(
         self,
         context: Context,
@@ -57,6 +59,7 @@ class FullContextScreen(Dialog[TrimPlan]):
             yield Label("", id="goes", markup=False)
 
     def on_mount(self) -> None:
+        self.set_focus(self.query_one(Rows), scroll_visible=False)
         self.plan()
 
     @work
