@@ -48,6 +48,8 @@ class FileChat(Struct, kw_only=True, omit_defaults=True):
     messages: list[FileMessage]
     shown: int | None = None
     created: float = 0.0
+    pinned: bool = False
+    archived: bool = False
 
 
 class ChatFile(Struct, tag_field="format", tag=FORMAT):
@@ -71,6 +73,8 @@ def _file_chat(chat: Chat, messages: Sequence[StoredMessage]) -> FileChat:
         messages=[_file_message(message, indices) for message in messages],
         shown=None if chat.shown is None else indices.get(chat.shown),
         created=chat.created,
+        pinned=chat.is_pinned,
+        archived=chat.is_archived,
     )
 
 

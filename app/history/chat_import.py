@@ -128,6 +128,8 @@ def _add_chat(history: History, chat: FileChat, mark: str) -> Chat:
         ids.append(history.messages.add(stored).id)
     if chat.shown is not None and 0 <= chat.shown < len(ids):
         history.chats.show(created.id, ids[chat.shown])
+    history.chats.pin(created.id, pinned=chat.pinned)
+    history.chats.archive(created.id, archived=chat.archived)
     return history.chats.get(created.id)
 
 

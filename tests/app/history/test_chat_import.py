@@ -49,6 +49,21 @@ def test_export_imports_with_all_branches(history: History, tmp_path: Path) -> N
     assert branch(history, again) == [("user", "one"), ("assistant", "two")]
 
 
+def test_imported_chats_are_pinned_and_archived_as_before(history: History, tmp_path: Path) -> None:
+    for title, pinned, archived in [("plain", False, False), ("pinned", True, False), ("both", True, True)]:
+        chat = history.chats.create(ChatSettings(), title)
+        history.messages.add_user_message(chat.id, None, "one")
+        history.chats.pin(chat.id, pinned=pinned)
+        history.chats.archive(chat.id, archived=archived)
+    chats = [*history.chats.listed(), *history.chats.listed(archived=True)]
+    file = tmp_path / "all.json"
+    file.write_bytes(as_json([(chat, history.messages.in_chat(chat.id)) for chat in chats]))
+    other = History(None)
+    add_chats(other, read_chats(file))
+    assert [(one.title, one.is_pinned) for one in other.chats.listed()] == [("pinned", True), ("plain", False)]
+    assert [(one.title, one.is_pinned) for one in other.chats.listed(archived=True)] == [("both", True)]
+
+
 def test_markdown_has_the_shown_branch(history: History) -> None:
     chat = history.chats.create(ChatSettings("Be brief."), "A\ntitle")
     asked = history.messages.add_user_message(chat.id, None, "See file.", [Attachment("a.md", "```py\nx\n```")])
