@@ -225,8 +225,8 @@ class Engine(Protocol):
     async def is_ready(self) -> bool:
         """Whether the loaded model can answer now, without waiting for a load or a restart."""
 
-    def exits(self) -> AsyncGenerator[bool, None]:
-        """Yield True when the engine of the loaded model has exited, and False when it is loaded again. Never ends."""
+    def loaded_models(self) -> AsyncGenerator[str, None]:
+        """Yield the name of each model that is loaded, and "" when its engine has exited. Never ends."""
 
     async def status(self) -> EngineStatus: ...
 

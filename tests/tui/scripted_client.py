@@ -319,7 +319,7 @@ class ScriptedEngine:
     looks: int = 0
     is_reported: bool = True  # whether the status has details
     sampling: Sampling = RECOMMENDED
-    exited: asyncio.Queue[bool] = field(default_factory=asyncio.Queue)  # what `exits` yields
+    loaded: asyncio.Queue[str] = field(default_factory=asyncio.Queue)  # what `loaded_models` yields
 
     def address(self) -> str:
         return "http://127.0.0.1:4645/v1" if self.loads.is_set() else ""
@@ -340,9 +340,9 @@ class ScriptedEngine:
     async def is_ready(self) -> bool:
         return self.loads.is_set() and self.problem is None
 
-    async def exits(self) -> AsyncGenerator[bool, None]:
+    async def loaded_models(self) -> AsyncGenerator[str, None]:
         while True:
-            yield await self.exited.get()
+            yield await self.loaded.get()
 
     async def status(self) -> EngineStatus:
         await self.loads.wait()

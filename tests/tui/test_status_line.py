@@ -121,15 +121,16 @@ def test_context_grows_with_the_reply() -> None:
     asyncio.run(show())
 
 
-def test_status_line_says_that_the_idle_engine_has_exited() -> None:
+def test_status_line_shows_that_the_engine_has_exited_and_which_model_replaces_it() -> None:
     client = ScriptedClient()
 
     async def flow(chat: Chatting) -> None:
         line = chat.app.screen.query_one(StatusLine)
         await chat.until(lambda: line.model and line.loading_model is None)
-        await client.engine.exited.put(True)
+        await client.engine.loaded.put("")
         await chat.until(lambda: "stopped. Your next message starts it." in line.render().plain)
-        await client.engine.exited.put(False)
-        await chat.until(lambda: "stopped" not in line.render().plain)
+        await client.engine.loaded.put("/models/SmolLM2-135M.gguf")
+        await chat.until(lambda: line.render().plain.startswith("SmolLM2-135M "))
+        assert chat.conversation.model == "/models/SmolLM2-135M.gguf"
 
     run(client, flow)

@@ -35,6 +35,13 @@ async def follow(conversation: Conversation, loading: AsyncGenerator[Loading, No
 
 
 async def watch_engine(conversation: Conversation, engine: Engine) -> None:
-    """Show when the engine of the loaded model exits, for example because memory ran out."""
-    async for has_exited in engine.exits():
-        conversation.composer.status.is_stopped = has_exited
+    """Show when the engine exits, for example because memory ran out, and which model answers after a restart.
+
+    A restarted engine may be that of another window, which names the same model by its path.
+    """
+    status = conversation.composer.status
+    async for model in engine.loaded_models():
+        status.is_stopped = not model
+        if model:
+            status.model = model
+            conversation.use_model(model)

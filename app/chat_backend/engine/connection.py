@@ -157,16 +157,16 @@ class EngineConnection:
         """Whether the loaded model can answer now, without waiting for a load or a restart."""
         return self.state.is_over and self._engine is not None and not await self.is_lost()
 
-    async def exits(self) -> AsyncGenerator[bool, None]:
-        """Yield True when the loaded engine has exited, and False when an engine is loaded. Never ends."""
+    async def loaded_models(self) -> AsyncGenerator[str, None]:
+        """Yield the name of each model that is loaded, and "" when its engine has exited. Never ends."""
         while True:
             state, replaced = self.state, self._replaced
             with suppress(NotLoaded):  # `loading` raises the reason
                 await state.wait()
-                yield False
+                yield self.answering
                 await _first_of(self._server.wait_until_lost(), replaced.wait())
                 if await self.is_lost():
-                    yield True
+                    yield ""
             await replaced.wait()
 
     @property
@@ -241,7 +241,7 @@ class EngineConnection:
             both = f"{reason.message}; {before.model} could not be loaded again: {problem.message}"
             raise ClientError(both, problem.remedy) from reason
         remedy = f"{reason.remedy.rstrip('.')}. " if reason.remedy else ""
-        raise ClientError(reason.message, f"{remedy}{before.model} is loaded again.")
+        raise ClientError(reason.message, f"{remedy}{before.now.model} is loaded again.")
 
     def switch(self, model: str) -> LoadingState:
         """Start loading another model for later replies, and return its loading state. Replies in progress are not

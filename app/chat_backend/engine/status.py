@@ -33,8 +33,8 @@ class ChatEngine:
     async def is_ready(self) -> bool:
         return await self._connection.is_ready()
 
-    def exits(self) -> AsyncGenerator[bool, None]:
-        return self._connection.exits()
+    def loaded_models(self) -> AsyncGenerator[str, None]:
+        return self._connection.loaded_models()
 
     async def status(self) -> EngineStatus:
         """Return the engine's status. For servers other than Inglenook, only the model is set."""

@@ -209,13 +209,13 @@ def test_engine_is_started_and_its_messages_are_reported(settings: Settings, sta
 def test_exit_of_the_engine_and_its_restart_are_reported(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(settings)
-        exits = connection.exits()
-        assert not await anext(exits)
+        models = connection.loaded_models()
+        assert await anext(models) == "smollm2:135m"
         started[0].die()
-        assert await anext(exits)
+        assert await anext(models) == ""
         assert (await ready(connection)).model == "smollm2:135m"
-        assert not await anext(exits)
-        await exits.aclose()
+        assert await anext(models) == "smollm2:135m"
+        await models.aclose()
         await connection.close()
 
     asyncio.run(main())
@@ -230,10 +230,10 @@ def test_exit_of_a_server_of_another_program_is_reported(
     async def main() -> None:
         with recorded(instance, settings):
             connection = await begun(settings)
-            exits = connection.exits()
-            assert not await anext(exits)
-        assert await anext(exits)
-        await exits.aclose()
+            models = connection.loaded_models()
+            assert await anext(models) == "hash"
+        assert await anext(models) == ""
+        await models.aclose()
         await connection.close()
 
     asyncio.run(main())
@@ -381,6 +381,21 @@ def test_failed_load_returns_to_the_previous_model(settings: Settings, started: 
         ("org/broken", True),
         ("smollm2:135m", False),
     ]
+
+
+@pytest.mark.usefixtures("running", "started")
+def test_failed_load_names_the_model_of_the_server_to_which_it_returns(settings: Settings) -> None:
+    async def main() -> None:
+        connection = await begun(settings)
+        await ready(connection)
+        connection.switch("org/broken")
+        with pytest.raises(ClientError) as raised:
+            async for _ in connection.loading():
+                pass
+        assert raised.value.remedy == "mend it. hash is loaded again."
+        await connection.close()
+
+    asyncio.run(main())
 
 
 def test_failed_return_to_previous_model_reports_both_errors(settings: Settings, started: list[StandIn]) -> None:
