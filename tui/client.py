@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tui.engine_types import Download, EngineStatus, Fit, Loading, ModelInfo, Recommendation, RequestId, SearchResults
-from tui.plain_text import sanitize
+from tui.plain_text import capitalized, sanitize
 from tui.types import (
     Attachment,
     CallId,
@@ -53,7 +53,7 @@ class ClientError(Exception):
     @property
     def sentences(self) -> str:
         """The message and the remedy as one text."""
-        return f"{self.message.removesuffix('.')}. {self.remedy}".strip()
+        return f"{capitalized(self.message.removesuffix('.'))}. {self.remedy}".strip()
 
     @property
     def report(self) -> str:

@@ -85,6 +85,11 @@ def _visible(match: re.Match[str]) -> str:
     return f"‹U+{code:04X}›"
 
 
+def capitalized(text: str) -> str:
+    """Return a message with a capital at its start, unless its first word is a name, such as that of a model."""
+    return f"{text[:1].upper()}{text[1:]}" if text.partition(" ")[0].isalpha() else text
+
+
 def model_name(model: str) -> str:
     """Return the name to display for a model: the last component of an absolute path, without ".gguf"."""
     return PurePath(model).name.removesuffix(".gguf") if PurePath(model).is_absolute() else model

@@ -7,6 +7,7 @@ from textual.css.query import NoMatches
 from textual.dom import DOMNode
 
 from tui.client import ClientError
+from tui.plain_text import capitalized
 
 
 @contextmanager
@@ -26,4 +27,4 @@ def show_errors(node: DOMNode) -> Iterator[None]:
 
 def show_error(node: DOMNode, error: ClientError) -> None:
     """Show an error and its remedy as a notification."""
-    node.app.notify(error.remedy, title=error.message, severity="error", timeout=12, markup=False)
+    node.app.notify(error.remedy, title=capitalized(error.message), severity="error", timeout=12, markup=False)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tui.plain_text import model_name, sanitize, shortened, single_line, start, without_fences
+from tui.plain_text import capitalized, model_name, sanitize, shortened, single_line, start, without_fences
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -75,3 +75,17 @@ def test_model_name_is_the_last_part_of_a_path_without_gguf() -> None:
 
 def test_fences_of_code_blocks_are_removed() -> None:
     assert start(without_fences("Use:\n```python\nx = 1\n```\nor `y`."), 60) == "Use: x = 1 or `y`."
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("the server does not respond", "The server does not respond"),
+        ("smollm2:135m is not installed", "smollm2:135m is not installed"),
+        ("huggingface.co cannot be reached", "huggingface.co cannot be reached"),
+        ("/home/me/a.txt: no such file", "/home/me/a.txt: no such file"),
+        ("", ""),
+    ],
+)
+def test_messages_start_with_a_capital_unless_they_start_with_a_name(message: str, shown: str) -> None:
+    assert capitalized(message) == shown

@@ -255,7 +255,7 @@ def test_offline_results_can_be_downloaded() -> None:
         await chat.pilot.press("tab", *"qwen", "enter")
         await chat.until(lambda: rows(chat) and chat.label("#note"))
         assert rows(chat)[0][:3] == [KNOWN.name, "Q4_K_M", "~2.5 GB"]
-        assert chat.label("#note") == "the Hub cannot be reached: these are models with a short name"
+        assert chat.label("#note") == "The Hub cannot be reached: these are models with a short name"
         await chat.pilot.press("enter")
         await chat.until(lambda: client.models.pulled == [KNOWN.name])
         await chat.pilot.press("enter")
@@ -639,7 +639,7 @@ def test_name_for_code_is_suggested_and_cannot_be_empty(tmp_path: Path, monkeypa
 
 def test_warning_about_the_model_is_shown() -> None:
     async def flow(chat: Chatting) -> None:
-        await chat.until(lambda: chat.notices() == ["the model holds little"])
+        await chat.until(lambda: chat.notices() == ["The model holds little"])
 
     client = ScriptedClient()
     client.engine.warning = "the model holds little"

@@ -70,7 +70,7 @@ def test_long_reasons_are_wrapped_and_the_left_edge_is_fixed(size: tuple[int, in
         await chat.until(lambda: "✗" in chat.label("#welcome"))
         shown = chat.app.screen.query_one("#welcome").region
         lines = [line[shown.x : shown.right] for line in await at_rest(chat.pilot, chat.lines)]
-        assert reason in " ".join(" ".join(lines).split())
+        assert reason.replace("the server", "The server") in " ".join(" ".join(lines).split())
         assert shown.x == edge
 
     run(client, flow, size=size, loaded=False)

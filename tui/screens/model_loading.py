@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 
 from tui.client import ClientError, Engine
 from tui.engine_types import Loading
+from tui.plain_text import capitalized
 from tui.show_errors import show_error
 from tui.widgets.conversation import Conversation
 
@@ -21,7 +22,9 @@ async def follow(conversation: Conversation, loading: AsyncGenerator[Loading, No
             status.loading_model = step
             welcome.show_loading(step)
             if step.warning:
-                conversation.app.notify(step.warning, severity="warning", timeout=_WARNED_SECONDS, markup=False)
+                conversation.app.notify(
+                    capitalized(step.warning), severity="warning", timeout=_WARNED_SECONDS, markup=False
+                )
     except ClientError as error:
         if not model:
             welcome.show_failure(error)

@@ -16,7 +16,7 @@ from tui.client import ClientError, Models
 from tui.downloads import Downloads
 from tui.engine_types import Download, ModelInfo, SearchResults
 from tui.large_downloads import FIT_BY_SIZE, can_load
-from tui.plain_text import model_name, shortened, single_line
+from tui.plain_text import capitalized, model_name, shortened, single_line
 from tui.screens.dialog import Page, confirm, may_fetch
 from tui.show_errors import show_errors
 from tui.widgets.listing import Listing
@@ -177,7 +177,7 @@ class ModelsScreen(Page[str]):
     def _note(self, text: str) -> None:
         """Show a note above the list, or hide it if the text is empty."""
         for label in self.query("#note").results(Label):  # there is no label after the screen is closed
-            label.update(single_line(text))
+            label.update(capitalized(single_line(text)))
             label.display = bool(text)
 
     def _show(self, models: Sequence[ModelInfo]) -> None:

@@ -5,7 +5,7 @@ import re
 from textual.content import Content
 
 from tui import figures
-from tui.plain_text import head
+from tui.plain_text import capitalized, head
 from tui.types import Finish, Message, Role
 from tui.widgets.text_fields import WordButtons, word
 
@@ -59,5 +59,4 @@ def explain(message: Message) -> tuple[str, str, str]:
     told, _, details = message.error.partition("\n")
     found = _SENTENCE.fullmatch(told.strip())
     reason, remedy = (found[1], found[2]) if found else (told.strip(), "")
-    is_name = ":" in reason.partition(" ")[0]  # the name of a model stays as it is
-    return reason if is_name else f"{reason[:1].upper()}{reason[1:]}", remedy, details.strip()
+    return capitalized(reason), remedy, details.strip()

@@ -11,7 +11,7 @@ from textual.message import Message
 from tui import figures
 from tui.client import ClientError
 from tui.engine_types import Loading, Recommendation
-from tui.plain_text import model_name, shortened, single_line, start
+from tui.plain_text import capitalized, model_name, shortened, single_line, start
 from tui.types import ChatSummary
 from tui.widgets.text_fields import WordButtons, word
 
@@ -109,7 +109,7 @@ class Welcome(Vertical):
             yield Content.assemble((name, "bold"), " is ready.")
 
     def _failure(self, problem: ClientError) -> Iterator[Content]:
-        yield Content.styled(f"✗ {single_line(problem.message)}", "bold $text-error")
+        yield Content.styled(f"✗ {capitalized(single_line(problem.message))}", "bold $text-error")
         if problem.remedy:
             yield Content(single_line(problem.remedy))
         retry, choose = word("Retry", "retry"), word("Choose a model", "models")
@@ -123,7 +123,7 @@ class Welcome(Vertical):
             done = round(width * now.fraction)
             yield Content.assemble(("━" * done, "$primary"), ("━" * (width - done), "dim"), f" {now.fraction:4.0%}")
         stage = single_line(now.stage.replace(f" {now.model}", "").replace(f" {name}", ""))
-        yield Content.styled(stage[:1].upper() + stage[1:], "dim")
+        yield Content.styled(capitalized(stage), "dim")
         yield Content("You can already type. Your message is sent when the model is ready.")
 
     def _offers(self) -> Iterator[Content]:

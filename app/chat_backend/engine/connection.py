@@ -18,6 +18,7 @@ from app.settings.settings import Settings
 from quant.errors import InglenookError
 from tui.client import ClientError, NotLoaded
 from tui.engine_types import Loading
+from tui.plain_text import model_name
 
 if TYPE_CHECKING:
     from app.chat_backend.endpoint import ServedName
@@ -238,10 +239,10 @@ class EngineConnection:
             async for now in before.states():
                 yield now
         except ClientError as problem:
-            both = f"{reason.message}; {before.model} could not be loaded again: {problem.message}"
+            both = f"{reason.message}; {model_name(before.model)} could not be loaded again: {problem.message}"
             raise ClientError(both, problem.remedy) from reason
         remedy = f"{reason.remedy.rstrip('.')}. " if reason.remedy else ""
-        raise ClientError(reason.message, f"{remedy}{before.now.model} is loaded again.")
+        raise ClientError(reason.message, f"{remedy}{model_name(before.now.model)} is loaded again.")
 
     def switch(self, model: str) -> LoadingState:
         """Start loading another model for later replies, and return its loading state. Replies in progress are not
