@@ -5,11 +5,13 @@ progress uses the `Progress` protocol only. The rich library handles color and t
 FORCE_COLOR. It is imported when the first bar is drawn.
 """
 
+import os
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import click
@@ -94,10 +96,11 @@ class BarProgress:
             bar.hide()
 
     def say(self, line: str) -> None:
+        wrapped = "\n".join(_wrapped(one) for one in line.splitlines())
         if self._bars:
-            self._bars[0].say(line)
+            self._bars[0].say(wrapped)
         else:
-            click.echo(line, err=True)
+            click.echo(wrapped, err=True)
 
 
 class _Bar:
@@ -144,6 +147,14 @@ class _Bar:
     def hide(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def _wrapped(line: str) -> str:
+    """Wrap a line between words at the width of the terminal on stderr, which would break words."""
+    width = 0
+    with suppress(OSError):  # not a terminal
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+    return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) if width else line
 
 
 @contextmanager

