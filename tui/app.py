@@ -1,19 +1,18 @@
 """The chat application: its screens and themes, and the actions that are available on every screen."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
 from textual import work
-from textual.app import App, SystemCommand
-from textual.await_complete import AwaitComplete
+from textual.app import App
 from textual.binding import Binding, BindingType
-from textual.command import CommandList
 from textual.css.query import NoMatches
 from textual.events import Event, InputEvent, Key, Paste
 from textual.filter import LineFilter
 from textual.notifications import SeverityLevel
-from textual.screen import ModalScreen, Screen
+from textual.screen import ModalScreen
 from textual.theme import Theme
 from textual.widgets import OptionList
 from textual.worker import WorkerFailed
@@ -22,6 +21,7 @@ from tui import themes
 from tui.client import Client
 from tui.clipboard import Clipboard, Destination
 from tui.commands import COMMANDS, Owner
+from tui.completion import Suggestion, command_suggestions
 from tui.downloads import Downloads
 from tui.footer_keys import key_name
 from tui.idle_gc import collect_when_idle
@@ -52,12 +52,13 @@ class ChatApp(App[None]):
 
     CSS_PATH = "app.tcss"
     TITLE = "Inglenook"
-    COMMAND_PALETTE_BINDING = "ctrl+backslash"  # Ctrl+P moves up in the prompt, as in readline
+    ENABLE_COMMAND_PALETTE = False  # `action_commands` opens a dialog of this program instead
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f1", "help", "Help"),
         Binding("f2", "models", "Models"),
         Binding("f3", "engine", "Engine"),
         Binding("f4", "copy_address", "Address", show=False),
+        Binding("ctrl+backslash", "commands", "Commands", show=False, priority=True),
         Binding("ctrl+c", "interrupt", "Stop, clear, or quit", show=False),
     ]
 
@@ -154,20 +155,13 @@ class ChatApp(App[None]):
         """Whether a page key would raise in one of Textual's lists because the list is 0 lines high."""
         if not isinstance(event, Key) or event.key not in _PAGES:
             return False
-        concerned = (self.focused, *self.screen.query(CommandList))
-        return any(isinstance(one, OptionList) and not one.scrollable_content_region for one in concerned)
+        return isinstance(self.focused, OptionList) and not self.focused.scrollable_content_region
 
     def _handle_exception(self, error: Exception) -> None:
         """Ignore failed queries for widgets that were removed because the program exits."""
         cause = error.error if isinstance(error, WorkerFailed) else error
         if self.is_running or not isinstance(cause, NoMatches):
             super()._handle_exception(error)
-
-    def pop_screen(self) -> AwaitComplete:
-        """Close the top screen, but never the chat screen. Textual would close it when its command palette is answered
-        twice.
-        """
-        return AwaitComplete() if self.screen is self._chat_screen else super().pop_screen()
 
     def _note_theme(self, theme: Theme) -> None:
         if theme.name != self._saved_theme:
@@ -200,14 +194,21 @@ class ChatApp(App[None]):
     def _on_downloaded(self, name: str) -> None:
         self.notify(f"Downloaded {name}.", markup=False)
 
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        for command in COMMANDS:
-            if command.owner is Owner.APP or screen is self._chat_screen:
-                active = self._chat_screen.dialogs.active_tools if command.name == "tools" else ""
-                yield SystemCommand(command.name.capitalize(), active or command.help, self._runner(command.name))
+    def action_commands(self) -> None:
+        """Let the user choose a command: any in the chat, and only those of the program on another page."""
+        from tui.screens.choice import ChoiceScreen
 
-    def _runner(self, name: str) -> Callable[[], None]:
-        return lambda: self._chat_screen.run_later(name)
+        if not isinstance(self.screen, ModalScreen):
+            self.push_screen(ChoiceScreen("Commands", self._commands()), self._run_chosen)
+
+    def _commands(self) -> Sequence[Suggestion]:
+        is_chat, tools = self.screen is self._chat_screen, self._chat_screen.dialogs.active_tools
+        rows = command_suggestions(one for one in COMMANDS if is_chat or one.owner is Owner.APP)
+        return [replace(one, help=tools) if tools and one.name == "tools" else one for one in rows]
+
+    def _run_chosen(self, name: str | None) -> None:
+        if name is not None:
+            self._chat_screen.run_later(name)
 
     async def action_interrupt(self) -> None:
         """Handle Ctrl+C without a selection: close the dialog or page. On the chat screen, stop, clear, or quit."""
@@ -247,21 +248,23 @@ class ChatApp(App[None]):
 
     def action_use_theme(self, name: str = "") -> None:
         """Use the theme `name`. If there is no such theme, open the list of themes."""
-        from tui.theme_list import find_theme
+        from tui.screens.choice import ChoiceScreen
 
-        if (found := find_theme(name, self.available_themes)) is not None:
+        if (found := themes.find_theme(name, self.available_themes)) is not None:
             self.theme = found
             return
+        rows = [self._theme_row(one) for one in themes.ordered(self.available_themes)]
+        self.push_screen(ChoiceScreen("Themes", rows, self.theme), self._use_chosen)
         if name:
             self.notify(f"No theme {name}. Choose one of the list.", severity="warning", markup=False)
-        self.search_themes()
 
-    def search_themes(self) -> None:
-        from textual.command import CommandPalette
+    def _theme_row(self, name: str) -> Suggestion:
+        brightness = "dark" if self.available_themes[name].dark else "light"
+        return Suggestion(name, name, f"{brightness}, in use" if name == self.theme else brightness)
 
-        from tui.theme_list import ThemeList
-
-        self.push_screen(CommandPalette(providers=[ThemeList], placeholder="Search for themes…"))
+    def _use_chosen(self, theme: str | None) -> None:
+        if theme is not None:
+            self.theme = theme
 
     def action_load(self, name: str = "") -> None:
         if name:

@@ -118,9 +118,9 @@ def choose(request: Request, chosen: Suggestion) -> Choice:
     return Choice(text, len(text), can_run=request.source not in ("history", "parameters") and not is_folder)
 
 
-def command_suggestions() -> list[Suggestion]:
+def command_suggestions(shown: Iterable[commands.Command] = commands.COMMANDS) -> list[Suggestion]:
     rows = []
-    for one in commands.COMMANDS:
+    for one in shown:
         also = f" (also {', '.join(f'/{alias}' for alias in one.aliases)})" if one.aliases else ""
         label = f"/{one.name} {one.takes}".strip()
         rows.append(
@@ -197,7 +197,7 @@ class Completions:
         ]
 
     async def _theme_names(self, _: str) -> Sequence[Suggestion]:
-        from tui.theme_list import ordered
+        from tui.themes import ordered
 
         return [Suggestion(name, name) for name in ordered(self._themes())]
 

@@ -1,6 +1,6 @@
 """The themes: dark, light, and high contrast, and the terminal's own colors for terminals with at most 16 colors."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from textual.color import Color
@@ -108,3 +108,18 @@ def muted_colors(variables: Mapping[str, str]) -> dict[str, str]:
         return {}
     shares = _MUTED if background.brightness < foreground.brightness else _MUTED_ON_LIGHT
     return {name: background.blend(foreground, share, alpha=1.0).hex for name, share in shares.items()}
+
+
+def ordered(names: Iterable[str]) -> Sequence[str]:
+    """Return the names of themes, with those of this program first."""
+    own = [theme.name for theme in OWN]
+    return sorted(names, key=lambda name: (own.index(name) if name in own else len(own), name))
+
+
+def find_theme(typed: str, names: Iterable[str]) -> str | None:
+    """Return the theme that the user means: the one of that name, or the only one of this program that contains it."""
+    known, own = set(names), {theme.name for theme in OWN}
+    if typed in known:
+        return typed
+    similar = [name for name in own & known if typed and typed.lower() in name]
+    return similar[0] if len(similar) == 1 else None

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-from textual.command import CommandPalette
 from textual.css.query import NoMatches
 from textual.events import Key
 from textual.widget import Widget
@@ -14,6 +13,7 @@ from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, WAIT, Script, ScriptedClient
 from tui.commands import COMMANDS
 from tui.screens.chat import ChatScreen
+from tui.screens.choice import ChoiceScreen
 from tui.screens.help import HelpScreen
 from tui.screens.models import ModelsScreen
 from tui.types import Finish, ReasoningDelta, ReplyEnd, TextDelta
@@ -80,7 +80,7 @@ def test_choosing_a_row_twice_closes_one_screen() -> None:
 def test_palette_dismissed_twice_keeps_the_chat() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("ctrl+backslash")
-        await chat.until(lambda: isinstance(chat.app.screen, CommandPalette))
+        await chat.until(lambda: isinstance(chat.app.screen, ChoiceScreen))
         palette = chat.app.screen
         for _ in range(2):
             palette.dismiss(None)

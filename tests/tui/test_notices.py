@@ -80,6 +80,16 @@ def test_long_notification_is_shown_whole_in_a_small_terminal() -> None:
     asyncio.run(main())
 
 
+def test_opening_a_dialog_closes_notifications_except_warnings() -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.app.notify("Saved to a file.")
+        chat.app.notify("Nothing is saved.", severity="warning")
+        await chat.pilot.press("f7")
+        await chat.until(lambda: chat.app.screen is not chat.screen and chat.notices() == ["Nothing is saved."])
+
+    run(ScriptedClient(), flow)
+
+
 def test_short_notification_covers_only_the_title() -> None:
     """It must not cover the prompt, or the buttons of a message."""
 

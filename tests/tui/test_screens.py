@@ -14,6 +14,7 @@ from tui.app import ChatApp
 from tui.client import ClientError
 from tui.engine_types import ModelInfo, RequestId
 from tui.screens.branches import BranchesScreen
+from tui.screens.choice import ChoiceScreen
 from tui.screens.dialog import Confirm
 from tui.screens.engine import EngineScreen
 from tui.screens.help import HelpScreen
@@ -274,9 +275,9 @@ def test_models_that_cannot_be_downloaded_offline_are_marked() -> None:
         await chat.pilot.press("down")
         assert chat.label("#fit") == "qwen3:4b: ~4.6 tok/s · Probably fits; offline mode is on (INGLE_OFFLINE)"
         await chat.pilot.press("enter")
-        await chat.until(chat.notices)
+        await chat.until(lambda: chat.label("#note"))
         assert "⏎" not in chat.lines()[-1]
-        assert chat.notices()[0].startswith("qwen3:4b is not installed, and offline mode is on (INGLE_OFFLINE)")
+        assert chat.label("#note").startswith("qwen3:4b is not installed, and offline mode is on (INGLE_OFFLINE)")
         assert isinstance(chat.app.screen, ModelsScreen)
         assert client.models.pulled == []
 
@@ -433,10 +434,8 @@ def test_keys_open_help_copy_the_address_and_open_the_palette() -> None:
         await chat.pilot.press("escape", "f4")
         await chat.until(lambda: chat.app.clipboard == "http://127.0.0.1:4645/v1")
         await chat.pilot.press("ctrl+backslash")
-        await chat.until(lambda: chat.app.screen.query("CommandInput"))
-        await chat.pilot.press(*"engine")
-        await chat.pilot.pause(0.3)
-        await chat.pilot.press("enter")
+        await chat.until(lambda: isinstance(chat.app.screen, ChoiceScreen) and chat.app.screen.is_mounted)
+        await chat.pilot.press(*"engine", "enter")
         await chat.until(lambda: isinstance(chat.app.screen, EngineScreen))
 
     run(ScriptedClient(), flow)

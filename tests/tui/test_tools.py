@@ -163,8 +163,8 @@ def test_invalid_file_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_palette_shows_the_number_of_active_tools() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: chat.screen.dialogs.active_tools)
-        helps = {command.title: command.help for command in chat.app.get_system_commands(chat.app.screen)}
-        assert helps["Tools"] == "2 of 2 tools active in this chat"
+        await chat.pilot.press("ctrl+backslash", *"tools")
+        await chat.until(lambda: "/tools 2 of 2 tools active in this chat" in " ".join("".join(chat.lines()).split()))
 
     run(client_with(), flow)
 

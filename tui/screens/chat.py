@@ -106,7 +106,7 @@ class ChatScreen(SteadyScreen):
         with Horizontal():
             yield self._chats
             yield self.conversation
-        yield Footer(show_command_palette=False)
+        yield Footer()
 
     def on_resize(self, event: Resize) -> None:
         self.conversation.composer.fit(event.size.height)

@@ -18,12 +18,16 @@ from tui.footer_keys import key_name
 from tui.large_downloads import describe_download, needs_confirmation
 from tui.plain_text import sanitize
 from tui.widgets.text_fields import LineField
+from tui.widgets.textual_internals import close_notifications
 
 Answer = TypeVar("Answer")
 
 
 class OverChat(Screen[Answer]):
     """A screen above the chat that returns an answer."""
+
+    def on_mount(self) -> None:
+        close_notifications(self.app)  # they would cover the screen, and the user has moved on
 
     def dismiss(self, result: Answer | None = None) -> AwaitComplete:
         """Close the screen once. If it is not composed yet, wait until then.

@@ -103,7 +103,7 @@ class EngineScreen(Page[None]):
             yield Amounts("KV cache")
             yield Amounts("Memory")
         yield Listing()
-        yield Footer(show_command_palette=False)
+        yield Footer()
 
     def on_mount(self) -> None:
         listing = self.query_one(Listing)

@@ -59,7 +59,7 @@ class HelpScreen(Page[None]):
             yield Label("Commands", classes="heading")
             yield _table(commands)
             yield Label("Files: type @, paste a path, drop a file, or /attach PATH.", markup=False)
-        yield Footer(show_command_palette=False)
+        yield Footer()
 
 
 def _table(rows: list[tuple[str, str]]) -> Items:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar
 
@@ -65,7 +66,7 @@ class ModelsScreen(Page[str]):
         yield Label("", id="note", markup=False)
         yield Listing()
         yield Label("", id="fit", markup=False)
-        yield Footer(show_command_palette=False)
+        yield Footer()
 
     @property
     def active_bindings(self) -> dict[str, ActiveBinding]:
@@ -144,12 +145,8 @@ class ModelsScreen(Page[str]):
     @work(exclusive=True, group="list", description="list")
     async def reload(self) -> None:
         """Read the list again."""
-        with show_errors(self):
-            try:
-                finds = await self._found()
-            except ClientError:
-                self._note("")
-                raise
+        with show_errors(self), self._errors_noted():
+            finds = await self._found()
             self._note(finds.note)
             self._show(finds.models)
 
@@ -173,6 +170,14 @@ class ModelsScreen(Page[str]):
         self._note("Searching the Hub …")
         finds = await self._models.search(text)
         return finds if finds.models else SearchResults((), _NO_MATCH if finds.note else "No results.")
+
+    @contextmanager
+    def _errors_noted(self) -> Iterator[None]:
+        """Show errors of the body above the list. A notification would cover the list."""
+        try:
+            yield
+        except ClientError as error:
+            self._note(error.sentences)
 
     def _note(self, text: str) -> None:
         """Show a note above the list, or hide it if the text is empty."""
@@ -333,7 +338,7 @@ class ModelsScreen(Page[str]):
     @work(exclusive=True, group="fetch", description="fetch")
     async def fetch(self, model: ModelInfo) -> None:
         """Start or resume a download. Ask first if the model is large or does not fit."""
-        with show_errors(self):
+        with show_errors(self), self._errors_noted():
             if await may_fetch(self, self._models, model, self._fits.get(model.name, "")):
                 self._downloads.start(model)
 

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 
 from textual import work
-from textual.content import Content
 from textual.message import Message
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from tui.completion import Choice, Completions, Request, Suggestion, choose, command_suggestions, find_request, match
 from tui.plain_text import single_line
+from tui.widgets.rows import lines_of
 
-_MOST_LABEL = 40  # maximum width of the first column in cells
 KEYS = "↑↓ choose · tab complete · esc close"
 
 
@@ -104,16 +103,10 @@ class PromptMenu(OptionList, can_focus=False):
         is_changed = found != self._shown
         self._request, self._text, self._shown = request, text, found
         if is_changed:
-            width = min(_MOST_LABEL, max((len(one.label) for one in found), default=0)) + 2
-            self.set_options(Option(_row(one, width), disabled=one.is_note) for one in found)
+            lines = zip(lines_of(found), found, strict=True)
+            self.set_options(Option(line, disabled=one.is_note) for line, one in lines)
             can_take = bool(found) and not found[0].is_note and request is not None and request.takes_first
             self.highlighted = 0 if can_take else None
         self.display = self.is_open
         if was_open != self.is_open:
             self.post_message(self.Toggled())
-
-
-def _row(one: Suggestion, width: int) -> Content:
-    if not one.help and not one.keys:
-        return Content(one.label)
-    return Content.assemble((one.label.ljust(width), "bold"), f"{one.help}  ", (one.keys, "$text-accent"))

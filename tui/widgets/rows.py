@@ -1,10 +1,17 @@
-"""A list of rows, of which the user chooses one."""
+"""A list of rows, of which the user chooses one, and the columns of suggestions in such a list."""
+
+from collections.abc import Sequence
 
 from rich.segment import Segment
 from rich.style import Style
+from textual.content import Content
 from textual.strip import Strip
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
+
+from tui.completion import Suggestion
+
+_MOST_LABEL = 40  # maximum width of the first column in cells
 
 
 class Rows(OptionList):
@@ -29,3 +36,15 @@ class Rows(OptionList):
             ],
             strip.cell_length,
         )
+
+
+def lines_of(suggestions: Sequence[Suggestion]) -> list[Content]:
+    """Return a line for each suggestion, with its label, its help, and its keys in columns."""
+    width = min(_MOST_LABEL, max((len(one.label) for one in suggestions), default=0)) + 2
+    return [_line(one, width) for one in suggestions]
+
+
+def _line(one: Suggestion, width: int) -> Content:
+    if not one.help and not one.keys:
+        return Content(one.label)
+    return Content.assemble((one.label.ljust(width), "bold"), f"{one.help}  ", (one.keys, "$text-accent"))

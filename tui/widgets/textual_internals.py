@@ -67,6 +67,13 @@ def limit_notifications(app: App[None], most: int) -> None:
         app._unnotify(one)
 
 
+def close_notifications(app: App[object]) -> None:
+    """Close all notifications except warnings, which may be about the chats on disk."""
+    for one in [*app._notifications]:
+        if one.severity != "warning":
+            app._unnotify(one)
+
+
 def follows_anchor(widget: Widget) -> bool:
     """Whether the widget scrolls to its end when it grows. It does not after the user has scrolled up."""
     return widget._anchored and not widget._anchor_released
