@@ -71,9 +71,21 @@ async def _run(command: Sequence[str]) -> int:
             return await process.wait()
     finally:
         if process.returncode is None:  # the chat ends while the editor runs
-            process.terminate()
-            with suppress(TimeoutError):  # an editor that ignores the signal does not delay the end of the chat
-                await asyncio.wait_for(process.wait(), _ENDING_SECONDS)
+            await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Terminate the editor, and kill it if it has not ended after _ENDING_SECONDS."""
+    process.terminate()
+    clock = asyncio.get_running_loop().time
+    until = clock() + _ENDING_SECONDS
+    while process.returncode is None and clock() < until:
+        # asyncio.run cancels this task again after Textual did
+        with suppress(TimeoutError, asyncio.CancelledError):
+            await asyncio.wait_for(process.wait(), until - clock())
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Tests for writing a message in the user's editor: with scripts as editors, and with a real terminal."""
 
+import gc
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,6 +112,25 @@ def test_private_draft_is_not_written_to_a_file(tmp_path: Path) -> None:
         assert not (tmp_path / "my editor.seen").exists()
 
     run(ScriptedClient(), flow)
+
+
+@pytest.mark.parametrize("on_signal", ["", "trap '' TERM"], ids=["ends", "ignores the signal"])
+def test_editor_ends_with_the_chat(on_signal: str, tmp_path: Path) -> None:
+    started = tmp_path / "my editor.started"
+
+    async def flow(chat: Chatting) -> None:
+        use(
+            chat,
+            script(tmp_path, f'{on_signal}\necho $$ > "$0.pid"; mv "$0.pid" "$0.started"; read forever < "$0.pipe"'),
+        )
+        os.mkfifo(tmp_path / "my editor.pipe")
+        await chat.pilot.press("ctrl+g")
+        await chat.until(started.exists)
+
+    run(ScriptedClient(), flow)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+    gc.collect()  # reports a process that is left to the garbage collector
 
 
 PROGRAM = """
