@@ -5,8 +5,6 @@ import gc
 import weakref
 from contextlib import suppress
 
-import pytest
-
 from tui.idle_gc import IdleCollector, collect_when_idle
 
 
@@ -17,7 +15,6 @@ class Ring:
         self.itself = self
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # garbage of other tests
 def test_garbage_is_collected_when_idle() -> None:
     tidying, ring = IdleCollector(5.0), weakref.ref(Ring())
     try:

@@ -16,6 +16,7 @@ from engine.loading import load_engine, open_checkpoint
 from quant.errors import InglenookError, ModelFileError, SafetensorsError
 from tests.engine.checkpoints.quantized_folders import edit_config
 from tests.engine.models.tiny_llama import make
+from tests.quant.opened_files import open_descriptors
 
 INDEX = "model.safetensors.index.json"
 
@@ -134,15 +135,13 @@ def memory_maps(folder: Path) -> list[str]:
 def test_broken_checkpoint_raises_one_error_and_leaks_nothing(folder: Path, name: str) -> None:
     change, kind, words = BREAKS[name]
     change(folder)
-    gc.collect()  # otherwise descriptors of earlier tests may be closed during this one
-    descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(kind, match=words) as caught, open_checkpoint(folder) as checkpoint:
         load_engine(checkpoint, LoadOptions(backend="reference"))
     assert type(caught.value).__name__ in {"SafetensorsError", "ModelFileError", "UnsupportedModel"}
     del caught
     gc.collect()
     assert memory_maps(folder) == []
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert open_descriptors(folder) == []
 
 
 def test_intact_checkpoint_loads(folder: Path) -> None:
