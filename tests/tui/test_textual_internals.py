@@ -7,9 +7,12 @@ import pytest
 from markdown_it.token import Token
 from textual._compositor import ChopsUpdate, Compositor
 from textual._xterm_parser import XTermParser
+from textual.dom import DOMNode
 from textual.driver import Driver
 from textual.events import Key
 from textual.screen import Screen
+from textual.widgets import Footer
+from textual.widgets._footer import FooterKey
 from textual.widgets._markdown import MarkdownBullet, MarkdownListItem, MarkdownParagraph, MarkdownTable
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
@@ -42,6 +45,20 @@ class Picture:
 
     def text(self) -> str:
         return "\n".join("".join(line) for line in self.lines)
+
+
+@pytest.fixture
+def restyled(monkeypatch: pytest.MonkeyPatch) -> list[DOMNode]:
+    """The widgets whose styles were applied again after they were mounted."""
+    nodes: list[DOMNode] = []
+    update = DOMNode.update_node_styles
+
+    def record(node: DOMNode, animate: bool = True) -> None:
+        nodes.append(node)
+        update(node, animate)
+
+    monkeypatch.setattr(DOMNode, "update_node_styles", record)
+    return nodes
 
 
 @pytest.fixture
@@ -136,3 +153,21 @@ def test_a_frame_is_drawn_soon_after_the_frame_before() -> None:
         assert 2 * chat.app.screen._update_timer._interval < 0.01
 
     run(ScriptedClient(), main)
+
+
+def test_footer_mounts_its_keys_again_only_if_they_change(restyled: list[DOMNode]) -> None:
+    async def flow(chat: Chatting) -> None:
+        def keys() -> list[FooterKey]:
+            return [*chat.screen.query_one(Footer).query(FooterKey)]
+
+        await chat.say("go")
+        before = await at_rest(chat.pilot, keys)
+        chat.screen.refresh_bindings()
+        assert await at_rest(chat.pilot, keys) == before != []
+        await chat.pilot.press("ctrl+up")
+        await chat.until(lambda: keys() and keys()[0].description == "Cancel edit")
+        await chat.pilot.press("escape")
+        await chat.until(lambda: [key.description for key in keys()] == [key.description for key in before])
+        assert not any(isinstance(node, FooterKey) for node in restyled)
+
+    run(ScriptedClient(), flow)

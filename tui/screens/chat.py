@@ -9,7 +9,6 @@ from textual.app import ComposeResult
 from textual.binding import ActiveBinding, Binding, BindingType
 from textual.containers import Horizontal
 from textual.events import Resize
-from textual.widgets import Footer
 
 from tui import figures, footer_keys
 from tui.client import Client
@@ -30,7 +29,7 @@ from tui.widgets.heading import Heading
 from tui.widgets.message_view import MessageView
 from tui.widgets.reply_feed import ReplyFeed
 from tui.widgets.status_line import StatusLine
-from tui.widgets.textual_internals import SteadyScreen
+from tui.widgets.textual_internals import KeyFooter, SteadyScreen
 from tui.widgets.top_bar import TopBar
 from tui.widgets.welcome import Welcome
 
@@ -106,7 +105,7 @@ class ChatScreen(SteadyScreen):
         with Horizontal():
             yield self._chats
             yield self.conversation
-        yield Footer()
+        yield KeyFooter()
 
     def on_resize(self, event: Resize) -> None:
         self.conversation.composer.fit(event.size.height)
@@ -120,11 +119,11 @@ class ChatScreen(SteadyScreen):
 
     def on_screen_suspend(self) -> None:
         """Hide the footer and the cursor below a dialog, which has its own."""
-        self.query_one(Footer).visible = False
+        self.query_one(KeyFooter).visible = False
         self.conversation.composer.area.show_cursor = False
 
     def on_screen_resume(self) -> None:
-        self.query_one(Footer).visible = True
+        self.query_one(KeyFooter).visible = True
         self.conversation.composer.area.show_cursor = True
 
     def on_mount(self) -> None:

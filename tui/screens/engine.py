@@ -14,7 +14,7 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
-from textual.widgets import Footer, Label, Sparkline
+from textual.widgets import Label, Sparkline
 
 from tui import figures
 from tui.client import ClientError, Engine
@@ -23,6 +23,7 @@ from tui.plain_text import model_name, sanitize, single_line
 from tui.screens.dialog import Page, confirm
 from tui.show_errors import show_errors
 from tui.widgets.listing import Listing
+from tui.widgets.textual_internals import KeyFooter
 
 _WORDS = 20  # width in cells reserved for the text after a bar, such as " 600 MB of 1.0 GB"
 
@@ -103,7 +104,7 @@ class EngineScreen(Page[None]):
             yield Amounts("KV cache")
             yield Amounts("Memory")
         yield Listing()
-        yield Footer()
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         listing = self.query_one(Listing)

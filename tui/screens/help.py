@@ -6,12 +6,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.widgets import Footer, Label
+from textual.widgets import Label
 
 from tui.completion import command_suggestions
 from tui.footer_keys import key_names
 from tui.screens.dialog import Page
 from tui.widgets.list_items import Item, Items
+from tui.widgets.textual_internals import KeyFooter
 
 KEYS = (
     ("enter", "Send (queued while a reply is running; ↑ takes it back)"),
@@ -59,7 +60,7 @@ class HelpScreen(Page[None]):
             yield Label("Commands", classes="heading")
             yield _table(commands)
             yield Label("Files: type @, paste a path, drop a file, or /attach PATH.", markup=False)
-        yield Footer()
+        yield KeyFooter()
 
 
 def _table(rows: list[tuple[str, str]]) -> Items:

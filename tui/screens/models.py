@@ -10,7 +10,7 @@ from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import ActiveBinding, Binding, BindingType
-from textual.widgets import DataTable, Footer, Input, Label
+from textual.widgets import DataTable, Input, Label
 
 from tui import figures, footer_keys, fuzzy
 from tui.client import ClientError, Models
@@ -22,6 +22,7 @@ from tui.screens.dialog import Page, confirm, may_fetch
 from tui.show_errors import show_errors
 from tui.widgets.listing import Listing
 from tui.widgets.text_fields import LineField
+from tui.widgets.textual_internals import KeyFooter
 
 _REFRESH = 0.5  # seconds between updates of the downloads
 _REST = 0.3  # seconds for which a model must be highlighted before its fit is checked
@@ -66,7 +67,7 @@ class ModelsScreen(Page[str]):
         yield Label("", id="note", markup=False)
         yield Listing()
         yield Label("", id="fit", markup=False)
-        yield Footer()
+        yield KeyFooter()
 
     @property
     def active_bindings(self) -> dict[str, ActiveBinding]:

@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.css.query import NoMatches
-from textual.widgets import Footer, Label, OptionList
+from textual.widgets import Label, OptionList
 from textual.widgets.option_list import Option
 
 from tui.client import ClientError, Tools
@@ -19,6 +19,7 @@ from tui.show_errors import show_errors
 from tui.tool_servers import count_active
 from tui.types import ToolInfo, ToolServer
 from tui.widgets.rows import Rows
+from tui.widgets.textual_internals import KeyFooter
 
 EXAMPLE = """{
   "mcpServers": {
@@ -63,7 +64,7 @@ class ToolsScreen(Dialog[None]):
             yield Rows()
             yield Label("", id="about", markup=False)
             yield Label("", id="help", markup=False)
-        yield Footer()
+        yield KeyFooter()
 
     def on_mount(self) -> None:
         self.load()

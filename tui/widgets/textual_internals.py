@@ -3,18 +3,20 @@
 tests/tui/test_textual_internals.py fails if a version of Textual changes a name that is used in these modules.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual._xterm_parser import XTermParser
-from textual.app import App
+from textual.app import App, ComposeResult
+from textual.binding import Binding
 from textual.geometry import Offset
 from textual.keys import Keys
 from textual.message import Message
 from textual.screen import Screen
 from textual.timer import Timer
 from textual.widget import Widget
-from textual.widgets import TextArea
+from textual.widgets import Footer, TextArea
+from textual.widgets._footer import FooterKey
 
 from tui.terminal_answers import AnswerFilter
 
@@ -85,6 +87,34 @@ class ActiveCursor(TextArea):
     @property
     def _draw_cursor(self) -> bool:
         return self.show_cursor and super()._draw_cursor
+
+
+class KeyFooter(Footer):
+    """Replaces its keys only if they change, and applies their styles once.
+
+    Textual's footer does both after every change of the focus, and three times: most of the work after many keys.
+    """
+
+    _shown: Sequence[tuple[Binding, bool, str]] | None = None  # None: no keys are shown
+
+    def compose(self) -> ComposeResult:
+        self._shown, keys = None, self._keys()
+        for widget in super().compose():
+            if isinstance(widget, FooterKey):
+                self._shown = keys
+                widget.set_reactive(FooterKey.compact, self.compact)  # otherwise it is compact until it is mounted
+            yield widget
+
+    def bindings_changed(self, screen: Screen[object]) -> None:
+        if not self.is_attached or screen is not self.screen or self._keys() != self._shown:
+            super().bindings_changed(screen)
+
+    def _keys(self) -> Sequence[tuple[Binding, bool, str]]:
+        return [
+            (binding, enabled, tooltip)
+            for _, binding, enabled, tooltip in self.screen.active_bindings.values()
+            if binding.show
+        ]
 
 
 class SteadyScreen(Screen[None]):
