@@ -2,10 +2,12 @@
 
 import asyncio
 import inspect
+import itertools
 
 import pytest
 from markdown_it.token import Token
 from textual._compositor import ChopsUpdate, Compositor
+from textual._time import get_time
 from textual._xterm_parser import XTermParser
 from textual.dom import DOMNode
 from textual.driver import Driver
@@ -21,6 +23,7 @@ from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
 from tui.types import Finish, ReplyEnd, TextDelta
 from tui.widgets.document import Document
+from tui.widgets.textual_internals import start_timer
 from tui.widgets.transcript import Transcript
 
 WORDS = "a reply that is drawn as it grows, "
@@ -169,5 +172,18 @@ def test_footer_mounts_its_keys_again_only_if_they_change(restyled: list[DOMNode
         await chat.pilot.press("escape")
         await chat.until(lambda: [key.description for key in keys()] == [key.description for key in before])
         assert not any(isinstance(node, FooterKey) for node in restyled)
+
+    run(ScriptedClient(), flow)
+
+
+def test_timer_that_starts_late_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Textual's timer is, if its time is over when it computes how long to wait."""
+
+    async def flow(chat: Chatting) -> None:
+        clock, called = itertools.count(get_time(), 0.002), asyncio.Event()
+        with monkeypatch.context() as patch:
+            patch.setattr("textual._time.get_time", lambda: next(clock))
+            start_timer(chat.screen, 0.001, called.set)
+            await called.wait()
 
     run(ScriptedClient(), flow)

@@ -17,6 +17,7 @@ from textual.widget import MountError, Widget
 from tui.markdown import PIECE, Pieces, TextPart
 from tui.widgets.document import Document
 from tui.widgets.growing import Column, DocumentText, Placeholder, keep_position, release_reserve
+from tui.widgets.textual_internals import start_timer
 
 _TYPING = 0.3  # the user is typing if two keys are at most this many seconds apart
 # pause in multiples of a frame's CPU time: limits drawing to 4 % of a core, because the engine may need all cores
@@ -191,7 +192,7 @@ class ReplyText(Column):
             self.call_next(self._show_waiting)
         elif not self._is_held:
             self._is_held = True
-            self.set_timer(_TYPING, self._end_hold)
+            start_timer(self, _TYPING, self._end_hold)
 
     def _end_hold(self) -> None:
         self._is_held = False
@@ -254,7 +255,7 @@ class ReplyText(Column):
         self._is_growing = False
         self._after_layout()
         rest = _REST * (process_time() - started)
-        self.set_timer(min(max(0.001, rest), _LONGEST_REST), self._end_pause)
+        start_timer(self, min(max(0.001, rest), _LONGEST_REST), self._end_pause)
 
     def _end_pause(self) -> None:
         self._is_busy = False

@@ -3,7 +3,8 @@
 tests/tui/test_textual_internals.py fails if a version of Textual changes a name that is used in these modules.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual._xterm_parser import XTermParser
@@ -79,6 +80,16 @@ def close_notifications(app: App[object]) -> None:
 def follows_anchor(widget: Widget) -> bool:
     """Whether the widget scrolls to its end when it grows. It does not after the user has scrolled up."""
     return widget._anchored and not widget._anchor_released
+
+
+def start_timer(widget: Widget, seconds: float, callback: Callable[[], object]) -> None:
+    """Call `callback` once after a number of seconds.
+
+    Textual's `set_timer` never does if another process runs for so long while the timer starts.
+    """
+    timer = Timer(widget, seconds, callback=partial(widget.call_next, callback), repeat=0, skip=False)
+    timer._start()
+    widget._timers.add(timer)
 
 
 class ActiveCursor(TextArea):
