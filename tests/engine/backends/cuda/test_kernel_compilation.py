@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +16,11 @@ from engine.backends.cuda import device
 from engine.backends.cuda.kernel_compilation import FirstLaunches, compile_kernels
 from engine.load_options import LoadOptions
 from engine.loading import compile_gpu_kernels, open_checkpoint
+from tests.engine.backends.cuda.fake_variant import FakeVariant
 from tests.engine.backends.cuda.two_devices import INTERPRETED
 from tests.engine.models.tiny_llama import make
 
 ROOT = Path(__file__).parents[4]
-
-
-@dataclass(frozen=True)
-class FakeVariant:
-    """A kernel whose code is a file with the id of the process that compiled it."""
-
-    path: Path
-    fails: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    def compile(self) -> None:
-        if self.fails:
-            raise RuntimeError("out of registers")
-        self.path.write_text(str(os.getpid()))
-
-    def is_cached(self) -> bool:
-        return self.path.exists()
 
 
 @pytest.fixture
