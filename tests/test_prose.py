@@ -149,8 +149,10 @@ def comments(text: str) -> Iterator[Piece]:
     block: list[str] = []
     start = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type != tokenize.COMMENT:
+            continue
         words = token.string.lstrip("#! ")
-        if token.type != tokenize.COMMENT or re.match(r"(?:noqa|type:|fmt:|ruff:)", words):
+        if words.startswith(("noqa", "type:", "fmt:", "ruff:")):
             continue
         if block and token.start[0] == start + len(block) and token.line.lstrip().startswith("#"):
             block.append(words)
@@ -162,10 +164,14 @@ def comments(text: str) -> Iterator[Piece]:
         yield Piece(start, "comment", without_code(" ".join(block)))
 
 
+def is_sentence(value: object) -> bool:
+    """Whether a constant is a line of several words."""
+    return isinstance(value, str) and len(value.split()) >= 3 and "\n" not in value
+
+
 def pieces_of_module(text: str, messages: bool) -> Iterator[Piece]:
     documented = set()
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(text)):  # a node comes before its children
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if docstring := ast.get_docstring(node):
                 expression = node.body[0]
@@ -174,11 +180,10 @@ def pieces_of_module(text: str, messages: bool) -> Iterator[Piece]:
                 yield Piece(expression.lineno, "docstring", without_code(docstring))
             if getattr(node, "name", "").startswith("test_"):
                 yield Piece(getattr(node, "lineno", 0), "test", getattr(node, "name", ""))
-    for node in ast.walk(tree) if messages else ():
-        text_of = node.value if isinstance(node, ast.Constant) and node not in documented else None
-        if isinstance(text_of, str) and len(text_of.split()) >= 3 and "\n" not in text_of:
-            yield Piece(getattr(node, "lineno", 0), "message", without_code(text_of))
-    yield from comments(text)
+        elif messages and isinstance(node, ast.Constant) and node not in documented and is_sentence(node.value):
+            yield Piece(node.lineno, "message", without_code(str(node.value)))
+    if "#" in text:
+        yield from comments(text)
 
 
 def habits_in(piece: Piece) -> Iterator[str]:
