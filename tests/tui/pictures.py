@@ -109,7 +109,7 @@ def take_real(model: Path, folder: Path, name: str) -> None:
             press("Enter")
             wait_for(lambda shown: "esc to stop" in shown)
             press("F3")
-            wait_for(lambda shown: "(this chat)" in shown)
+            wait_for(lambda shown: "this chat" in shown)
             time.sleep(6.0)  # until the throughput graphs have values
             take(folder / f"engine-{name}.svg", look)
         finally:

@@ -8,7 +8,7 @@ import pytest
 from textual.events import Key
 from textual.widgets import Input, Markdown
 
-from tests.tui.pilots import Chatting, run
+from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient, ScriptedEngine
 from tui.app import ChatApp
 from tui.client import ClientError
@@ -325,7 +325,7 @@ def test_engine_screen_lists_and_aborts_requests() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f3")
         await chat.until(lambda: isinstance(chat.app.screen, EngineScreen) and len(rows(chat)) == 3)
-        assert rows(chat)[0] == ["Inglenook (this chat)", "interactive", "writing", "1,235", "212", "4.70 s"]
+        assert rows(chat)[0] == ["this chat", "interactive", "writing", "1,235", "212", "4.70 s"]
         assert rows(chat)[1][2] == "reading 23 %"
         await chat.pilot.press("down", "a")
         await chat.until(lambda: isinstance(chat.app.screen, Confirm))
@@ -346,7 +346,7 @@ def test_engine_screen_without_requests_lists_none_and_offers_no_abort() -> None
 
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f3")
-        await chat.until(lambda: chat.label("#about").endswith("no request is running"))
+        await chat.until(lambda: "no request is running" in chat.label("#about"))
         await chat.until(lambda: chat.label("#written-rate") == "0 output tok/s · 5,678 tokens")
         assert chat.label("#read-rate") == "0 prompt tok/s · 1,234 tokens"
         await chat.pilot.pause()
@@ -356,6 +356,20 @@ def test_engine_screen_without_requests_lists_none_and_offers_no_abort() -> None
         await chat.until(lambda: "Abort" in chat.lines()[-1])
 
     run(client, flow)
+
+
+def test_engine_screen_shows_all_figures_of_a_request_in_a_small_terminal() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f3")
+        await chat.until(lambda: isinstance(chat.app.screen, EngineScreen) and len(rows(chat)) == 3)
+        lines = await at_rest(chat.pilot, chat.lines)
+        assert any(line.rstrip().endswith("212     4.70 s") for line in lines)
+        assert any(line.split() == ["Client", "State", "Prompt", "Output", "Age"] for line in lines)
+        assert not any("…" in line for line in lines[1:])
+        await chat.pilot.resize_terminal(100, 30)
+        await chat.until(lambda: any("interactive" in line for line in chat.lines()))
+
+    run(ScriptedClient(), flow, size=(60, 15))
 
 
 def test_engine_screen_reports_missing_statistics() -> None:
@@ -378,7 +392,7 @@ def test_engine_screen_shows_loading_progress() -> None:
         await chat.until(lambda: chat.label("#about") == "50%, smollm2:135m: reading the weights")
         chat.client.engine.loads.set()
         await chat.until(lambda: len(rows(chat)) == 3)
-        assert chat.label("#about") == "smollm2:135m · http://127.0.0.1:4645/v1 · 3 requests"
+        assert chat.label("#about") == "smollm2:135m · 3 requests · http://127.0.0.1:4645/v1"
 
     run(ScriptedClient(), flow, loaded=False)
 

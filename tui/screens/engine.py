@@ -42,7 +42,7 @@ class Amounts(Widget):
         return Content("\n").join(lines)
 
     def _line(self, amount: Amount) -> Content:
-        name = single_line(amount.name)[:10].ljust(11)
+        name = single_line(amount.name)[:10].ljust(7) + " "
         words = figures.size(amount.used)
         if amount.total:
             words += f" of {figures.size(amount.total)}"
@@ -57,6 +57,7 @@ _INTERVAL = 1.0  # seconds between polls
 _SEEN = 120  # number of polls that the throughput graphs cover
 _UNREPORTED = "This endpoint reports no statistics."
 _COLUMNS = ("Client", "Priority", "State", "Prompt", "Output", "Age")
+_WIDE = 80  # minimum width in cells of a terminal that shows priorities and totals
 
 
 _RATES = {"read": "prompt", "written": "output"}
@@ -107,9 +108,7 @@ class EngineScreen(Page[None]):
         yield KeyFooter()
 
     def on_mount(self) -> None:
-        listing = self.query_one(Listing)
-        listing.add_columns(*_COLUMNS)
-        listing.show_header = False
+        self._list({})
         self.poll()
         self.set_interval(_INTERVAL, self.poll)
 
@@ -146,8 +145,8 @@ class EngineScreen(Page[None]):
         counted = (("read", self._read, status.prompt_tokens), ("written", self._written, status.reply_tokens))
         for name, rates, total in counted:
             self.query_one(f"#{name}", Sparkline).data = list(rates.values)
-            words = f"{rates.values[-1]:,.0f} {_RATES[name]} tok/s · {total:,} tokens"
-            self.query_one(f"#{name}-rate", Label).update(words)
+            words = f"{rates.values[-1]:,.0f} {_RATES[name]} tok/s"
+            self.query_one(f"#{name}-rate", Label).update(f"{words} · {total:,} tokens" if self._is_wide else words)
         tiers, memory = self.query(Amounts)
         tiers.amounts, memory.amounts = status.tiers, status.memory
         self._list({request.id: request for request in status.requests})
@@ -157,17 +156,30 @@ class EngineScreen(Page[None]):
         self._requests = requests
         listing = self.query_one(Listing)
         listing.show_header = bool(requests)
-        listing.show({key: _cells(request) for key, request in requests.items()})
+        columns = [one for one in _COLUMNS if one != "Priority" or self._is_wide]
+        if [key.value for key in listing.columns] != columns:
+            listing.clear(columns=True)
+            for column in columns:
+                listing.add_column(column, key=column)
+        rows = {key: _cells(request) for key, request in requests.items()}
+        listing.show({key: [cells[column] for column in columns] for key, cells in rows.items()})
         self.refresh_bindings()
+
+    @property
+    def _is_wide(self) -> bool:
+        return self.app.size.width >= _WIDE
+
+    def on_resize(self) -> None:
+        self._list(self._requests)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action != "abort" or bool(self._requests)
 
     def _about(self, status: EngineStatus) -> str:
-        about = f"{model_name(status.model)} · {sanitize(self._engine.address())}"
         requests = len(status.requests)
         count = f"{requests} {'request' if requests == 1 else 'requests'}" if requests else "no request is running"
-        return f"{about} · {count}" if status.is_reported else about
+        address = sanitize(self._engine.address())
+        return " · ".join((model_name(status.model), *([count] if status.is_reported else []), address))
 
     @work(description="abort")
     async def action_abort(self) -> None:
@@ -183,15 +195,16 @@ class EngineScreen(Page[None]):
                 self.poll()
 
 
-def _cells(request: EngineRequest) -> tuple[Text, ...]:
+def _cells(request: EngineRequest) -> dict[str, Text]:
+    """Return the cells of a request by column."""
     client = single_line(request.client) or "?"
     done = figures.percent(request.prompt_done, request.prompt_total)
     texts = (
-        f"{client} (this chat)" if request.mine else client,
+        "this chat" if request.mine else client,
         single_line(request.priority),
         f"{request.phase.value} {done}" if request.phase is Phase.READING else request.phase.value,
         f"{request.prompt_total:,}",
         f"{request.reply_tokens:,}",
         figures.seconds(request.seconds),
     )
-    return tuple(Text(text, no_wrap=True) for text in texts)
+    return {column: Text(text, no_wrap=True) for column, text in zip(_COLUMNS, texts, strict=True)}
