@@ -1,5 +1,6 @@
 """Tests for actions on whole chats: titles, pins, archive, deletion and undo, drafts, search, and files."""
 
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -151,6 +152,18 @@ def test_frame_of_the_search_ends_above_the_prompt() -> None:
             assert chat.label(".question") == "Search all chats"
 
     run(ScriptedClient(), flow)
+
+
+def test_long_title_leaves_room_for_the_age_of_a_chat() -> None:
+    client = ScriptedClient()
+    client.keep("A title that is longer than the line " * 4, "hello")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f7")
+        await chat.until(lambda: any("A title" in line for line in chat.lines()))
+        assert any(re.search(r"A title that .*…  \d{4}-\d\d-\d\d  ", line) for line in chat.lines())
+
+    run(client, flow)
 
 
 def test_search_lists_the_last_chats_before_anything_is_typed() -> None:

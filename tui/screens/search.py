@@ -16,13 +16,15 @@ from textual.widgets.option_list import Option
 
 from tui import figures
 from tui.client import Chats
-from tui.plain_text import single_line, without_fences
+from tui.plain_text import single_line, start, without_fences
 from tui.screens.dialog import Dialog
 from tui.show_errors import show_errors
 from tui.types import AUTHORS, ChatId, ChatSummary, MessageId, SearchHit
 from tui.widgets.rows import Rows
 from tui.widgets.text_fields import LineField
 
+_LEAST = 20  # minimum length of a shown title
+_BESIDE = 4  # cells of a row beside its text: the scroll bar and the padding
 _PAUSE = 0.15  # seconds after the last key before the search starts
 
 
@@ -75,7 +77,8 @@ class SearchScreen(Dialog[Found]):
             else:
                 chats = [chat for chat in await self._chats.summaries() if chat.message_count]
                 chats.sort(key=lambda chat: -chat.updated)
-                self._show([Found(chat.id) for chat in chats], [_summary(chat) for chat in chats], "Last chats")
+                width = self.query_one(Rows).scrollable_content_region.width
+                self._show([Found(chat.id) for chat in chats], [_summary(chat, width) for chat in chats], "Last chats")
 
     def _show(self, found: list[Found], lines: Sequence[Content], about: str) -> None:
         self._found = found
@@ -112,12 +115,11 @@ def _count(hits: int) -> str:
     return f"{hits} {'result' if hits == 1 else 'results'}"
 
 
-def _summary(chat: ChatSummary) -> Content:
-    return Content.assemble(
-        ("private " * chat.private, "italic"),
-        (chat.name, "bold"),
-        (f"  {figures.age(chat.updated, time.time())}", "dim"),
-    )
+def _summary(chat: ChatSummary, width: int) -> Content:
+    """Return a line of `width` cells with the title of a chat, shortened if necessary, and its age."""
+    mark, age = "private " * chat.private, f"  {figures.age(chat.updated, time.time())}"
+    title = start(chat.name, max(_LEAST, width - _BESIDE - len(mark) - len(age)))
+    return Content.assemble((mark, "italic"), (title, "bold"), (age, "dim"))
 
 
 def _lines(hits: Sequence[SearchHit]) -> list[Content]:
