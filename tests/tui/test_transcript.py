@@ -12,7 +12,7 @@ from textual.events import MouseDown
 
 from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
-from tui.types import ChatId, Finish, MessageId, ReplyEnd, TextDelta
+from tui.types import ChatId, Finish, MessageId, ReasoningDelta, ReplyEnd, TextDelta
 from tui.widgets import transcript as transcript_module
 from tui.widgets.message_view import MessageHeader
 
@@ -292,6 +292,55 @@ def test_ctrl_home_and_ctrl_end_go_to_the_start_and_the_end_of_a_long_chat() -> 
         chat.views()[-1].focus()
         await chat.pilot.press("ctrl+home")
         await chat.until(lambda: chat.texts()[:1] == ["message 0"] and transcript.scroll_y == 0)
+
+    run(client, flow, chat=name)
+
+
+def test_start_of_a_reply_does_not_scroll_a_chat_that_the_user_has_scrolled_up() -> None:
+    client = ScriptedClient([WAIT, ReasoningDelta("one"), WAIT])
+    name = client.keep("Long", *(f"message {number}" for number in range(COUNT)))
+
+    async def flow(chat: Chatting) -> None:
+        transcript = chat.conversation.transcript
+        await chat.type("go")
+        await chat.until(lambda: chat.conversation.current_reply is not None)
+        await chat.pilot.press("ctrl+home")
+        await chat.until(lambda: chat.texts()[:1] == ["message 0"] and transcript.scroll_y == 0)
+        client.replies.gate.set()
+        await chat.until(lambda: transcript.mark.display)
+        assert await at_rest(chat.pilot, lambda: transcript.scroll_y) == 0
+
+    run(client, flow, chat=name)
+
+
+def test_text_is_not_wrapped_again_when_the_scroll_bar_appears() -> None:
+    client = ScriptedClient([TextDelta("word " * 40), WAIT, TextDelta("\n\nmore" * 40), WAIT])
+
+    async def flow(chat: Chatting) -> None:
+        transcript = chat.conversation.transcript
+        await chat.type("go")
+        await chat.until(lambda: len(chat.views()) == 2 and "word" in "".join(chat.lines()))
+        width = chat.views()[1].size.width
+        assert not transcript.show_vertical_scrollbar
+        client.replies.gate.set()
+        await chat.until(lambda: transcript.show_vertical_scrollbar)
+        assert await at_rest(chat.pilot, lambda: chat.views()[1].size.width) == width
+
+    run(client, flow)
+
+
+def test_double_click_selects_a_word_and_triple_click_the_block() -> None:
+    client = ScriptedClient()
+    name = client.keep("Chat", "a question", "The well-known answer isn't here.")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.views() and chat.views()[-1].query("MarkdownParagraph"))
+        paragraph = chat.views()[-1].query("MarkdownParagraph").first()
+        for column, word in ((6, "well-known"), (17, "answer"), (24, "isn't")):
+            await chat.pilot.click(paragraph, offset=(column, 0), times=2)
+            assert await at_rest(chat.pilot, chat.app.screen.get_selected_text) == word
+        await chat.pilot.click(paragraph, offset=(6, 0), times=3)
+        await chat.until(lambda: "The well-known answer isn't here." in (chat.app.screen.get_selected_text() or ""))
 
     run(client, flow, chat=name)
 

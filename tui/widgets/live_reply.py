@@ -22,7 +22,7 @@ class LiveReply:
     async def show(self, reply: ReplyProgress, event: ReplyEvent) -> None:
         """Show an event that was applied to the reply. The first event mounts its view."""
         if isinstance(event, ReplyStarted) and reply.message is not None:
-            await self._transcript.append(reply.message)
+            await self._transcript.append(reply.message, scrolls=False)
         if isinstance(event, TextDelta | ReasoningDelta | ToolCalled):
             self._transcript.note_new_text()
         if (view := self._view(reply)) is None:

@@ -3,6 +3,7 @@
 tests/tui/test_textual_internals.py fails if a version of Textual changes a name that is used in these modules.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -14,6 +15,7 @@ from textual.geometry import Offset
 from textual.keys import Keys
 from textual.message import Message
 from textual.screen import Screen
+from textual.selection import SELECT_ALL, Selection
 from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import Footer, TextArea
@@ -21,6 +23,7 @@ from textual.widgets._footer import FooterKey
 
 from tui.terminal_answers import AnswerFilter
 
+_WORD = re.compile(r"\w[\w'’.-]*\w|\w")  # a double click selects it
 _FRAME_PERIOD = 1 / 240  # seconds
 _ALT_ENTER = "\x1b\r"  # sequence of terminals without the kitty protocol; Textual reports it as a plain Enter
 
@@ -156,6 +159,18 @@ class SteadyScreen(Screen[None]):
         widget, offset = super().get_widget_and_offset_at(x, y)
         is_removed = widget is not None and widget is not self and widget.parent is None
         return (None, None) if is_removed else (widget, offset)
+
+    def _select_all_in_widget(self, widget: Widget) -> None:
+        """On a double click, select the word under the mouse. Textual would select all text of the widget."""
+        under, offset = self.get_widget_and_offset_at(*self.app.mouse_position)
+        text = widget.get_selection(SELECT_ALL) if under is widget else None
+        lines = [] if text is None else text[0].splitlines()
+        if offset is None or offset.y >= len(lines):
+            super()._select_all_in_widget(widget)
+            return
+        words = (word.span() for word in _WORD.finditer(lines[offset.y]))
+        start, end = next((span for span in words if span[0] <= offset.x < span[1]), (offset.x, offset.x + 1))
+        self.selections = {widget: Selection(Offset(start, offset.y), Offset(end, offset.y))}
 
     def _compositor_refresh(self) -> None:
         if not self.is_unsettled:

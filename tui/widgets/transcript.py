@@ -130,16 +130,21 @@ class Transcript(VerticalScroll, can_focus=False):
         if not follows_anchor(self):
             self.mark.display = True
 
-    async def append(self, message: Message) -> None:
-        """Append a message to the branch and scroll to it."""
+    async def append(self, message: Message, *, scrolls: bool = True) -> None:
+        """Append a message to the branch. With `scrolls`, scroll to it; otherwise only if the end is visible."""
         async with self._changing:
-            if self._end < len(self._path):
+            scrolls = scrolls or follows_anchor(self)
+            if self._end < len(self._path) and scrolls:
                 await self._show([*self._path, message], self._siblings, self._left_out)
-            else:
-                self._path.append(message)
+                return
+            self._path.append(message)
+            if self._end == len(self._path) - 1:
                 self._end += 1
                 await self._messages.mount(*self._views(self._end - 1, self._end), before=self.status)
+            if scrolls:
                 self.anchor()
+            else:
+                self.mark.display = True
 
     async def truncate_after(self, message: MessageId | None) -> None:
         """Shorten the branch so that `message` is the last one; None removes all messages."""
