@@ -65,13 +65,14 @@ class Choice:
     cursor: int  # an index into the text
     can_run: bool = False  # whether Enter runs the text as a command
     attach: Path | None = None
+    name: str = ""  # of the file to attach, as `text` has it
 
 
 _FILES = ("files", "new files", "@files")
 # ends of names of files that are not text, which could not be attached
 _NOT_TEXT = re.compile(
     r"\.(png|jpe?g|gif|webp|bmp|ico|tiff|pdf|mp[34]|wav|ogg|flac|mkv|mov|webm|woff2?|ttf|otf|zip|gz|xz|bz2|zst|tar|7z"
-    r"|whl|jar|so|dylib|dll|exe|o|a|pyc|class|bin|gguf|safetensors|pt|np[yz]|parquet|sqlite|db)$",
+    r"|whl|jar|so|dylib|dll|exe|o|a|pyc|class|bin|dat|pkl|onnx|wasm|iso|gguf|safetensors|pt|np[yz]|parquet|sqlite|db)$",
     re.IGNORECASE,
 )
 _CUT = "Only the first {:,} files are listed. Type a folder, such as ./src/"
@@ -113,7 +114,7 @@ def choose(request: Request, chosen: Suggestion) -> Choice:
         start = f"{request.before}{'@' if is_folder else ''}{chosen.name}"
         path = None if is_folder else Path(chosen.name).expanduser()
         gap = "" if is_folder or request.after.startswith(" ") else " "
-        return Choice(f"{start}{gap}{request.after}", len(start) + len(gap), attach=path)
+        return Choice(f"{start}{gap}{request.after}", len(start) + len(gap), attach=path, name=chosen.name)
     text = request.before + chosen.name + (" " if chosen.takes_more else "")
     return Choice(text, len(text), can_run=request.source not in ("history", "parameters") and not is_folder)
 

@@ -164,13 +164,43 @@ def test_file_chosen_from_the_menu_is_attached(tmp_path: Path, monkeypatch: pyte
     run(ScriptedClient(), flow)
 
 
+def test_name_of_a_refused_file_leaves_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").write_bytes(b"text\0more")
+    (tmp_path / "data.dat").write_bytes(b"\0")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press(*"see @")
+        await chat.until(lambda: labels(chat) == ["notes"])
+        await chat.pilot.press("tab")
+        await chat.until(chat.notices)
+        await chat.until(lambda: chat.composer.area.text == "see ")
+        await chat.pilot.press("x")
+        assert chat.composer.area.text == "see x"
+
+    run(ScriptedClient(), flow)
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"), [(80, "Ask anything   (/ commands   @ files)"), (40, "Ask anything"), (14, "Ask anything")]
+)
+def test_placeholder_fits_the_prompt(columns: int, shown: str) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.composer.area.placeholder == shown)
+        await chat.pilot.resize_terminal(30, 24)
+        await chat.until(lambda: chat.composer.area.placeholder == "Ask anything")
+
+    run(ScriptedClient(), flow, size=(columns, 24))
+
+
 def test_earlier_inputs_are_searched() -> None:
     async def flow(chat: Chatting) -> None:
         for text in ("about trees", "about rivers", "about treaties"):
             await chat.say(text)
+        chat.client.chats.sent.insert(0, "of another window: trend")
         await chat.pilot.press("ctrl+r", *"tre")
-        await chat.until(lambda: labels(chat) == ["about treaties", "about trees"])
-        await chat.pilot.press("ctrl+r", "enter")
+        await chat.until(lambda: labels(chat) == ["of another window: trend", "about treaties", "about trees"])
+        await chat.pilot.press("ctrl+r", "ctrl+r", "enter")
         assert chat.composer.area.text == "about trees"
         assert not chat.composer.menu.is_open
         assert len(chat.client.replies.asked) == 3

@@ -4,6 +4,7 @@ Shortly after the last key, the draft is saved and the context budget is updated
 """
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -58,7 +59,7 @@ class Composer(Vertical):
         self.menu = PromptMenu(
             Completions(client, lambda: self.app.available_themes, lambda: self._chat.title),
         )
-        self.area = PromptArea(self.menu, self.take_back_last)
+        self.area = PromptArea(self.menu, self.take_back_last, self._stored_inputs)
         self.status = StatusLine()
         self.drafts = Drafts(client.chats)
         self.sending: Prompt | None = None  # the message that is being sent, until the client has stored it
@@ -125,6 +126,11 @@ class Composer(Vertical):
             elif draft != Prompt():  # the user has already typed text or opened a chat
                 await self.drafts.save_as_chat(OpenChat(), draft)
                 await self.save_draft()
+
+    async def _stored_inputs(self) -> Sequence[str]:
+        with show_errors(self):
+            return await self._client.chats.inputs()
+        return ()
 
     @property
     def draft(self) -> Prompt:
@@ -345,12 +351,15 @@ class Composer(Vertical):
     @on(PromptArea.PathPasted)
     def attach_file(self, event: PromptArea.PathPasted) -> None:
         event.stop()
-        self.attach_path(event.path)
+        if not self.attach_path(event.path) and event.typed:
+            self.area.withdraw(event.typed)
 
-    def attach_path(self, path: Path) -> None:
-        """Attach the file at `path`."""
+    def attach_path(self, path: Path) -> bool:
+        """Attach the file at `path`. Returns False if it cannot be attached."""
         with show_errors(self):
             self.attach(read_attachment(path))
+            return True
+        return False
 
     @on(PromptArea.DetachAsked)
     def detach_last(self, event: PromptArea.DetachAsked) -> None:

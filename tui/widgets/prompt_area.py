@@ -1,6 +1,6 @@
 """The text field of the prompt. Enter sends the text. Pasted text is sanitized."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,9 +23,10 @@ from tui.widgets.textual_internals import ActiveCursor
 LONG_PASTE = 40  # lines
 LARGE_PASTE = 10_000  # characters
 
-_PLACEHOLDER = "Ask anything   (/ commands   @ files)"
-_PRIVATE_PLACEHOLDER = f"Private: nothing is saved. {_PLACEHOLDER}"
-_EDIT_PLACEHOLDER = f"The new text of this message ({key_name('escape')} cancels)"
+# placeholders from long to short; the first that fits is shown
+_PLACEHOLDERS = ("Ask anything   (/ commands   @ files)", "Ask anything")
+_PRIVATE_PLACEHOLDERS = (*(f"Private: nothing is saved. {text}" for text in _PLACEHOLDERS), "Nothing is saved.")
+_EDIT_PLACEHOLDERS = (f"The new text of this message ({key_name('escape')} cancels)", "The new text")
 
 
 class PromptArea(TextField, ActiveCursor):
@@ -63,11 +64,15 @@ class PromptArea(TextField, ActiveCursor):
             self.text = text
 
     class PathPasted(Message):
-        """The user dropped a file on the terminal, or pasted its path."""
+        """The user dropped a file on the terminal, pasted its path, or chose it in the menu.
 
-        def __init__(self, path: Path) -> None:
+        `typed`: its name in the prompt, or "".
+        """
+
+        def __init__(self, path: Path, typed: str = "") -> None:
             super().__init__()
             self.path = path
+            self.typed = typed
 
     class DetachAsked(Message):
         """The user pressed Backspace in an empty prompt, which removes the last attachment."""
@@ -79,11 +84,19 @@ class PromptArea(TextField, ActiveCursor):
             super().__init__()
             self.step = step
 
-    def __init__(self, menu: PromptMenu, take_back: Callable[[], bool]) -> None:
-        """`take_back` moves the last queued message into the empty prompt, and returns whether there was one."""
-        super().__init__(compact=True, highlight_cursor_line=False, placeholder=_PLACEHOLDER)
+    def __init__(
+        self, menu: PromptMenu, take_back: Callable[[], bool], stored: Callable[[], Awaitable[Sequence[str]]]
+    ) -> None:
+        """Create the field with its menu.
+
+        `take_back` moves the last queued message into the empty prompt, and returns whether there was one. `stored`
+        returns the last inputs of all windows, newest first.
+        """
+        super().__init__(compact=True, highlight_cursor_line=False, placeholder=_PLACEHOLDERS[0])
+        self._placeholders: Sequence[str] = _PLACEHOLDERS
         self._menu = menu
         self._take_back = take_back
+        self._stored = stored
         self.cursor_blink = False  # each blink would redraw the prompt and everything beside it
         self._inputs: list[str] = []  # earlier inputs, the newest last
         self._private: list[str] | None = None  # inputs of the open private chat
@@ -109,8 +122,16 @@ class PromptArea(TextField, ActiveCursor):
 
     def show_purpose(self, *, edits: bool) -> None:
         """Say in the empty prompt what it is for: another message, or the text of an earlier one."""
-        another = _PLACEHOLDER if self._private is None else _PRIVATE_PLACEHOLDER
-        self.placeholder = _EDIT_PLACEHOLDER if edits else another
+        another = _PLACEHOLDERS if self._private is None else _PRIVATE_PLACEHOLDERS
+        self._placeholders = _EDIT_PLACEHOLDERS if edits else another
+        self._fit_placeholder()
+
+    def on_resize(self) -> None:
+        self._fit_placeholder()
+
+    def _fit_placeholder(self) -> None:
+        fitting = (text for text in self._placeholders if len(text) <= self.content_size.width)
+        self.placeholder = next(fitting, self._placeholders[-1])
 
     @property
     def _earlier(self) -> list[str]:
@@ -138,6 +159,12 @@ class PromptArea(TextField, ActiveCursor):
         if new != old:
             self.put_away()
             self.write(self.text.removesuffix(old) + new)
+
+    def withdraw(self, name: str) -> None:
+        """Remove the name of a file that could not be attached, unless the user has changed it."""
+        if (at := self.text.rfind(name)) >= 0:
+            ends = at + len(name) + self.text.startswith(" ", at + len(name))
+            self.delete(_location(self.text[:at]), _location(self.text[:ends]))
 
     def put_away(self) -> None:
         """Add the current text to the inputs before it is replaced, so that the up key recalls it."""
@@ -248,10 +275,9 @@ class PromptArea(TextField, ActiveCursor):
             self._submit(choice.text)
             return True
         self.write(choice.text)
-        before = choice.text[: choice.cursor].split("\n")
-        self.move_cursor((len(before) - 1, len(before[-1])))
+        self.move_cursor(_location(choice.text[: choice.cursor]))
         if choice.attach is not None:
-            self.post_message(self.PathPasted(choice.attach))
+            self.post_message(self.PathPasted(choice.attach, choice.name))
         return True
 
     def action_close_menu(self) -> None:
@@ -259,9 +285,13 @@ class PromptArea(TextField, ActiveCursor):
         if not self._menu.dismiss():
             raise SkipAction
 
-    def action_search_inputs(self) -> None:
-        """Search earlier inputs for the typed text. During a search, go to the next match."""
-        self._menu.search([*dict.fromkeys(reversed(self._earlier))], self.text)
+    async def action_search_inputs(self) -> None:
+        """Search earlier inputs for the typed text, also those of other windows. During a search, go to the next
+        match.
+        """
+        own = [*dict.fromkeys(reversed(self._earlier))]
+        other = [text for text in map(sanitize, await self._stored()) if text not in own]
+        self._menu.search([*other, *own], self.text)
 
     def action_complete(self) -> None:
         """Complete from the menu, or indent the line. Tab leaves the prompt only if it is empty, so that no text stays
@@ -312,3 +342,9 @@ class PromptArea(TextField, ActiveCursor):
     def _show(self, text: str) -> None:
         self.load_text(text)
         self.move_cursor(self.document.end)
+
+
+def _location(before: str) -> tuple[int, int]:
+    """Return the row and the column of the position after this text."""
+    *above, last = before.split("\n")
+    return len(above), len(last)
