@@ -220,14 +220,14 @@ def test_prompt_stays_visible_with_a_menu_and_with_many_lines(size: tuple[int, i
         await write(chat, "/")
         await chat.until(lambda: chat.composer.menu.region.height > 2)
         await chat.until(lambda: chat.composer.region.bottom == size[1] - 1)
-        assert screen.contains_region(area.region)
+        await chat.until(lambda: screen.contains_region(area.region))
         assert any("│ /" in line for line in chat.lines())
         await chat.type("\n".join(f"line {number}" for number in range(17)), enter=False)
         await chat.until(lambda: any("line 16" in line for line in chat.lines()))
-        assert screen.contains_region(area.region)
+        await chat.until(lambda: screen.contains_region(area.region))
         await write(chat, "\n".join(["x"] * 16) + "\n@")
         await chat.until(lambda: any("@" in line for line in chat.lines()))
-        assert screen.contains_region(area.region)
+        await chat.until(lambda: screen.contains_region(area.region))
 
     run(ScriptedClient(), flow, size=size)
 

@@ -23,6 +23,7 @@ from tui.types import (
     ToolCalled,
     ToolReturned,
 )
+from tui.widgets.composer import Composer
 from tui.widgets.reply_status import ReplyStatus, describe
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)
@@ -133,6 +134,8 @@ def test_retry_after_the_engine_stopped_says_so_and_replies(monkeypatch: pytest.
         await chat.until(lambda: chat.texts() == ["one", "second"])
         assert not any("does not respond" in notice for notice in chat.notices())
 
+    # The error is also shown if the context is measured meanwhile, which a busy machine has the time for.
+    monkeypatch.setattr(Composer, "measure", lambda _: None)
     run(client, flow)
 
 

@@ -117,7 +117,7 @@ def test_escape_in_another_chat_does_not_stop_a_summary() -> None:
         await asked(chat)
         await chat.pilot.press("enter")
         await chat.until(lambda: bar.activity == "summarizing")
-        await chat.until(lambda: any("Summarizing 0 s" in line for line in chat.lines()))
+        await chat.until(lambda: any("Summarizing " in line for line in chat.lines()))
         assert chat.label("#queue") == "next: one more"
         await chat.conversation.open_new()
         await chat.until(lambda: bar.activity == "")
