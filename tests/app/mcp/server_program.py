@@ -4,10 +4,20 @@ import asyncio
 import os
 import sys
 
+PROTOCOL = os.dup(1)  # the MCP package redirects descriptor 1 to standard error while it serves
+
+# these faults do not need the MCP package, whose import takes a second
+if "silent" in sys.argv:
+    sys.stdin.read()
+if "endless" in sys.argv:
+    while True:
+        os.write(PROTOCOL, b"x" * 65536)
+if "broken" in sys.argv:
+    sys.exit("the license has expired")
+
+# ruff: noqa: E402
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-
-PROTOCOL = os.dup(1)  # the MCP package redirects descriptor 1 to standard error while it serves
 
 server = MCPServer("test")
 
@@ -77,11 +87,4 @@ if "huge" in sys.argv:
         server.add_tool(huge, name=f"tool_{number}", description="d" * 10_000)
 if "garbage" in sys.argv:
     os.write(1, b"this is no JSON\n{]\n\xff\xfe\n" * 10)
-if "silent" in sys.argv:
-    sys.stdin.read()
-if "endless" in sys.argv:
-    while True:
-        os.write(PROTOCOL, b"x" * 65536)
-if "broken" in sys.argv:
-    sys.exit("the license has expired")
 server.run()
