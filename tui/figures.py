@@ -228,6 +228,6 @@ FINISHES = {
     Finish.STOPPED: "You stopped this reply.",
     Finish.FAILED: "The reply failed.",
     Finish.CUT_OFF: "Interrupted: Inglenook closed during this reply.",
-    Finish.ELSEWHERE: "Another window is writing this reply. Open the chat again to read it.",
+    Finish.ELSEWHERE: "Another window is writing this reply.",
 }
 """Labels of replies that are not complete."""

@@ -507,6 +507,8 @@ def test_reply_of_another_window_is_shown_as_it_grows() -> None:
             return any(text in line for line in chat.lines())
 
         await chat.until(lambda: chat.texts() == ["a question", "an"])
+        await chat.until(lambda: shows("Another window is writing this reply."))
+        assert "retry" not in chat.label("Outcome")
         client.chats.put(name, replace(reply, text="an answer"))
         await chat.until(lambda: shows("an answer"))
         client.chats.put(name, replace(reply, text="an answer of two lines", finish=Finish.COMPLETE))

@@ -40,10 +40,12 @@ class Outcome(WordButtons):
             lines.append(Content(f"  {remedy}"))
         if self._is_detailed:
             lines.append(Content.styled(head(details, _LONGEST), "$text-muted"))
-        words = [Content("  "), word("retry", "regenerate"), Content.styled(" ^y", "$text-muted")]
+        words = []
+        if self._message.finish is not Finish.ELSEWHERE:
+            words += [Content("  "), word("retry", "regenerate"), Content.styled(" ^y", "$text-muted")]
         if details:
             words += [Content("   "), word("details", "details"), Content.styled(" ^o", "$text-muted")]
-        return Content("\n").join([*lines, Content.assemble(*words)])
+        return Content("\n").join([*lines, Content.assemble(*words)] if words else lines)
 
 
 def has_outcome(message: Message) -> bool:
