@@ -81,6 +81,18 @@ def test_too_large_model_is_downloaded_only_after_confirmation() -> None:
     run(client, flow)
 
 
+def test_small_terminal_shows_the_whole_question() -> None:
+    async def flow(chat: Chatting) -> None:
+        await models_screen(chat, 2)
+        await chat.until(lambda: FITS[LARGE.name].verdict in chat.label("#fit"))
+        await chat.pilot.press("enter")
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm) and chat.label(".about"))
+        words = ("Download this model?", LARGE.name, "Free disk", FITS[LARGE.name].verdict, "Cancel", "Download")
+        await chat.until(lambda: all(any(word in line for line in chat.lines()) for word in words))
+
+    run(ScriptedClient(), flow, size=(60, 15))
+
+
 def test_small_model_is_downloaded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tui.large_downloads.LARGE", 3 * GB)
     client = ScriptedClient()

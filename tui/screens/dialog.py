@@ -7,7 +7,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
+from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.dom import DOMNode
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, Input, Label
@@ -50,6 +50,7 @@ class Page(OverChat[Answer]):
 class Dialog(OverChat[Answer | None], ModalScreen[Answer | None]):
     """A modal screen that Escape closes without an answer."""
 
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012 - as the base class has it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "Cancel"),
         # priority: keys that are typed right after Tab must reach the next field
@@ -98,7 +99,8 @@ class Confirm(Dialog[bool]):
         with Vertical(classes="dialog") as dialog:
             dialog.border_subtitle = "←→ choose · ⏎ answer · esc cancel"
             yield Label(sanitize(self._question), markup=False, classes="question")
-            yield Label(sanitize(self._about), markup=False, classes="about")
+            with VerticalScroll(classes="reading", can_focus=False):
+                yield Label(sanitize(self._about), markup=False, classes="about")
             with Horizontal(classes="buttons"):
                 yield Button(self._no, id="no")
                 yield Button(self._yes, id="yes")

@@ -40,7 +40,6 @@ class ToolsScreen(Dialog[None]):
 
     CSS_PATH = "tools.tcss"
     AUTO_FOCUS = "OptionList"
-    VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012 - as the base class has it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space,enter", "switch", "Switch tool", priority=True),
         Binding("a", "switch_all", "All"),
