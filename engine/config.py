@@ -80,12 +80,57 @@ class RopeConfig:
     scaling: RopeScaling | None = None
 
 
+class Score(enum.Enum):
+    """How the scores of experts are computed from the logits of a router."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a router chooses experts, and the weights of their outputs (arXiv:1701.06538).
+
+    The experts with the largest scores are chosen. If scores are equal, the lower index is chosen.
+    """
+
+    experts: int
+    active: int  # number of experts chosen for each token
+    score: Score = Score.SOFTMAX
+    normalized: bool = True  # whether the weights are divided by their sum
+    epsilon: float = 0.0  # added to that sum
+    scale: float = 1.0  # factor of all weights
+    groups: int = 1  # experts are in this many groups of equal size
+    active_groups: int = 1  # experts are chosen from the groups whose two largest scores have the largest sum
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertConfig:
+    """The shape of a layer's mixture of experts. Each expert is a gated MLP."""
+
+    routing: Routing
+    hidden: int  # width of an expert
+    shared_hidden: int = 0  # width of the MLP that is computed for every token; 0: none
+    shared_gate: bool = False  # whether the output of that MLP is scaled by the sigmoid of a product
+
+    @property
+    def columns(self) -> int:
+        """Sum of the widths of all experts."""
+        return self.routing.experts * self.hidden + self.shared_hidden
+
+    @property
+    def active_columns(self) -> int:
+        """Sum of the widths of the experts that compute one token."""
+        return self.routing.active * self.hidden + self.shared_hidden
+
+
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """The properties of attention that may differ between the layers of a model."""
+    """The properties that may differ between the layers of a model."""
 
     window: int | None = None  # number of tokens that the layer attends to, including the query's own; None: all
     rope: int | None = 0  # index of the model's rope that rotates the heads; None: no rotation
+    experts: ExpertConfig | None = None  # None: a dense MLP of width `ModelConfig.mlp_hidden`
 
 
 class Gate(enum.Enum):
@@ -151,7 +196,7 @@ class ModelConfig:
     context_length: int  # number of tokens that the model was trained for
     norm: NormRule
     ropes: tuple[RopeConfig, ...]
-    layout: tuple[LayerConfig, ...] = ()  # attention properties of each layer; empty: all layers are alike
+    layout: tuple[LayerConfig, ...] = ()  # properties of each layer; empty: all layers are alike
     attention_scale: float = 0.0  # scale of scores; 0: 1 / sqrt(head_dim)
     attention_softcap: float = 0.0  # soft cap c: scores become c * tanh(score / c); 0: no soft cap
     logit_softcap: float = 0.0
@@ -171,9 +216,33 @@ class ModelConfig:
     @property
     def matrix_elements(self) -> int:
         """Approximate number of elements in the model's matrices."""
-        attention = 2 * (self.heads + self.kv_heads) * self.head_dim * self.hidden
-        mlp = 3 * self.mlp_hidden * self.hidden
-        return self.layers * (attention + mlp) + 2 * self.vocab_size * self.hidden
+        widths = (it.columns if it else self.mlp_hidden for it in self._experts)
+        return self._elements(sum(widths))
+
+    @property
+    def active_elements(self) -> int:
+        """Approximate number of elements in the matrices that compute one token."""
+        widths = (it.active_columns if it else self.mlp_hidden for it in self._experts)
+        return self._elements(sum(widths))
+
+    def _elements(self, mlp_columns: int) -> int:
+        attention = 2 * (self.heads + self.kv_heads) * self.head_dim
+        return (self.layers * attention + 3 * mlp_columns + 2 * self.vocab_size) * self.hidden
+
+    @property
+    def _experts(self) -> list[ExpertConfig | None]:
+        return [self.layer(number).experts for number in range(self.layers)]
+
+    @property
+    def mlp_widths(self) -> frozenset[int]:
+        """The widths of all MLPs, dense ones, experts, and shared ones."""
+        widths = ((it.hidden, it.shared_hidden) if it else (self.mlp_hidden,) for it in self._experts)
+        return frozenset(width for layer in widths for width in layer if width)
+
+    @property
+    def step_columns(self) -> int:
+        """The largest number of MLP columns that a layer computes for one token."""
+        return max(it.active_columns if it else self.mlp_hidden for it in self._experts)
 
     def layer(self, number: int) -> LayerConfig:
         return self.layout[number] if self.layout else LayerConfig()

@@ -10,13 +10,14 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
-from engine.config import Gate, NormKind
+from engine.config import Gate, NormKind, Routing
 from engine.kv.cache import LayerKV
 from engine.rope import RotaryTable
 from quant.linear import LinearBackend, QLinear
 
 Activation: TypeAlias = Any  # rows of floats, one per token: a tensor, or a buffer in a recorded program
 Inputs: TypeAlias = Any  # the `engine.batch.Batch` of a step, or the backend's form of it
+Routes: TypeAlias = Any  # the experts of every token and their weights, in the backend's form
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,39 @@ class Attention:
     norms: HeadNorms | None = None
     softcap: float = 0.0  # soft cap c: scores become c * tanh(score / c); 0: no soft cap
     window: int | None = None  # number of tokens that a query attends to, including its own; None: all
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The weights that choose a token's experts.
+
+    If the shared MLP has a gate, the last row of `weight` computes it, and the other rows the logits of the experts.
+    """
+
+    routing: Routing
+    weight: QLinear  # [experts, hidden], or [experts + 1, hidden]
+    choice_bias: Tensor | None = None  # float32 [experts], added to scores for the choice, but not for the weights
+
+    @property
+    def gates_shared(self) -> bool:
+        return self.weight.outputs > self.routing.experts
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLP:
+    """The weights of an MLP: down(gate(first half of y) * second half of y), where y = gate_up(x)."""
+
+    gate_up: QLinear  # gate and up as one layer
+    down: QLinear
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMLP:
+    """A mixture of experts: the sum of the outputs of the chosen experts, times their weights, and of a shared MLP."""
+
+    router: Router
+    experts: tuple[GatedMLP, ...]
+    shared: GatedMLP | None = None
 
 
 class Operations(Protocol):
@@ -88,9 +122,23 @@ class Operations(Protocol):
         ...
 
     def gated_mlp(
-        self, x: Activation, gate_up: QLinear, down: QLinear, add_to: Activation | None = None, gate: Gate = Gate.SILU
+        self, x: Activation, mlp: GatedMLP, add_to: Activation | None = None, gate: Gate = Gate.SILU
     ) -> Activation:
-        """Return down(gate(first half of y) * second half of y), where y = gate_up(x). `add_to` is as in `linear`."""
+        """Return the output of an MLP. `add_to` is as in `linear`."""
+        ...
+
+    def route(self, x: Activation, router: Router) -> Routes:
+        """Choose the experts of every row of x, and their weights, for `experts`."""
+        ...
+
+    def experts(
+        self, x: Activation, routes: Routes, mlp: ExpertMLP, add_to: Activation | None = None, gate: Gate = Gate.SILU
+    ) -> Activation:
+        """Return the weighted sum of the outputs of each row's experts. `add_to` is as in `linear`.
+
+        The outputs are added in ascending order of the experts, then the output of the shared MLP, and then `add_to`.
+        So the bits of a row do not depend on the other rows.
+        """
         ...
 
     def select(self, x: Activation, batch: Inputs) -> Activation:

@@ -6,6 +6,7 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
@@ -54,6 +55,21 @@ class MappedTensor(Protocol):
     def nbytes(self) -> int: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """One of `count` parts of equal size that a tensor consists of, such as the matrix of one expert."""
+
+    index: int = 0
+    count: int = 1
+
+    def byte_range(self, tensor: MappedTensor) -> tuple[int, int]:
+        """Return the positions of the slab's first byte and of its end in the tensor's file."""
+        size = tensor.nbytes // self.count
+        first = tensor.offset + size * self.index
+        return first, first + size
+
+
+WHOLE = Slab()
 Tensor = TypeVar("Tensor", bound=MappedTensor)
 
 
@@ -86,17 +102,17 @@ class TensorFile(Closing, Generic[Tensor]):
     def _read_header(self, data: mmap.mmap) -> None:
         """Set `tensors` and the other fields of the format, after checking that each tensor is within the file."""
 
-    def data(self, name: str) -> memoryview:
+    def data(self, name: str, slab: Slab = WHOLE) -> memoryview:
         """Return a read-only view of the bytes of tensor `name`. Raises KeyError for an unknown name."""
-        tensor = self.tensors[name]
-        return memoryview(self._map)[tensor.offset : tensor.offset + tensor.nbytes]
+        first, end = slab.byte_range(self.tensors[name])
+        return memoryview(self._map)[first:end]
 
-    def release(self, name: str) -> None:
+    def release(self, name: str, slab: Slab = WHOLE) -> None:
         """Release the memory that reading tensor `name` took. Its data can be read from the file again."""
-        tensor = self.tensors[name]
-        if tensor.nbytes and hasattr(mmap, "MADV_DONTNEED"):
-            start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.nbytes - start)
+        first, end = slab.byte_range(self.tensors[name])
+        if first < end and hasattr(mmap, "MADV_DONTNEED"):
+            start = first // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def close(self) -> None:
         """Unmap the file. If views exist, it is unmapped when the last of them is deleted."""
@@ -117,13 +133,13 @@ class TensorFiles(Closing, Generic[Tensor]):
         self.tensors = {name: file.tensors[name] for name, file in file_of.items()}
         self._opened = opened.pop_all()
 
-    def data(self, name: str) -> memoryview:
+    def data(self, name: str, slab: Slab = WHOLE) -> memoryview:
         """Return a read-only view of the bytes of tensor `name`. Raises KeyError for an unknown name."""
-        return self._file_of[name].data(name)
+        return self._file_of[name].data(name, slab)
 
-    def release(self, name: str) -> None:
+    def release(self, name: str, slab: Slab = WHOLE) -> None:
         """Release the memory that reading tensor `name` took. Its data can be read from the file again."""
-        self._file_of[name].release(name)
+        self._file_of[name].release(name, slab)
 
     def close(self) -> None:
         self._opened.close()

@@ -5,6 +5,7 @@ attention are in `engine.kernels.reference`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from engine.device import LoadedModel, Needs
 from engine.kernels import reference
 from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
 from engine.kv.cache import KVCache, LayerKV
-from engine.operations import Attention, Norm
+from engine.operations import Attention, ExpertMLP, GatedMLP, Norm, Router
 from engine.sampling.drawing import Logits
 from quant.linear import LinearBackend, QLinear, ReferenceBackend
 
@@ -79,6 +80,15 @@ class ReferenceDevice:
         return ModelRunner(loaded, vocab_size, groups)
 
 
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The experts of every token. See `engine.kernels.reference.route`."""
+
+    ids: Tensor  # int64 [tokens, active], ascending
+    weights: Tensor  # float32 [tokens, active]
+    shared: Tensor | None  # weight of the shared MLP, float32 [tokens, 1]; None: 1
+
+
 class ReferenceOperations:
     """Computes each operation immediately. Activations are tensors, float32 [tokens, width]."""
 
@@ -121,16 +131,35 @@ class ReferenceOperations:
         ]
         return torch.cat(attended).flatten(1)
 
-    def gated_mlp(
-        self, x: Tensor, gate_up: QLinear, down: QLinear, add_to: Tensor | None = None, gate: Gate = Gate.SILU
+    def gated_mlp(self, x: Tensor, mlp: GatedMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU) -> Tensor:
+        return _added(_mlp(x, mlp, gate), add_to)
+
+    def route(self, x: Tensor, router: Router) -> Routes:
+        logits, experts = router.weight.forward(x), router.routing.experts
+        ids, weights = reference.route(logits[:, :experts], router.routing, router.choice_bias)
+        return Routes(ids, weights, torch.sigmoid(logits[:, experts:]) if router.gates_shared else None)
+
+    def experts(
+        self, x: Tensor, routes: Routes, mlp: ExpertMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU
     ) -> Tensor:
-        return _added(down.forward(reference.gated(gate_up.forward(x), gate)), add_to)
+        out = torch.zeros_like(x)
+        for number in sorted(set(routes.ids.flatten().tolist())):
+            rows, choices = (routes.ids == number).nonzero(as_tuple=True)
+            out[rows] += routes.weights[rows, choices, None] * _mlp(x[rows], mlp.experts[number], gate)
+        if mlp.shared:
+            shared = _mlp(x, mlp.shared, gate)
+            out += shared if routes.shared is None else routes.shared * shared
+        return _added(out, add_to)
 
     def select(self, x: Tensor, batch: Batch) -> Tensor:
         return x[torch.tensor(batch.logit_rows, dtype=torch.int64)]
 
     def logits(self, x: Tensor, head: QLinear, softcap: float = 0.0) -> Tensor:
         return reference.soft_cap(head.forward(x), softcap)
+
+
+def _mlp(x: Tensor, mlp: GatedMLP, gate: Gate) -> Tensor:
+    return mlp.down.forward(reference.gated(mlp.gate_up.forward(x), gate))
 
 
 def _added(x: Tensor, to: Tensor | None) -> Tensor:

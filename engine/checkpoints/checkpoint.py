@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from quant.tensor import QTensor
 
 NOTHING = re.compile(r"(?!)")
+MAX_EXPERTS = 4096  # limit of the matrices that a tensor of experts is divided into
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,16 @@ class StoredWeight:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of a family's weights in transformers checkpoints."""
+    """The names of a family's weights in transformers checkpoints.
 
-    stems: Mapping[str, str]  # maps GGUF names without `.weight` or `.bias`; {} is a layer number
+    In names, {} is a layer number and {e} the number of an expert. If only the GGUF name has {e}, the tensor stacks the
+    matrices of all experts of a layer.
+    """
+
+    stems: Mapping[str, str]  # maps GGUF names without `.weight` or `.bias`
     ignored: re.Pattern[str] = field(default=NOTHING)  # matches tensors that the decoder does not need
     prefix: str = ""  # removed from tensor names, at any position
+    whole: Mapping[str, str] = field(default_factory=dict)  # maps whole names that do not end in `.weight` or `.bias`
 
 
 class Checkpoint(Protocol):

@@ -2,22 +2,25 @@
 taken.
 """
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from gguf.constants import Keys
 
-from engine.checkpoints.checkpoint import Names, StoredWeight
+from engine.checkpoints.checkpoint import MAX_EXPERTS, Names, StoredWeight
 from engine.checkpoints.metadata import Metadata
 from engine.errors import UnsupportedModel
 from quant.ggml_blocks import decode
 from quant.ggml_types import GGMLType
 from quant.gguf import GGUFTensor
 from quant.gguf_parts import GGUFParts
-from quant.mapped_file import Closing
+from quant.mapped_file import WHOLE, Closing, Slab
 from quant.tensor import BlockTensor
 
+# a tensor of all experts of a layer; its matrices get the names of older files, such as blk.3.ffn_up.7.weight
+_STACKED = re.compile(r"(?P<layer>blk\.\d+\.ffn_\w+)_exps\.(?P<kind>weight|bias)")
 SAMPLE_ROWS = 2  # at least 2, because a single row would be the whole matrix
 SAMPLE_COLUMNS = 128  # columns of a sample unless a block is larger; a multiple of any group that shares a scale
 
@@ -39,21 +42,31 @@ class GGUFCheckpoint(Closing):
         self.metadata = Metadata(self._parts.metadata, architecture)
 
     def weights(self, names: Names) -> Mapping[str, StoredWeight]:
-        return {
-            tensor.name: StoredWeight(
-                tensor.name,
-                tensor.nbytes,
-                tensor.type,
-                partial(self._decode, tensor),
-                partial(_sample, tensor.type),
-                tensor.shape,
-            )
-            for tensor in self._parts.tensors.values()
-        }
+        stored: dict[str, StoredWeight] = {}
+        for tensor in self._parts.tensors.values():
+            stacked = _STACKED.fullmatch(tensor.name)
+            if stacked and len(tensor.shape) > 1 and tensor.shape[0] <= MAX_EXPERTS:
+                count = tensor.shape[0]
+                for expert in range(count):
+                    name = f"{stacked['layer']}.{expert}.{stacked['kind']}"
+                    stored[name] = self._stored(tensor, tensor.shape[1:], Slab(expert, count))
+            else:
+                stored[tensor.name] = self._stored(tensor, tensor.shape, WHOLE)
+        return stored
 
-    def _decode(self, tensor: GGUFTensor) -> BlockTensor:
-        weight = decode(tensor.type, self._parts.data(tensor.name), tensor.shape)
-        self._parts.release(tensor.name)
+    def _stored(self, tensor: GGUFTensor, shape: tuple[int, ...], slab: Slab) -> StoredWeight:
+        return StoredWeight(
+            tensor.name,
+            tensor.nbytes // slab.count,
+            tensor.type,
+            partial(self._decode, tensor, shape, slab),
+            partial(_sample, tensor.type),
+            shape,
+        )
+
+    def _decode(self, tensor: GGUFTensor, shape: tuple[int, ...], slab: Slab) -> BlockTensor:
+        weight = decode(tensor.type, self._parts.data(tensor.name, slab), shape)
+        self._parts.release(tensor.name, slab)
         return weight
 
     def close(self) -> None:

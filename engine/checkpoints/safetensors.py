@@ -5,27 +5,28 @@ weight consists of several tensors.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 
-from engine.checkpoints.checkpoint import Names, StoredWeight
+from engine.checkpoints.checkpoint import MAX_EXPERTS, Names, StoredWeight
 from engine.checkpoints.metadata import Metadata
 from engine.errors import UnsupportedModel
 from quant.checkpoint_files import as_object, read_bytes
 from quant.errors import ModelFileError
 from quant.layer_format import NOT_QUANTIZED, UNUSED_TENSORS, LayerNames, is_quantized, read_format
-from quant.mapped_file import Closing
+from quant.mapped_file import WHOLE, Closing, Slab
 from quant.safetensors import SafetensorsTensor
 from quant.safetensors_shards import SafetensorsShards
-from quant.safetensors_values import TORCH_TYPES, decode_plain
+from quant.safetensors_values import PLAIN_TYPES, TORCH_TYPES, decode_plain
 from quant.tensor import PlainTensor, QTensor
 
 CONFIG = "config.json"
+EXPERT = "{e}"  # placeholder for the number of an expert (see `Names`)
 # (rows, columns): at least two rows, because a single row would be the whole matrix; columns that are a multiple of any
 # quantization group
 SAMPLE_SHAPE = (2, 128)
@@ -53,19 +54,32 @@ class SafetensorsCheckpoint(Closing):
         self.digest = sha256(raw + self._shards.header_digest.encode()).hexdigest()
 
     def weights(self, names: Names) -> Mapping[str, StoredWeight]:
-        stems = {theirs: ours for ours, theirs in names.stems.items()}
+        known = _KnownNames(names)
         layers: dict[str, dict[str, str]] = defaultdict(dict)  # GGUF stem -> tensor names of the layer
         stored: dict[str, StoredWeight] = {}
         for name, tensor in self._shards.tensors.items():
             if names.ignored.fullmatch(name):
                 continue
-            if found := _find(name.replace(names.prefix, "") if names.prefix else name, stems):
-                layers[found.stem][found.rest] = name
-            else:
+            found = known.find(name)
+            if found is None:
                 stored[name] = self._plain(tensor)
+            elif EXPERT in found.stem:
+                stored |= self._experts(f"{found.stem}.{found.rest}", tensor)
+            else:
+                layers[found.stem][found.rest] = name
         for stem, tensors in layers.items():
             stored |= self._layer(stem, tensors)
         return stored
+
+    def _experts(self, name: str, tensor: SafetensorsTensor) -> dict[str, StoredWeight]:
+        """Return the matrices of a tensor that stacks those of all experts of a layer."""
+        count = tensor.shape[0] if len(tensor.shape) == 3 and tensor.shape[0] <= MAX_EXPERTS else 0
+        if not count or tensor.type.name not in PLAIN_TYPES:
+            raise UnsupportedModel(
+                f"{tensor.name} has type {tensor.type.name} and shape {tensor.shape}, which is not supported",
+                f"It must have 3 dimensions, at most {MAX_EXPERTS} experts, and type {', '.join(PLAIN_TYPES)}.",
+            )
+        return {name.replace(EXPERT, str(expert)): self._plain(tensor, Slab(expert, count)) for expert in range(count)}
 
     def _layer(self, stem: str, names: LayerNames) -> dict[str, StoredWeight]:
         """Return the weight and the bias of one layer."""
@@ -90,14 +104,16 @@ class SafetensorsCheckpoint(Closing):
             self._shards.release(name)
         return weight
 
-    def _plain(self, tensor: SafetensorsTensor) -> StoredWeight:
+    def _plain(self, tensor: SafetensorsTensor, slab: Slab = WHOLE) -> StoredWeight:
+        part = tensor if slab is WHOLE else replace(tensor, shape=tensor.shape[1:], nbytes=tensor.nbytes // slab.count)
+
         def decode() -> PlainTensor:
-            weight = decode_plain(tensor, self._shards.data(tensor.name))
-            self._shards.release(tensor.name)
+            weight = decode_plain(part, self._shards.data(tensor.name, slab))
+            self._shards.release(tensor.name, slab)
             return weight
 
         sample = partial(_sample, tensor.type.name)
-        return StoredWeight(tensor.name, tensor.nbytes, tensor.type.name, decode, sample, tensor.shape)
+        return StoredWeight(tensor.name, part.nbytes, tensor.type.name, decode, sample, part.shape)
 
     def close(self) -> None:
         self._shards.close()
@@ -105,20 +121,43 @@ class SafetensorsCheckpoint(Closing):
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    stem: str  # GGUF name with the layer number
+    stem: str  # GGUF name with the layer number, and with that of the expert unless the tensor stacks all experts
     rest: str  # the rest of the tensor's name, after the layer
 
 
-def _find(name: str, stems: Mapping[str, str]) -> _Found | None:
-    """Return the layer that a tensor belongs to. The first numeric component of the name is the layer number."""
-    parts = name.split(".")
-    number = next((part for part in parts if part.isdecimal()), "")
-    general = ["{}" if part == number and number else part for part in parts]
-    for length in range(len(parts) - 1, 0, -1):
-        stem = stems.get(".".join(general[:length]))
-        if stem is not None:
-            return _Found(stem.replace("{}", number), ".".join(parts[length:]))
-    return None
+class _KnownNames:
+    """Finds the layer that a tensor belongs to."""
+
+    def __init__(self, names: Names) -> None:
+        self._prefix = names.prefix
+        self._stems = {theirs: ours for ours, theirs in names.stems.items()}
+        self._whole = {theirs: ours for ours, theirs in names.whole.items()}
+
+    def find(self, name: str) -> _Found | None:
+        """Return the layer of a tensor. The first number in its name is the layer's, and the second the expert's."""
+        parts = (name.replace(self._prefix, "") if self._prefix else name).split(".")
+        numbers = [part for part in parts if part.isdecimal()]
+        general = _with_placeholders(parts)
+        if ours := self._whole.get(".".join(general)):
+            stem, _, rest = _numbered(ours, numbers).rpartition(".")
+            return _Found(stem, rest)
+        for length in range(len(parts) - 1, 0, -1):
+            if known := self._stems.get(".".join(general[:length])):
+                return _Found(_numbered(known, numbers), ".".join(parts[length:]))
+        return None
+
+
+def _with_placeholders(parts: Sequence[str]) -> list[str]:
+    """Return the parts of a name with placeholders for the first two numbers."""
+    placeholders = iter(("{}", EXPERT))
+    return [next(placeholders, part) if part.isdecimal() else part for part in parts]
+
+
+def _numbered(name: str, numbers: Sequence[str]) -> str:
+    """Fill the placeholders of a name."""
+    for placeholder, number in zip(("{}", EXPERT), numbers, strict=False):
+        name = name.replace(placeholder, number)
+    return name
 
 
 def _sample(type_name: str) -> PlainTensor:

@@ -12,7 +12,7 @@ from engine.checkpoints.checkpoint import StoredWeight
 from engine.errors import UnsupportedModel
 from quant.errors import ModelFileError
 from quant.kernels.reference import dequantize
-from quant.tensor import QTensor
+from quant.tensor import PlainTensor, QTensor
 
 # (bytes read so far, total bytes); called from any thread, one call at a time
 LoadProgress = Callable[[int, int], None]
@@ -79,6 +79,14 @@ class Weights:
     def take_vector(self, name: str, length: int) -> Tensor:
         """Return a one-dimensional tensor as float32 [length]."""
         return dequantize(self.take(name, length))
+
+    def take_row(self, name: str, width: int) -> QTensor:
+        """Return a vector, or a matrix of one row, as a matrix [1, width]."""
+        stored = self._stored.get(name)
+        if stored is None or stored.shape != (width,):
+            return self.take(name, 1, width)
+        vector = dequantize(self.take(name, width))
+        return PlainTensor((1, width), "F32", vector.view(1, width))
 
     def load_parallel(self, load: Callable[[Item], Made], items: Iterable[Item]) -> list[Made]:
         """Return load(item) for each item, computed by a thread pool.

@@ -1,4 +1,5 @@
-"""Reference implementations in torch of the engine's kernels: norms, rotary embedding, KV store, attention, gated MLP.
+"""Reference implementations in torch of the engine's kernels: norms, rotary embedding, KV store, attention, gated MLP,
+expert routing.
 
 Each result row depends bit for bit only on its own token and context: work is divided into pieces of fixed shape, and
 pieces are merged in order of position. A token's bits are therefore the same whether it is computed alone or in a
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.config import BLOCK_SIZE, Gate, NormKind
+from engine.config import BLOCK_SIZE, Gate, NormKind, Routing, Score
 from engine.operations import Norm
 
 QUERY_TILE = 16  # queries of one request per tile
@@ -210,3 +211,40 @@ def gated(gate_up: Tensor, gate: Gate) -> Tensor:
     """Return gate(first half) * second half of each row (arXiv:2002.05202). [tokens, 2 * width] -> [tokens, width]."""
     first, second = gate_up.chunk(2, dim=-1)
     return _GATES[gate](first) * second
+
+
+_SCORES: dict[Score, Callable[[Tensor], Tensor]] = {
+    Score.SOFTMAX: partial(torch.softmax, dim=-1),
+    Score.SIGMOID: torch.sigmoid,
+}
+
+
+def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Choose the experts of each token, in ascending order, and their weights.
+
+    logits: float32 [tokens, experts]; choice_bias: float32 [experts]. Returns int64 and float32 [tokens, active].
+    """
+    scores = _SCORES[routing.score](logits)
+    choice = scores if choice_bias is None else scores + choice_bias
+    if routing.groups > 1:
+        choice = _in_best_groups(choice, routing)
+    ids = _largest(choice, routing.active).sort(dim=-1).values
+    weights = scores.gather(-1, ids)
+    if routing.normalized:
+        weights = weights / (weights.sum(-1, keepdim=True) + routing.epsilon)
+    return ids, weights * routing.scale
+
+
+def _in_best_groups(choice: Tensor, routing: Routing) -> Tensor:
+    """Replace the scores of experts by -inf, except in the groups whose two largest scores have the largest sums
+    (arXiv:2412.19437).
+    """
+    groups = choice.view(len(choice), routing.groups, -1)
+    best = _largest(groups.topk(min(2, groups.shape[-1])).values.sum(-1), routing.active_groups)
+    kept = torch.zeros(groups.shape[:2], dtype=torch.bool).scatter(1, best, True)
+    return torch.where(kept.unsqueeze(-1), groups, -torch.inf).flatten(1)
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Return the indices of the `count` largest values of each row. Among equal values, the lower index is first."""
+    return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]

@@ -11,9 +11,19 @@ import torch
 from torch import Tensor
 
 from engine.checkpoints.weights import Weights
-from engine.config import Block, HeadNorm, LongRopeScaling, ModelConfig, NormPlacement
+from engine.config import Block, ExpertConfig, HeadNorm, LongRopeScaling, ModelConfig, NormPlacement
 from engine.kv.cache import KVCache, KVGroup
-from engine.operations import Activation, Attention, HeadNorms, Inputs, Norm, Operations
+from engine.operations import (
+    Activation,
+    Attention,
+    ExpertMLP,
+    GatedMLP,
+    HeadNorms,
+    Inputs,
+    Norm,
+    Operations,
+    Router,
+)
 from engine.rope import RotaryTable, rotary_table
 from quant.kernels.reference import dequantize
 from quant.linear import QLinear, Use
@@ -39,8 +49,7 @@ class Layer:
     attention_out: Projection
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
-    gate_up: QLinear  # gate and up as one layer
-    down: QLinear
+    mlp: GatedMLP | ExpertMLP
     mlp_post_norm: Norm | None
 
 
@@ -114,9 +123,14 @@ class Decoder:
     def _add_mlp(self, x: Activation, layer: Layer) -> Activation:
         read, norm = self._before(x, layer.mlp_norm), layer.mlp_post_norm
         if norm is None:
-            return self._ops.gated_mlp(read, layer.gate_up, layer.down, add_to=x, gate=self.config.gate)
-        output = self._ops.gated_mlp(read, layer.gate_up, layer.down, gate=self.config.gate)
-        return self._ops.norm(output, norm, add_to=x)
+            return self._mlp(read, layer.mlp, add_to=x)
+        return self._ops.norm(self._mlp(read, layer.mlp), norm, add_to=x)
+
+    def _mlp(self, x: Activation, mlp: GatedMLP | ExpertMLP, add_to: Activation | None = None) -> Activation:
+        gate = self.config.gate
+        if isinstance(mlp, GatedMLP):
+            return self._ops.gated_mlp(x, mlp, add_to, gate)
+        return self._ops.experts(x, self._ops.route(x, mlp.router), mlp, add_to, gate)
 
 
 # -- loading
@@ -188,8 +202,7 @@ class _Loader:
             attention_out=self._attention_out(prefix),
             attention_post_norm=self.norm(f"{prefix}post_attention_norm") if after else None,
             mlp_norm=self.norm(f"{prefix}ffn_norm") if before and not one_norm else attention_norm,
-            gate_up=self._gate_up(prefix),
-            down=self._linear(prefix, config.mlp_hidden, {"ffn_down": config.hidden}),
+            mlp=self._mlp(number),
             mlp_post_norm=self.norm(f"{prefix}post_ffw_norm") if after else None,
         )
 
@@ -237,11 +250,37 @@ class _Loader:
         config = self.config
         return self._projection(prefix, config.heads * config.head_dim, {"attn_output": config.hidden}, config.out_bias)
 
-    def _gate_up(self, prefix: str) -> QLinear:
-        mlp = self.config.mlp_hidden
-        separate_gate = f"{prefix}ffn_gate.weight" in self.weights
-        outputs = {"ffn_gate": mlp, "ffn_up": mlp} if separate_gate else {"ffn_up": 2 * mlp}
-        return self._linear(prefix, self.config.hidden, outputs)
+    def _mlp(self, number: int) -> GatedMLP | ExpertMLP:
+        prefix, experts = f"blk.{number}.ffn_", self.config.layer(number).experts
+        if experts is None:
+            return self._gated_mlp(prefix, self.config.mlp_hidden)
+        shared = self._gated_mlp(prefix, experts.shared_hidden, "_shexp") if experts.shared_hidden else None
+        return ExpertMLP(
+            self._router(prefix, experts),
+            tuple(self._gated_mlp(prefix, experts.hidden, f".{it}") for it in range(experts.routing.experts)),
+            shared,
+        )
+
+    def _gated_mlp(self, prefix: str, width: int, suffix: str = "") -> GatedMLP:
+        """Load an MLP. Its gate and up may be separate, or one weight called `gate_up`, or `up` in old dense models."""
+        gate, up, fused, down = (f"{name}{suffix}" for name in ("gate", "up", "gate_up", "down"))
+        if f"{prefix}{gate}.weight" in self.weights:
+            outputs = {gate: width, up: width}
+        else:
+            outputs = {fused if f"{prefix}{fused}.weight" in self.weights else up: 2 * width}
+        hidden = self.config.hidden
+        return GatedMLP(self._linear(prefix, hidden, outputs), self._linear(prefix, width, {down: hidden}))
+
+    def _router(self, prefix: str, experts: ExpertConfig) -> Router:
+        hidden, count = self.config.hidden, experts.routing.experts
+        rows = [self.weights.take(f"{prefix}gate_inp.weight", count, hidden)]
+        if experts.shared_gate:
+            rows.append(self.weights.take_row(f"{prefix}gate_inp_shexp.weight", hidden))
+        bias = f"{prefix.removesuffix('ffn_')}exp_probs_b.bias"
+        if bias not in self.weights:
+            return Router(experts.routing, self.operations.weights.linear(rows))
+        stored = dequantize(self.weights.take_row(bias, count)).flatten()
+        return Router(experts.routing, self.operations.weights.linear(rows), self.operations.weights.to_device(stored))
 
     def _projection(self, prefix: str, inputs: int, outputs: Mapping[str, int], bias: bool | None) -> Projection:
         weight = self._linear(prefix, inputs, outputs)

@@ -38,13 +38,15 @@ LAYER_TYPES = Key("", "layer_types")
 
 # Keys of features that no family supports, each with the values that turn the feature off.
 SUPPORTED_VALUES: tuple[tuple[Key, tuple[object, ...]], ...] = (
-    (Key(Keys.LLM.EXPERT_COUNT, "num_local_experts"), (0,)),
-    (Key("", "num_experts"), (0,)),
-    (Key("", "n_routed_experts"), (0,)),
     (Key("", "mlp_bias"), (False,)),
     (Key("", "use_bidirectional_attention"), (False,)),
     (Key(Keys.Attention.CAUSAL, ""), (True,)),
 )
+# Keys of the number of experts. Newer versions of transformers write the first one for all families.
+EXPERT_COUNTS = (
+    Key(Keys.LLM.EXPERT_COUNT, "num_local_experts"), Key("", "num_experts"), Key("", "n_routed_experts"),
+    Key("", "moe_num_experts"),
+)  # fmt: skip
 
 
 MIN_EPSILON = 1e-12  # with an epsilon of 0, a row of zeros would be divided by zero
@@ -69,8 +71,12 @@ def read_decoder(
     norm: NormKind = NormKind.RMS,
     interleaved: bool = False,
     partial_rotary: bool = False,
+    experts: bool = False,
 ) -> ModelConfig:
-    """Read the configuration keys that all families share. `read_rope` describes `interleaved` and `partial_rotary`."""
+    """Read the configuration keys that all families share. `read_rope` describes `interleaved` and `partial_rotary`.
+
+    `experts`: whether the architecture has mixtures of experts, which `read_experts` reads.
+    """
     hidden = metadata.integer(HIDDEN)
     heads = metadata.integer(HEADS)
     kv_heads = metadata.integer(KV_HEADS, heads)
@@ -83,6 +89,8 @@ def read_decoder(
     metadata.require(VALUE_DIM, head_dim)
     for key, allowed in SUPPORTED_VALUES:
         metadata.require(key, *allowed)
+    for key in () if experts else EXPERT_COUNTS:
+        metadata.require(key, 0)
     metadata.require(*GATES[gate])
     bias = metadata.flag(ATTENTION_BIAS, False) if metadata.is_config else None
     return ModelConfig(

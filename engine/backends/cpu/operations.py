@@ -23,7 +23,7 @@ from engine.batch import Batch
 from engine.config import Gate, NormKind
 from engine.errors import UnsupportedModel
 from engine.kv.cache import LayerKV
-from engine.operations import Attention, HeadNorms, Norm
+from engine.operations import Attention, ExpertMLP, GatedMLP, HeadNorms, Norm, Router
 from quant.cpu.activations import FORM_KERNELS, GELU_PRODUCTS, GROUP, SILU_PRODUCTS, Form, add_scaled_row
 from quant.cpu.arena import Region
 from quant.cpu.ggml_formats import PAIR
@@ -140,8 +140,9 @@ class CpuOperations:
         return LogitRows(out.buffer.region, head.outputs, best)
 
     def gated_mlp(
-        self, x: Activation, gate_up: QLinear, down: QLinear, add_to: Activation | None = None, gate: Gate = Gate.SILU
+        self, x: Activation, mlp: GatedMLP, add_to: Activation | None = None, gate: Gate = Gate.SILU
     ) -> Activation:
+        gate_up, down = mlp.gate_up, mlp.down
         packed, width, products = _packed(gate_up), gate_up.outputs // 2, PRODUCTS[gate]
         check_multiple(f"An MLP of width {width}", width, GROUP)
         first, up = packed.part_of(0), packed.part_of(width)
@@ -160,6 +161,19 @@ class CpuOperations:
             return out
 
         return self.linear(self._product(width, x.selected, products, write), down, add_to)
+
+    def route(self, x: Activation, router: Router) -> Activation:
+        raise UnsupportedModel("Mixtures of experts have no CPU kernels in this version", USE_REFERENCE)
+
+    def experts(
+        self,
+        x: Activation,
+        routes: Activation,
+        mlp: ExpertMLP,
+        add_to: Activation | None = None,
+        gate: Gate = Gate.SILU,
+    ) -> Activation:
+        raise UnsupportedModel("Mixtures of experts have no CPU kernels in this version", USE_REFERENCE)
 
     def _gated_product(
         self, x: Activation, gates: CpuLinear, gate: Part, up: Part, products: dict[Form, Any]

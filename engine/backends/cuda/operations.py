@@ -9,13 +9,14 @@ from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import BatchTensors
 from engine.config import Gate
+from engine.errors import UnsupportedModel
 from engine.kernels import reference
 from engine.kernels.activations import gated
 from engine.kernels.norms import normalize, normalize_add
 from engine.kernels.paged_attention import paged_attention
 from engine.kernels.rope_store import rope_and_store
 from engine.kv.cache import LayerKV
-from engine.operations import Attention, Norm
+from engine.operations import Attention, ExpertMLP, GatedMLP, Norm, Router
 from quant.cuda.linear import CudaBackend, CudaLinear
 from quant.kernels.card import Card
 from quant.linear import QLinear
@@ -53,10 +54,17 @@ class CudaOperations:
             card=self._card, deterministic=self._deterministic,
         )  # fmt: skip
 
-    def gated_mlp(
-        self, x: Tensor, gate_up: QLinear, down: QLinear, add_to: Tensor | None = None, gate: Gate = Gate.SILU
+    def gated_mlp(self, x: Tensor, mlp: GatedMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU) -> Tensor:
+        both = _cuda_layer(mlp.gate_up).multiply(x)
+        return _cuda_layer(mlp.down).multiply(gated(both, gate), add_to=add_to)
+
+    def route(self, x: Tensor, router: Router) -> Tensor:
+        raise UnsupportedModel("Mixtures of experts have no GPU kernels in this version", "Use --device cpu.")
+
+    def experts(
+        self, x: Tensor, routes: Tensor, mlp: ExpertMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU
     ) -> Tensor:
-        return _cuda_layer(down).multiply(gated(_cuda_layer(gate_up).multiply(x), gate), add_to=add_to)
+        raise UnsupportedModel("Mixtures of experts have no GPU kernels in this version", "Use --device cpu.")
 
     def select(self, x: Tensor, batch: BatchTensors) -> Tensor:
         return x if batch.logit_rows is None else x.index_select(0, batch.logit_rows)

@@ -15,6 +15,7 @@ from engine.backends.reference import ReferenceOperations
 from engine.checkpoints.weights import Weights
 from engine.loading import open_checkpoint
 from engine.models.decoder import Decoder, Layer
+from engine.operations import GatedMLP
 from quant.errors import ModelFileError
 from tests.support.random_gguf import SIZES, Shape, write
 
@@ -53,7 +54,10 @@ def test_model_is_the_same_with_any_number_of_threads(tiny: Path) -> None:
         assert one.attention_norm is not None
         assert other.attention_norm is not None
         assert torch.equal(one.attention_norm.weight, other.attention_norm.weight)
-        for ours, theirs in ((one.qkv.weight, other.qkv.weight), (one.gate_up, other.gate_up), (one.down, other.down)):
+        assert isinstance(one.mlp, GatedMLP)
+        assert isinstance(other.mlp, GatedMLP)
+        layers = (one.qkv.weight, one.mlp.gate_up, one.mlp.down), (other.qkv.weight, other.mlp.gate_up, other.mlp.down)
+        for ours, theirs in zip(*layers, strict=True):
             assert torch.equal(ours.dequantize(), theirs.dequantize())
 
 

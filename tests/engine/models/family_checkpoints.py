@@ -32,7 +32,9 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
     StableLmConfig,
 )
@@ -144,6 +146,22 @@ def cohere(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_rope_scaling_type(RopeScalingType.NONE)
 
 
+def experts(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+def qwen3_moe(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    head_dim(writer, config)
+    experts(writer, config)
+
+
+def qwen2_moe(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    experts(writer, config)
+    writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
 def stablelm(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_rope_dimension_count(rotary_dimensions(config))
     writer.add_parallel_residual(True)  # the converter's default for configurations without the key
@@ -202,6 +220,11 @@ LLAMA = GGUFForm("llama", interleaved_rows=True)
 COMMAND_R = GGUFForm("command-r", cohere, layer_norm=True)
 STABLELM = GGUFForm("stablelm", stablelm, layer_norm=True)
 GEMMA: dict[str, Any] = {"head_dim": 64, "num_hidden_layers": 4, "sliding_window": WINDOW}
+EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 64,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+}
 LONGROPE: dict[str, Any] = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -223,6 +246,15 @@ FAMILIES: dict[str, Family] = {
     "qwen3 listed windows": Family(
         Qwen3Config,
         {"head_dim": 32, "use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED},
+    ),
+    "qwen3 moe": Family(
+        Qwen3MoeConfig, EXPERTS | {"head_dim": 64, "norm_topk_prob": True}, GGUFForm("qwen3moe", qwen3_moe)
+    ),
+    "qwen3 moe dense layers": Family(
+        Qwen3MoeConfig, EXPERTS | {"head_dim": 64, "mlp_only_layers": [0], "num_hidden_layers": 4}
+    ),
+    "qwen2 moe": Family(
+        Qwen2MoeConfig, EXPERTS | {"shared_expert_intermediate_size": 96}, GGUFForm("qwen2moe", qwen2_moe)
     ),
     "gemma2": Family(
         Gemma2Config,
@@ -380,9 +412,16 @@ class TinyModel:
 
 
 def make(folder: Path, name: str, source: str) -> TinyModel:
-    """Make a checkpoint; `source` is "folder" or "gguf"."""
+    """Make a checkpoint; `source` is "folder", "gguf", or "fused".
+
+    "fused" is a folder with one tensor for all experts of a layer.
+    """
     family = FAMILIES[name]
     model = random_model(family, sum(name.encode()))
+    if source == "fused":
+        model.config.save_pretrained(folder)
+        save_file(model.state_dict(), folder / "model.safetensors")
+        return TinyModel(model, folder)
     if source == "folder":
         model.save_pretrained(folder)
         return TinyModel(model, folder)
@@ -455,7 +494,7 @@ def write_gguf(path: Path, model: PreTrainedModel, form: GGUFForm) -> Path:
     for name, values in form.tensors(config).items():
         writer.add_tensor(name, values.float().numpy())
     names = gguf.get_tensor_name_map(architecture(form.arch), config.num_hidden_layers)
-    for name, values in stack_head_norms(model.state_dict()).items():
+    for name, values in divide_experts(stack_head_norms(model.state_dict())).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -475,6 +514,19 @@ def stack_head_norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         module, is_head, _ = name.partition(".norms.")
         found.setdefault(f"{module}.weight" if is_head else name, []).append(values)
     return {name: torch.stack(values) if len(values) > 1 else values[0] for name, values in found.items()}
+
+
+def divide_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Divide the tensor of gate and up of all experts of a layer into two, and add `.weight` to their names."""
+    divided: dict[str, Tensor] = {}
+    for name, values in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            module = name.removesuffix("gate_up_proj")
+            gate, up = values.chunk(2, dim=1)
+            divided |= {f"{module}gate_proj.weight": gate, f"{module}up_proj.weight": up}
+        else:
+            divided[f"{name}.weight" if name.endswith("experts.down_proj") else name] = values
+    return divided
 
 
 def architecture(name: str) -> gguf.MODEL_ARCH:

@@ -33,7 +33,11 @@ from tests.support.held_request import HeldRequest
 Change = Callable[[ModelConfig], ModelConfig]
 
 BLOCKS = 40
-SOURCES = [(name, source) for name, family in FAMILIES.items() for source in ["folder", *["gguf"] * bool(family.gguf)]]
+SOURCES = [
+    (name, source)
+    for name, family in FAMILIES.items()
+    for source in ["folder", *["fused"] * ("moe" in name), *["gguf"] * bool(family.gguf)]
+]
 
 
 @pytest.fixture(scope="module", params=SOURCES, ids=" as ".join)

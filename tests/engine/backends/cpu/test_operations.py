@@ -18,7 +18,7 @@ from engine.config import Gate, NormKind, RopeConfig
 from engine.errors import UnsupportedModel
 from engine.kernels import reference
 from engine.kv.cache import KVCache, KVGroup
-from engine.operations import Attention, Norm
+from engine.operations import Attention, GatedMLP, Norm
 from engine.rope import rotary_table
 from engine.step import StepPlan
 from quant.cpu.activations import Form
@@ -259,7 +259,8 @@ def test_gated_mlp_equals_the_reference(
     downs = weights(down, [WIDTH - 8 * (len(down) - 1), *[8] * (len(down) - 1)], width)
 
     def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
-        return ops.gated_mlp(normed(ops, batch), layer(ops, *gate_up), layer(ops, *downs), rows(ops, batch, Y), kind)
+        mlp = GatedMLP(layer(ops, *gate_up), layer(ops, *downs))
+        return ops.gated_mlp(normed(ops, batch), mlp, rows(ops, batch, Y), kind)
 
     hidden = reference.gated(matmul(NORMED, torch.cat([dequantize(weight) for weight in gate_up])), kind)
     added = matmul(hidden, torch.cat([dequantize(weight) for weight in downs]))
@@ -277,7 +278,7 @@ def test_gated_mlp_supports_super_blocks(cpu_kernels: Path, gate: str, up: str, 
     gate_up, (last,) = weights([gate, up], [512, 512], 256), weights([down], [256], 512)
 
     def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
-        return ops.gated_mlp(rows(ops, batch, x), layer(ops, *gate_up), layer(ops, last), None, Gate.GELU)
+        return ops.gated_mlp(rows(ops, batch, x), GatedMLP(layer(ops, *gate_up), layer(ops, last)), None, Gate.GELU)
 
     hidden = reference.gated(matmul(x, torch.cat([dequantize(weight) for weight in gate_up])), Gate.GELU)
     added = matmul(hidden, dequantize(last))
@@ -379,7 +380,7 @@ def test_buffers_are_reused(cpu_kernels: Path) -> None:
             gate_up, down = layer(ops, *weights(["Q4_0"] * 2, [WIDTH] * 2)), layer(ops, *weights(["Q8_0"], [WIDTH]))
             for _ in range(layers):
                 x = ops.linear(ops.linear(ops.norm(x, RMS), square), square, x)
-                x = ops.gated_mlp(ops.norm(x, RMS), gate_up, down, x)
+                x = ops.gated_mlp(ops.norm(x, RMS), GatedMLP(gate_up, down), x)
             return x
 
         it = record(cpu_kernels, forward)
@@ -407,8 +408,9 @@ def test_head_dimension_must_be_whole_vectors(head_dim: int) -> None:
 def test_mlp_width_must_be_a_multiple_of_32() -> None:
     ops, batch, _ = recording()
     x = rows(ops, batch, X)
+    mlp = GatedMLP(layer(ops, *weights(["F32", "F32"], [40, 40])), layer(ops, *weights(["F32"], [WIDTH])))
     with pytest.raises(UnsupportedModel, match="width 40"):
-        ops.gated_mlp(x, layer(ops, *weights(["F32", "F32"], [40, 40])), layer(ops, *weights(["F32"], [WIDTH])), x)
+        ops.gated_mlp(x, mlp, x)
 
 
 @pytest.mark.parametrize("kinds", [("F32", "Q4_0"), ("Q8_0", "F16")])
@@ -419,7 +421,7 @@ def test_gate_and_up_with_different_forms_are_multiplied_separately(cpu_kernels:
     def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
         x = rows(ops, batch, X)
         normed = ops.norm(x, Norm(torch.ones(WIDTH), EPSILON))
-        return ops.gated_mlp(normed, layer(ops, gate, up), layer(ops, down), x)
+        return ops.gated_mlp(normed, GatedMLP(layer(ops, gate, up), layer(ops, down)), x)
 
     ours = compute(record(cpu_kernels, forward).step, batch_of(range(ROWS)))
     x = reference.normalize(X, Norm(torch.ones(WIDTH), EPSILON))

@@ -14,7 +14,7 @@ from engine.backends.cpu.program import INSTRUCTION, Limits, Op, Program
 from engine.batch import placeholder_batch
 from engine.config import NormKind, RopeConfig
 from engine.kv.cache import KVCache, KVGroup
-from engine.operations import Attention, HeadNorms, Norm
+from engine.operations import Attention, GatedMLP, HeadNorms, Norm
 from engine.rope import rotary_table
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
@@ -100,7 +100,7 @@ def recorded(request: pytest.FixtureRequest, every_layout: Path) -> Recorder:
         x = ops.linear(attended, layer(ops, weight("Q4_1", WIDTH, 64)), x)
         normed = ops.norm(x, Norm(torch.randn(WIDTH), 1e-5, NormKind.LAYER, torch.randn(WIDTH)))
         gate_up = layer(ops, weight("Q4_1", 64, WIDTH), weight(("Q8_0", "F16")[number], 64, WIDTH))
-        x = ops.gated_mlp(normed, gate_up, layer(ops, weight("Q4_0", WIDTH, 64)), x)
+        x = ops.gated_mlp(normed, GatedMLP(gate_up, layer(ops, weight("Q4_0", WIDTH, 64))), x)
     x = ops.linear(x, layer(ops, weight("int4 g32 zeros 1", WIDTH, WIDTH)))
     ops.logits(x, layer(ops, weight("Q8_0", 50, WIDTH)))
     return program

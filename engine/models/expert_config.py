@@ -1,0 +1,86 @@
+"""Read the mixture of experts of a checkpoint into an ExpertConfig.
+
+GGUF files of all families have the same keys, and families differ in the keys of their config.json. Unsupported values
+raise UnsupportedModel, which names the key.
+"""
+
+from dataclasses import dataclass
+
+from gguf.constants import Keys
+
+from engine.checkpoints.metadata import Key, Metadata
+from engine.config import ExpertConfig, LayerConfig, ModelConfig, Routing, Score
+from engine.errors import UnsupportedModel
+from engine.models.decoder_config import EXPERT_COUNTS
+
+MAX_EXPERTS = 1024
+SCORES = {1: Score.SOFTMAX, 2: Score.SIGMOID}  # expert_gating_func in GGUF files
+LEADING_DENSE = Key(Keys.LLM.LEADING_DENSE_BLOCK_COUNT, "first_k_dense_replace")
+GATING = Key(Keys.LLM.EXPERT_GATING_FUNC, "")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertKeys:
+    """The names of a family's keys in a config.json. An empty name means that its files do not have the key."""
+
+    active: str = "num_experts_per_tok"
+    hidden: str = "moe_intermediate_size"
+    normalized: str = "norm_topk_prob"
+    shared_count: str = ""
+    shared_hidden: str = ""
+    scale: str = "routed_scaling_factor"
+    groups: str = "n_group"
+    active_groups: str = "topk_group"
+
+
+def read_experts(
+    metadata: Metadata, config: ModelConfig, keys: ExpertKeys, *, score: Score = Score.SOFTMAX, normalized: bool = True
+) -> ExpertConfig:
+    """Return the experts of a layer. `score` and `normalized` are the defaults of the family."""
+    count_key = next((key for key in EXPERT_COUNTS if metadata.get(key) is not None), EXPERT_COUNTS[0])
+    count = metadata.integer(count_key, maximum=MAX_EXPERTS)
+    active_key = Key(Keys.LLM.EXPERT_USED_COUNT, keys.active)
+    active = metadata.integer(active_key, maximum=MAX_EXPERTS)
+    if active > count:
+        raise UnsupportedModel(f"{metadata.name(active_key)} is {active}, but the model has {count} experts")
+    gating = metadata.integer(GATING, 0, minimum=0, maximum=8)
+    if gating and gating not in SCORES:
+        raise UnsupportedModel(f"{metadata.name(GATING)} = {gating} is not supported by this version")
+    hidden = metadata.integer(Key(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH, keys.hidden), config.mlp_hidden)
+    routing = Routing(
+        count,
+        active,
+        SCORES.get(gating, score),
+        metadata.flag(Key(Keys.LLM.EXPERT_WEIGHTS_NORM, keys.normalized), normalized),
+        scale=metadata.number(Key(Keys.LLM.EXPERT_WEIGHTS_SCALE, keys.scale), 1.0, minimum=0.0, maximum=1e3) or 1.0,
+        **_groups(metadata, keys, count),
+    )
+    return ExpertConfig(routing, hidden, _shared_hidden(metadata, keys, hidden))
+
+
+def _groups(metadata: Metadata, keys: ExpertKeys, count: int) -> dict[str, int]:
+    key, active_key = (
+        Key(Keys.LLM.EXPERT_GROUP_COUNT, keys.groups),
+        Key(Keys.LLM.EXPERT_GROUP_USED_COUNT, keys.active_groups),
+    )
+    groups = metadata.integer(key, 1, maximum=count)
+    active = metadata.integer(active_key, groups, maximum=count)
+    if count % groups or active > groups:
+        raise UnsupportedModel(
+            f"{metadata.name(key)} = {groups} and {metadata.name(active_key)} = {active} do not divide {count} experts"
+        )
+    return {"groups": groups, "active_groups": active}
+
+
+def _shared_hidden(metadata: Metadata, keys: ExpertKeys, hidden: int) -> int:
+    """Return the width of the shared MLP: its own key, or the number of shared experts times the width of an expert."""
+    width = metadata.integer(Key(Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH, keys.shared_hidden), 0, minimum=0)
+    return width or hidden * metadata.integer(Key(Keys.LLM.EXPERT_SHARED_COUNT, keys.shared_count), 0, minimum=0)
+
+
+def with_experts(config: ModelConfig, experts: ExpertConfig, layers: list[bool]) -> tuple[LayerConfig, ...]:
+    """Return the layers of a model. `layers` marks those with experts; the others have dense MLPs."""
+    return tuple(
+        LayerConfig(it.window, it.rope, experts if has_experts else None)
+        for it, has_experts in zip(map(config.layer, range(config.layers)), layers, strict=True)
+    )
