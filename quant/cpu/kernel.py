@@ -105,3 +105,13 @@ def _returns(build: Callable[..., Any]) -> bool:
 def word(e: Emit, base: ir.Value, index: ir.Value) -> ir.Value:
     """Return the int64 at `index` of an array."""
     return e.load(e.at(base, index, 8), I64, 8)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pointer(typing_context: Any, address: Any) -> Any:
+    """Convert an address to a void pointer for `carray`."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
+        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), generate

@@ -22,7 +22,7 @@ from quant.cpu.native import address_of
 from quant.cpu.rows import ROW_KERNELS, read_row
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize
-from quant.linear import Use
+from quant.linear import QLinear, Use
 from quant.tensor import GroupedTensor, QTensor
 
 
@@ -126,6 +126,13 @@ class CpuLinear:
             for part in self.parts
         ]
         return values[0] if len(values) == 1 else torch.cat(values)
+
+
+def cpu_layer(weight: QLinear) -> CpuLinear:
+    """Return a layer of the CPU backend. Raises TypeError for any other."""
+    if not isinstance(weight, CpuLinear):
+        raise TypeError(f"{type(weight).__name__} is not a layer of the CPU backend")
+    return weight
 
 
 def _in_column_order(x: Tensor, part: Part) -> Tensor:

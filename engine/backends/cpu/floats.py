@@ -6,10 +6,11 @@ Counts are numbers of elements. Addresses need no alignment.
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numba.core import cgutils
 
 from quant.cpu.kernel import kernel
-from quant.cpu.vector import I64, LANES, Emit
+from quant.cpu.vector import I32, I64, LANE_NUMBERS, LANES, Emit
 
 
 def each_vector(e: Emit, count: Any, emit: Callable[[Any, Any], None]) -> None:
@@ -64,3 +65,23 @@ def add_floats(e: Emit, x: Any, count: Any, out: Any) -> None:
         store_some(e, at, e.b.fadd(load_some(e, at, live), load_some(e, e.at(x, number, 64), live)), live)
 
     each_vector(e, count, add)
+
+
+@kernel
+def largest(e: Emit, x: Any, count: Any, first: Any, out: Any) -> None:
+    """Write to `out` the largest of `count` float32 at x, then first + its index as int32. Ties: the first wins."""
+    b = e.b
+    best, where = e.variable(e.f(-np.inf)), e.variable(e.splat(I32(0)))
+    vectors = b.sdiv(b.add(count, I64(LANES - 1)), I64(LANES))
+    with cgutils.for_range(b, vectors) as loop:
+        start = b.mul(loop.index, I64(LANES))
+        live = e.first_lanes(b.sub(count, start))
+        v = b.select(live, e.load_some(e.at(x, start, 4), live), e.f(-np.inf))
+        more = b.fcmp_ordered(">", v, b.load(best))
+        b.store(b.select(more, v, b.load(best)), best)
+        b.store(b.select(more, b.add(e.splat(b.trunc(start, I32)), LANE_NUMBERS), b.load(where)), where)
+    top = e.reduce(b.load(best), e.larger)
+    tied = b.select(b.fcmp_ordered("==", b.load(best), e.splat(top)), b.load(where), e.i(2**31 - 1))
+    index = e.reduce(tied, lambda p, q: b.select(b.icmp_signed("<", p, q), p, q))
+    e.store(out, top)
+    e.store(e.at(out, 4), b.add(index, b.trunc(first, I32)))

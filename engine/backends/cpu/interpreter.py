@@ -13,11 +13,10 @@ from typing import Any
 import numba
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from engine.backends.cpu.program import HEADER, INSTRUCTION, Record, Records
 from engine.backends.cpu.units import compute, count_units
-from quant.cpu.kernel import inlined, jit
+from quant.cpu.kernel import inlined, jit, pointer
 from quant.cpu.vector import I64, Emit
 
 
@@ -76,16 +75,6 @@ def _pause(e: Emit) -> None:
     e.pause()
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _pointer(typing_context: Any, address: Any) -> Any:
-    """Convert an address to a void pointer for `carray`."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
-        return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
-
-    return types.voidptr(types.int64), generate
-
-
 # -- threads
 
 
@@ -138,7 +127,7 @@ def _replay(program: Records, h: Record, tickets: int, shared: int, thread: int,
         while first < last:
             compute(a, h, first, last, thread)
             first, last = _claim(tickets, i, len(program), units, thread, threads)
-        if a.barrier:
+        if a.barrier and units > 0:  # an instruction without units writes nothing that others wait for
             _barrier(shared, threads)
 
 
@@ -193,8 +182,8 @@ def enter(
     job: int,
 ) -> int:
     """The compiled entry point; see Command. `job` is the number of the step to compute, or a worker's last job."""
-    program = numba.carray(_pointer(program_address), count, INSTRUCTION)
-    header = numba.carray(_pointer(header_address), 1, HEADER)[0]
+    program = numba.carray(pointer(program_address), count, INSTRUCTION)
+    header = numba.carray(pointer(header_address), 1, HEADER)[0]
     if command == _ANNOUNCE:
         return _announce(tickets, count, shared, job, threads)
     if command == _RUN:

@@ -8,7 +8,7 @@ exist while recording: this module only handles shapes and addresses.
 
 import weakref
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.backends.cpu.attention import ATTENTION_KERNELS, UNLIMITED
-from engine.backends.cpu.buffers import USE_REFERENCE, Buffers, Rows, check_multiple
+from engine.backends.cpu.buffers import USE_REFERENCE, Activation, Buffers, Rows, check_multiple
+from engine.backends.cpu.experts import PRODUCTS, ExpertRecorder, Routes
 from engine.backends.cpu.kv_store import STORE_KERNELS, KVType, head_bytes
 from engine.backends.cpu.program import SEGMENT, Op, Program, float_bits
 from engine.batch import Batch
@@ -24,37 +25,13 @@ from engine.config import Gate, NormKind
 from engine.errors import UnsupportedModel
 from engine.kv.cache import LayerKV
 from engine.operations import Attention, ExpertMLP, GatedMLP, HeadNorms, Norm, Router
-from quant.cpu.activations import FORM_KERNELS, GELU_PRODUCTS, GROUP, SILU_PRODUCTS, Form, add_scaled_row
+from quant.cpu.activations import FORM_KERNELS, GROUP, Form, add_scaled_row
 from quant.cpu.arena import Region
 from quant.cpu.ggml_formats import PAIR
-from quant.cpu.linear import CpuBackend, CpuLinear, Part
+from quant.cpu.linear import CpuBackend, CpuLinear, Part, cpu_layer
 from quant.cpu.native import address_of
 from quant.cpu.vector import LANES
 from quant.linear import QLinear
-
-
-@dataclass(eq=False)
-class Activation:
-    """A value in the model code.
-
-    `write` records instructions that write its rows in a given form. `pick_rows` does the same for output rows only, if
-    that saves work. `selected_from` is the value that `select` took rows from.
-    """
-
-    width: int
-    selected: bool
-    write: Callable[[Form], Rows]
-    pick_rows: Callable[[Form], Rows] | None = None
-    selected_from: "Activation | None" = None
-    # Whether the reader of this value adds its result to rows from which this value may be computed. All threads must
-    # then finish writing the value before any thread reads it.
-    added_to: bool = False
-    _written: dict[Form, Rows] = field(default_factory=dict)
-
-    def rows(self, form: Form) -> Rows:
-        if form not in self._written:
-            self._written[form] = self.write(form)
-        return self._written[form]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +43,6 @@ class LogitRows:
     best: Region  # int64 [outputs]; -1 if no logit is above -inf
 
 
-PRODUCTS = {Gate.SILU: SILU_PRODUCTS, Gate.GELU: GELU_PRODUCTS}
-
-
 class CpuOperations:
     """Implements the model's operations by recording them into `program`."""
 
@@ -76,9 +50,10 @@ class CpuOperations:
         self.weights = weights
         self._program = program
         self._buffers = Buffers(program.arena, program.limits)
+        self._experts = ExpertRecorder(program, self._buffers)
 
     def embed(self, batch: Batch, table: QLinear, scale: float = 1.0) -> Activation:
-        (part,) = _packed(table).parts
+        (part,) = cpu_layer(table).parts
         if part.order is not None:
             raise UnsupportedModel("Embeddings with permuted columns have no CPU kernel", USE_REFERENCE)
         out = self._buffers.take(Form.FLOAT, table.inputs)
@@ -119,16 +94,14 @@ class CpuOperations:
     def linear(
         self, x: Activation, weight: QLinear, add_to: Activation | None = None, bias: Tensor | None = None
     ) -> Activation:
-        packed = _packed(weight)
         # A residual is added in place. Later operations must not read `add_to` again.
         out = add_to.rows(Form.FLOAT) if add_to else self._buffers.take(Form.FLOAT, weight.outputs, selected=x.selected)
-        self._multiply(x, packed, out, add=add_to is not None, bias=bias)
+        self._multiply(x, cpu_layer(weight), out, add=add_to is not None, bias=bias)
         return self._floats(out)
 
     def logits(self, x: Activation, head: QLinear, softcap: float = 0.0) -> LogitRows:
-        packed = _packed(head)
         out = self._buffers.take(Form.FLOAT, head.outputs, selected=True)
-        self._multiply(x, packed, out, add=False)
+        self._multiply(x, cpu_layer(head), out, add=False)
         outputs, segments = self._program.limits.outputs, -(-head.outputs // SEGMENT)
         largest = self._program.arena.allocate("largest logits", 8 * outputs * segments)
         self._program.append(
@@ -143,7 +116,7 @@ class CpuOperations:
         self, x: Activation, mlp: GatedMLP, add_to: Activation | None = None, gate: Gate = Gate.SILU
     ) -> Activation:
         gate_up, down = mlp.gate_up, mlp.down
-        packed, width, products = _packed(gate_up), gate_up.outputs // 2, PRODUCTS[gate]
+        packed, width, products = cpu_layer(gate_up), gate_up.outputs // 2, PRODUCTS[gate]
         check_multiple(f"An MLP of width {width}", width, GROUP)
         first, up = packed.part_of(0), packed.part_of(width)
         alike = packed.form(first) is packed.form(up) and first.order is up.order
@@ -162,18 +135,15 @@ class CpuOperations:
 
         return self.linear(self._product(width, x.selected, products, write), down, add_to)
 
-    def route(self, x: Activation, router: Router) -> Activation:
-        raise UnsupportedModel("Mixtures of experts have no CPU kernels in this version", USE_REFERENCE)
+    def route(self, x: Activation, router: Router) -> Routes:
+        return self._experts.route(self.linear(x, router.weight).rows(Form.FLOAT), router)
 
     def experts(
-        self,
-        x: Activation,
-        routes: Activation,
-        mlp: ExpertMLP,
-        add_to: Activation | None = None,
-        gate: Gate = Gate.SILU,
+        self, x: Activation, routes: Routes, mlp: ExpertMLP, add_to: Activation | None = None, gate: Gate = Gate.SILU
     ) -> Activation:
-        raise UnsupportedModel("Mixtures of experts have no CPU kernels in this version", USE_REFERENCE)
+        shared = self.gated_mlp(x, mlp.shared, gate=gate).rows(Form.FLOAT) if mlp.shared else None
+        rows = self._experts.multiply(x, routes, mlp.experts, gate)
+        return self._floats(self._experts.combine(rows, routes, shared, add_to.rows(Form.FLOAT) if add_to else None))
 
     def _gated_product(
         self, x: Activation, gates: CpuLinear, gate: Part, up: Part, products: dict[Form, Any]
@@ -332,12 +302,6 @@ class CpuOperations:
             return rows if form is Form.FLOAT else self._rewrite(rows, form)
 
         return Activation(rows.width, rows.selected, write)
-
-
-def _packed(weight: QLinear) -> CpuLinear:
-    if not isinstance(weight, CpuLinear):
-        raise TypeError(f"{type(weight).__name__} is not a layer of the CPU backend")
-    return weight
 
 
 def _heads(qkv: Activation, kv: LayerKV) -> dict[str, int]:

@@ -6,6 +6,7 @@ read it. For every instruction, this module checks that its addresses stay withi
 batch; nothing is checked when it runs. `operations` records programs and `interpreter` runs them.
 """
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -28,6 +29,7 @@ SEGMENT = 4096  # logits per unit of the argmax
 DIVIDED_TOKENS = 32
 TILE_WORDS = 4  # int64 words of a tile in the step header
 WHOLE = -1  # the slot of a tile that is not divided
+BLOCK_WORDS = 3  # int64 words of a block of rows of one expert: expert, first row, number of rows
 
 
 class Op(IntEnum):
@@ -45,6 +47,12 @@ class Op(IntEnum):
     MERGE = 9  # combine the pieces of divided tiles, and write rows
     ARGMAX_SEGMENTS = 10  # apply the soft cap to logits, and find the largest in each segment of a row
     ARGMAX_ROWS = 11  # find the largest logit of a row among its segments
+    ROUTE = 12  # choose the experts of each token, and their weights (see `expert_units`)
+    SORT_ROUTES = 13  # sort the choices of all tokens by expert
+    GATHER_ROWS = 14  # copy rows into the order of their experts; nothing in a step of one token
+    EXPERT_GATED = 15  # as GATED, for the rows of each expert
+    EXPERT_MATMUL = 16  # multiply the rows of each expert by its weight
+    COMBINE = 17  # add the weighted rows of each token's experts
 
 
 _WORDS = (
@@ -105,6 +113,24 @@ _WORDS = (
     "weighted_sum",
     "partials",  # address of the partial results, [slot][KV head][piece][head]
     "max_pieces",
+    "words",  # number of 4-byte words of a row that is copied
+    "each",  # number of rows per token or output row; 0: 1
+    "experts",  # number of experts; `weight` and `up` are the addresses of their tables of weight addresses, int64
+    "choices",  # number of experts chosen for a token
+    "sigmoid",  # 1: scores are sigmoids of the logits; 0: their softmax
+    "normalized",  # 1: divide the weights by their sum
+    "expert_groups",  # number of groups of experts
+    "active_groups",  # number of groups that experts are chosen from
+    "settings",  # address of float32: a number added to the sum of the weights, the scale of the weights
+    "gates_shared",  # 1: the last logit gives the weight of the shared MLP
+    "ids",  # address of the chosen experts, int64 [tokens][choices]
+    "weights",  # address of their weights and of that of the shared MLP, float32 [tokens][choices + 1]
+    "place_of",  # address of the row of each choice in the order of experts, int64 [tokens][choices]
+    "token_of",  # address of the token of each of these rows, int64 [tokens * choices]
+    "blocks",  # address of the number of blocks, int64, and of the blocks [BLOCK_WORDS]
+    "single",  # address of x in a step of one token
+    "shared",  # address of the rows of the shared MLP, float32; 0: none
+    "shared_stride",
 )
 INSTRUCTION = np.dtype([(name, np.int64) for name in _WORDS])
 Instruction = dict[str, int]  # instruction words by name
@@ -220,7 +246,7 @@ Touched = Iterator[tuple[str, int, int]]
 
 
 def _rows_of(row: Instruction, limits: Limits) -> int:
-    return limits.outputs if row["selected"] else limits.tokens
+    return (limits.outputs if row["selected"] else limits.tokens) * max(row["each"], 1)
 
 
 def _read_rows(row: Instruction, limits: Limits, width: int) -> Touched:
@@ -338,6 +364,82 @@ def _argmax_rows(row: Instruction, limits: Limits) -> Touched:
     yield "out", row["out"], 8 * limits.outputs
 
 
+# -- experts
+
+
+def _route(row: Instruction, limits: Limits) -> Touched:
+    tokens, experts, choices = _rows_of(row, limits), row["experts"], row["choices"]
+    yield "experts", row["x"], min(experts - choices, choices - 1, row["expert_groups"] - 1)  # must not be negative
+    yield "x", row["x"], (tokens - 1) * row["x_stride"] + 4 * (experts + row["gates_shared"])
+    yield "settings", row["settings"], 8
+    yield "ids", row["ids"], 8 * tokens * choices
+    yield "weights", row["weights"], 4 * tokens * (choices + 1)
+    if row["vector"]:
+        yield "vector", row["vector"], 4 * experts
+
+
+def most_blocks(rows: int, experts: int) -> int:
+    """Return the largest number of blocks that `rows` rows of `experts` experts are divided into."""
+    return min(rows, experts) + rows // TOKENS
+
+
+def _choices(row: Instruction, limits: Limits) -> int:
+    return _rows_of(row, limits) * row["choices"]
+
+
+def _sort_routes(row: Instruction, limits: Limits) -> Touched:
+    rows = _choices(row, limits)
+    for name in ("ids", "place_of", "token_of"):
+        yield name, row[name], 8 * rows
+    yield from _blocks(row, rows)
+
+
+def _blocks(row: Instruction, rows: int) -> Touched:
+    yield "blocks", row["blocks"], 8 * (1 + BLOCK_WORDS * most_blocks(rows, row["experts"]))
+
+
+def _gather_rows(row: Instruction, limits: Limits) -> Touched:
+    rows = _rows_of(row, limits)
+    yield "token_of", row["token_of"], 8 * rows
+    yield "x", row["x"], (rows // row["each"] - 1) * row["x_stride"] + 4 * row["words"]
+    yield "out", row["out"], (rows - 1) * row["out_stride"] + 4 * row["words"]
+
+
+def _expert_tiles(row: Instruction, table: str, tile_bytes: str) -> Touched:
+    yield table, row[table], 8 * row["experts"]
+    for address in (ctypes.c_int64 * row["experts"]).from_address(row[table]):  # the table was checked just before
+        yield table, address, 2 * -(-row["rows"] // PAIR) * row[tile_bytes]
+
+
+def _expert_gated(row: Instruction, limits: Limits) -> Touched:
+    yield from _expert_tiles(row, "weight", "tile_bytes")
+    yield from _expert_tiles(row, "up", "up_tile_bytes")
+    yield from _blocks(row, _rows_of(row, limits))
+    width = GROUP * row["groups"]
+    size = row_bytes(Form(row["form"]), width)
+    yield "x", row["x"], (_rows_of(row, limits) - 1) * row["x_stride"] + size
+    yield "single", row["single"], (limits.threads - 1) * row["x_copy"] + size
+    yield "rows", row["x"], -(row["rows"] % PAIR)  # must be a multiple of PAIR
+    yield from _written_rows(row, limits, row_bytes(Form(row["out_form"]), row["rows"]))
+
+
+def _expert_matmul(row: Instruction, limits: Limits) -> Touched:
+    yield from _expert_tiles(row, "weight", "tile_bytes")
+    yield from _blocks(row, _rows_of(row, limits))
+    yield from _read_rows(row, limits, GROUP * row["groups"])
+    yield from _written_rows(row, limits, 4 * row["rows"])
+
+
+def _combine(row: Instruction, limits: Limits) -> Touched:
+    tokens, rows, size = _rows_of(row, limits), _choices(row, limits), 4 * GROUP * row["groups"]
+    yield "weights", row["weights"], 4 * tokens * (row["choices"] + 1)
+    yield "place_of", row["place_of"], 8 * rows
+    yield "x", row["x"], (rows - 1) * row["x_stride"] + size
+    if row["shared"]:
+        yield "shared", row["shared"], (tokens - 1) * row["shared_stride"] + size
+    yield from _written_rows(row, limits, size)
+
+
 _TOUCHED: dict[Op, Callable[[Instruction, Limits], Touched]] = {
     Op.EMBED: _embed,
     Op.NORM: _norm,
@@ -351,6 +453,12 @@ _TOUCHED: dict[Op, Callable[[Instruction, Limits], Touched]] = {
     Op.MERGE: _merge,
     Op.ARGMAX_SEGMENTS: _argmax_segments,
     Op.ARGMAX_ROWS: _argmax_rows,
+    Op.ROUTE: _route,
+    Op.SORT_ROUTES: _sort_routes,
+    Op.GATHER_ROWS: _gather_rows,
+    Op.EXPERT_GATED: _expert_gated,
+    Op.EXPERT_MATMUL: _expert_matmul,
+    Op.COMBINE: _combine,
 }
 
 
@@ -359,8 +467,14 @@ def _scratch(row: Instruction) -> int:
     op, partial = Op(row["op"]), partial_bytes(row["head_dim"])
     if op is Op.LAYER_NORM or (op is Op.WRITE and row["order"]):
         return 4 * GROUP * row["groups"]
-    if op is Op.GATED:
+    if op in (Op.GATED, Op.EXPERT_GATED):
         return 2 * 4 * PAIR * TOKENS
+    if op is Op.ROUTE:
+        return 2 * (4 * row["experts"] + 64) + max(4 * row["expert_groups"], 8)
+    if op is Op.SORT_ROUTES:
+        return 8 * row["experts"]
+    if op is Op.COMBINE:
+        return 4 * GROUP * row["groups"]
     if op is Op.ATTEND:
         return QUERIES * (SCORE_ROW + (row["heads"] + 1) * partial)
     if op is Op.MERGE:

@@ -11,7 +11,16 @@ import numpy as np
 from numba.core import cgutils
 
 from engine.backends.cpu.attention_units import attend, count_attend_units, merge, rope_store
-from engine.backends.cpu.floats import add_floats, copy_floats, multiply_floats
+from engine.backends.cpu.expert_units import (
+    combine,
+    count_expert_units,
+    expert_gated,
+    expert_matmul,
+    gather_rows,
+    route,
+    sort_routes,
+)
+from engine.backends.cpu.floats import add_floats, copy_floats, largest, multiply_floats
 from engine.backends.cpu.program import ONE_BITS, SEGMENT, TOKENS, Op, Record
 from engine.backends.cpu.soft_cap import cap_floats
 from quant.cpu.activations import gated_product, scale_row, take_columns, write_row
@@ -20,7 +29,7 @@ from quant.cpu.kernel import jit, kernel, word
 from quant.cpu.matmul import multiply_pair
 from quant.cpu.norms import layer_norm_row, norm_factor
 from quant.cpu.rows import read_row
-from quant.cpu.vector import F32, I32, I64, LANE_NUMBERS, LANES, Emit
+from quant.cpu.vector import F32, I32, I64, Emit
 
 (
     _EMBED,
@@ -35,6 +44,12 @@ from quant.cpu.vector import F32, I32, I64, LANE_NUMBERS, LANES, Emit
     _MERGE,
     _ARGMAX_SEGMENTS,
     _ARGMAX_ROWS,
+    _ROUTE,
+    _SORT_ROUTES,
+    _GATHER_ROWS,
+    _EXPERT_GATED,
+    _EXPERT_MATMUL,
+    _COMBINE,
 ) = (int(op) for op in Op)
 
 
@@ -139,26 +154,6 @@ def _gate(a: Record, first: int, last: int) -> None:
             gated_product(a.kernel, at, at + 4 * GROUP * a.groups, group, a.groups, out)
 
 
-@kernel
-def _largest(e: Emit, x: Any, count: Any, first: Any, out: Any) -> None:
-    """Write to `out` the largest of `count` float32 at x, then first + its index as int32. Ties: the first wins."""
-    b = e.b
-    best, where = e.variable(e.f(-np.inf)), e.variable(e.splat(I32(0)))
-    vectors = b.sdiv(b.add(count, I64(LANES - 1)), I64(LANES))
-    with cgutils.for_range(b, vectors) as loop:
-        start = b.mul(loop.index, I64(LANES))
-        live = e.first_lanes(b.sub(count, start))
-        v = b.select(live, e.load_some(e.at(x, start, 4), live), e.f(-np.inf))
-        more = b.fcmp_ordered(">", v, b.load(best))
-        b.store(b.select(more, v, b.load(best)), best)
-        b.store(b.select(more, b.add(e.splat(b.trunc(start, I32)), LANE_NUMBERS), b.load(where)), where)
-    top = e.reduce(b.load(best), e.larger)
-    tied = b.select(b.fcmp_ordered("==", b.load(best), e.splat(top)), b.load(where), e.i(2**31 - 1))
-    index = e.reduce(tied, lambda p, q: b.select(b.icmp_signed("<", p, q), p, q))
-    e.store(out, top)
-    e.store(e.at(out, 4), b.add(index, b.trunc(first, I32)))
-
-
 @jit
 def _argmax_segments(a: Record, first: int, last: int) -> None:
     segments = (a.rows + SEGMENT - 1) // SEGMENT
@@ -167,7 +162,7 @@ def _argmax_segments(a: Record, first: int, last: int) -> None:
         x, count = a.x + unit // segments * a.x_stride + 4 * start, min(SEGMENT, a.rows - start)
         if a.softcap != 0:  # applied before the search, because different logits may be equal after the cap
             cap_floats(x, count, a.softcap)
-        _largest(x, count, start, a.out + 8 * unit)
+        largest(x, count, start, a.out + 8 * unit)
 
 
 @kernel
@@ -205,7 +200,13 @@ def count_units(a: Record, h: Record) -> int:
         return count_attend_units(a, h)
     if a.op == _ARGMAX_SEGMENTS:
         return n * ((a.rows + SEGMENT - 1) // SEGMENT)
-    return n
+    if a.op == _SORT_ROUTES:
+        return 1
+    if a.op == _GATHER_ROWS:
+        return n * a.each if n > 1 else 0
+    if a.op == _EXPERT_GATED or a.op == _EXPERT_MATMUL:
+        return count_expert_units(a)
+    return n * a.each if a.each else n
 
 
 @jit
@@ -237,3 +238,15 @@ def compute(a: Record, h: Record, first: int, last: int, thread: int) -> None:
         _argmax_rows(a, first, last)
     elif a.op == _EMBED:
         _embed(a, h, first, last)
+    elif a.op == _EXPERT_GATED:
+        expert_gated(a, n, first, last, copy, scratch)
+    elif a.op == _EXPERT_MATMUL:
+        expert_matmul(a, first, last)
+    elif a.op == _ROUTE:
+        route(a, first, last, scratch)
+    elif a.op == _SORT_ROUTES:
+        sort_routes(a, n, scratch)
+    elif a.op == _GATHER_ROWS:
+        gather_rows(a, first, last)
+    elif a.op == _COMBINE:
+        combine(a, first, last, scratch)

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.backends.cpu.operations import Activation, CpuOperations
+from engine.backends.cpu.buffers import Activation
+from engine.backends.cpu.operations import CpuOperations
 from engine.batch import Batch
 from engine.config import BLOCK_SIZE, GroupConfig, HeadNorm, NormKind, RopeConfig
 from engine.kernels import reference

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from engine import models
+from engine.backends.cpu.buffers import Activation
 from engine.backends.cpu.code_cache import load_code
 from engine.backends.cpu.device import CpuDevice, CpuStep
-from engine.backends.cpu.operations import Activation, CpuOperations, LogitRows, block_shape
+from engine.backends.cpu.operations import CpuOperations, LogitRows, block_shape
 from engine.backends.cpu.program import Limits, Program
 from engine.batch import Batch, build_batch, placeholder_batch
 from engine.checkpoints.weights import Weights

@@ -1,0 +1,300 @@
+"""Units of the instructions of a mixture of experts: choosing experts, and multiplying by the chosen ones only.
+
+The rows of the step are copied into the order of their experts, so that each expert multiplies adjacent rows. A row of
+a result is a sum in ascending order of experts. Its bits do not depend on the other rows.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from engine.backends.cpu.floats import (
+    add_floats,
+    copy_floats,
+    each_vector,
+    largest,
+    load_some,
+    multiply_floats,
+    store_some,
+)
+from engine.backends.cpu.program import BLOCK_WORDS, TOKENS, Record
+from quant.cpu.activations import gated_product
+from quant.cpu.ggml_formats import GROUP, PAIR
+from quant.cpu.kernel import jit, kernel, pointer, word
+from quant.cpu.matmul import multiply_pair
+from quant.cpu.vector import F32, Emit, F32x16, I32x16
+
+LOG2_E = 1.4426950408889634
+# Taylor coefficients of 2 ** r, the highest power first. For r from -0.5 to 0.5 the relative error is below 1e-7.
+POWERS = (1.5252734e-5, 1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 0.24022651, 0.69314718, 1.0)
+
+
+def _exp(e: Emit, x: Any) -> Any:
+    """Return e ** x, with a relative error of 1e-6 for x from -87 to 0. `Emit.exp` is less exact and faster."""
+    b = e.b
+    t = b.fmul(e.larger(x, e.f(-87)), e.f(LOG2_E))
+    n = e.nearest(t)
+    r, p = b.fsub(t, n), e.f(POWERS[0])
+    for coefficient in POWERS[1:]:
+        p = e.fma(p, r, e.f(coefficient))
+    return b.bitcast(b.add(b.bitcast(p, I32x16), b.shl(b.fptosi(n, I32x16), e.i(23))), F32x16)
+
+
+@kernel
+def softmax_floats(e: Emit, x: Any, count: Any, out: Any) -> None:
+    """Write the softmax of `count` float32 at x to `out`."""
+    b = e.b
+    best, total = e.variable(e.f(-np.inf)), e.variable(e.f(0))
+
+    def compare(number: Any, live: Any) -> None:
+        v = load_some(e, e.at(x, number, 64), live)
+        b.store(e.larger(b.load(best), v if live is None else b.select(live, v, e.f(-np.inf))), best)
+
+    each_vector(e, count, compare)
+    top = e.splat(e.reduce(b.load(best), e.larger))
+
+    def weigh(number: Any, live: Any) -> None:
+        v = _exp(e, b.fsub(load_some(e, e.at(x, number, 64), live), top))
+        store_some(e, e.at(out, number, 64), v, live)
+        b.store(b.fadd(b.load(total), v if live is None else b.select(live, v, e.f(0))), total)
+
+    each_vector(e, count, weigh)
+    inverse = b.fdiv(e.f(1), e.splat(e.reduce(b.load(total), b.fadd)))
+
+    def divide(number: Any, live: Any) -> None:
+        at = e.at(out, number, 64)
+        store_some(e, at, b.fmul(load_some(e, at, live), inverse), live)
+
+    each_vector(e, count, divide)
+
+
+@kernel
+def sigmoid_floats(e: Emit, x: Any, count: Any, out: Any) -> None:
+    """Write 1 / (1 + exp(-x)) of `count` float32 at x to `out`."""
+    b = e.b
+
+    def weigh(number: Any, live: Any) -> None:
+        v = load_some(e, e.at(x, number, 64), live)
+        power = _exp(e, b.fsub(e.f(0), e.larger(v, b.fsub(e.f(0), v))))  # exp(-|x|), which does not overflow
+        positive = b.fcmp_ordered(">", v, e.f(0))
+        share = b.fdiv(b.select(positive, e.f(1), power), b.fadd(e.f(1), power))
+        store_some(e, e.at(out, number, 64), share, live)
+
+    each_vector(e, count, weigh)
+
+
+@kernel
+def add_scaled_floats(e: Emit, x: Any, count: Any, factor: Any, out: Any) -> None:
+    """Add `count` floats at x, times the float32 at address `factor`, to those at `out`."""
+    factors = e.splat(e.load(factor, F32))
+
+    def add(number: Any, live: Any) -> None:
+        at = e.at(out, number, 64)
+        product = e.b.fmul(load_some(e, e.at(x, number, 64), live), factors)
+        store_some(e, at, e.b.fadd(load_some(e, at, live), product), live)
+
+    each_vector(e, count, add)
+
+
+@jit
+def _floats(address: int, count: int) -> Any:
+    return numba.carray(pointer(address), count, np.float32)
+
+
+@jit
+def _integers(address: int, count: int) -> Any:
+    return numba.carray(pointer(address), count, np.int64)
+
+
+# -- choosing experts
+
+
+@jit
+def _sum_of_two_largest(values: Any, first: int, end: int) -> float:
+    largest_value, second = -np.inf, -np.inf
+    for index in range(first, end):
+        if values[index] > largest_value:
+            largest_value, second = values[index], largest_value
+        elif values[index] > second:
+            second = values[index]
+    return largest_value + (second if end - first > 1 else 0.0)
+
+
+@jit
+def _keep_best_groups(a: Record, choice: Any, sums: Any) -> None:
+    """Set the scores of experts to -inf, except in the groups whose two largest scores have the largest sums."""
+    size = a.experts // a.expert_groups
+    for group in range(a.expert_groups):
+        sums[group] = _sum_of_two_largest(choice, group * size, (group + 1) * size)
+    for group in range(a.expert_groups):
+        better = 0
+        for other in range(a.expert_groups):
+            if sums[other] > sums[group] or (sums[other] == sums[group] and other < group):
+                better += 1
+        if better >= a.active_groups:
+            for expert in range(group * size, (group + 1) * size):
+                choice[expert] = -np.inf
+
+
+@jit
+def _contains(ids: Any, count: int, expert: int) -> bool:
+    found = False
+    for index in range(count):
+        found = found or ids[index] == expert
+    return found
+
+
+@jit
+def _choose(a: Record, choice_at: int, ids: Any, pair: int) -> None:
+    """Write the indices of the largest scores to `ids`, in ascending order. Overwrites the scores.
+
+    All indices are valid and distinct, even if scores are NaN. `pair` is scratch memory of 8 bytes.
+    """
+    choice = _floats(choice_at, a.experts)
+    for k in range(a.choices):
+        largest(choice_at, a.experts, 0, pair)
+        expert = word(pair, 0) >> 32
+        if not choice[expert] > -np.inf:  # the other scores are NaN or -inf
+            expert = 0
+            while _contains(ids, k, expert):
+                expert += 1
+        choice[expert] = -np.inf
+        at = k
+        while at > 0 and ids[at - 1] > expert:
+            ids[at] = ids[at - 1]
+            at -= 1
+        ids[at] = expert
+
+
+@jit
+def _weigh(a: Record, scores: Any, ids: Any, weights: Any) -> None:
+    settings, total = _floats(a.settings, 2), np.float32(0)
+    for k in range(a.choices):
+        weights[k] = scores[ids[k]]
+        total += weights[k]
+    divisor = total + settings[0] if a.normalized else np.float32(1)
+    for k in range(a.choices):
+        weights[k] = weights[k] / divisor * settings[1]
+
+
+@jit
+def route(a: Record, first: int, last: int, scratch: int) -> None:
+    """Choose the experts of tokens first..last. A token's weights are followed by that of the shared MLP."""
+    size = 4 * a.experts + 64
+    scores, choice, sums = scratch, scratch + size, scratch + 2 * size
+    for m in range(first, last):
+        logits, weights = a.x + m * a.x_stride, a.weights + 4 * (a.choices + 1) * m
+        if a.sigmoid:
+            sigmoid_floats(logits, a.experts, scores)
+        else:
+            softmax_floats(logits, a.experts, scores)
+        # without a bias and groups, the order of the logits is that of the scores, and it is exact
+        by_score = a.vector != 0 or a.expert_groups > 1
+        copy_floats(scores if by_score else logits, a.experts, choice)
+        if a.vector != 0:
+            add_floats(a.vector, a.experts, choice)
+        if a.expert_groups > 1:
+            _keep_best_groups(a, _floats(choice, a.experts), _floats(sums, a.expert_groups))
+        ids = _integers(a.ids + 8 * a.choices * m, a.choices)
+        _choose(a, choice, ids, sums)
+        _weigh(a, _floats(scores, a.experts), ids, _floats(weights, a.choices))
+        if a.gates_shared:
+            sigmoid_floats(logits + 4 * a.experts, 1, weights + 4 * a.choices)
+        else:
+            _floats(weights, a.choices + 1)[a.choices] = 1
+
+
+@jit
+def sort_routes(a: Record, n: int, scratch: int) -> None:
+    """Sort the choices of n tokens by expert, and divide the rows of each expert into blocks of up to TOKENS rows."""
+    ids, ends = _integers(a.ids, n * a.choices), _integers(scratch, a.experts)
+    token_of, place_of = _integers(a.token_of, n * a.choices), _integers(a.place_of, n * a.choices)
+    for expert in range(a.experts):
+        ends[expert] = 0
+    for index in range(n * a.choices):
+        ends[ids[index]] += 1
+    count, start = 0, 0
+    for expert in range(a.experts):
+        rows = ends[expert]
+        for done in range(0, rows, TOKENS):
+            block = _integers(a.blocks + 8 * (1 + BLOCK_WORDS * count), BLOCK_WORDS)
+            block[0], block[1], block[2] = expert, start + done, min(TOKENS, rows - done)
+            count += 1
+        ends[expert] = start  # from here on, the place of the expert's next row
+        start += rows
+    _integers(a.blocks, 1)[0] = count
+    for index in range(n * a.choices):
+        place = ends[ids[index]]
+        ends[ids[index]] += 1
+        place_of[index], token_of[place] = place, index // a.choices
+
+
+# -- products
+
+
+@jit
+def gather_rows(a: Record, first: int, last: int) -> None:
+    """Copy the rows of tokens to the places first..last in the order of experts."""
+    for place in range(first, last):
+        copy_floats(a.x + word(a.token_of, place) * a.x_stride, a.words, a.out + place * a.out_stride)
+
+
+@jit
+def count_expert_units(a: Record) -> int:
+    blocks: int = word(a.blocks, 0)
+    return blocks * ((a.rows + PAIR - 1) // PAIR)
+
+
+@jit
+def expert_matmul(a: Record, first: int, last: int) -> None:
+    """Multiply blocks of rows by the weight of their expert. A unit is a block and a pair of tiles."""
+    pairs = (a.rows + PAIR - 1) // PAIR
+    for unit in range(first, last):
+        block, pair = a.blocks + 8 * (1 + BLOCK_WORDS * (unit // pairs)), unit % pairs
+        start, rows = word(block, 1), min(PAIR, a.rows - PAIR * pair)
+        multiply_pair(
+            a.one, a.two, a.four, a.six, word(a.weight, word(block, 0)) + 2 * pair * a.tile_bytes, a.tile_bytes,
+            a.groups, a.x + start * a.x_stride, a.x_stride, word(block, 2),
+            a.out + start * a.out_stride + 4 * PAIR * pair, a.out_stride, 0, rows,
+        )  # fmt: skip
+
+
+@jit
+def expert_gated(a: Record, n: int, first: int, last: int, copy: int, scratch: int) -> None:
+    """Multiply blocks of rows by gate and up of their expert. A unit is a block and 32 columns of the product."""
+    pairs, half = a.rows // PAIR, 4 * PAIR
+    for unit in range(first, last):
+        block, pair = a.blocks + 8 * (1 + BLOCK_WORDS * (unit // pairs)), unit % pairs
+        expert, start, count = word(block, 0), word(block, 1), word(block, 2)
+        # the row of a single token is not copied for each of its experts
+        x = a.single + copy * a.x_copy if n == 1 else a.x + start * a.x_stride
+        multiply_pair(
+            a.one, a.two, a.four, a.six, word(a.weight, expert) + 2 * pair * a.tile_bytes, a.tile_bytes, a.groups,
+            x, a.x_stride, count, scratch, 2 * half, 0, PAIR,
+        )  # fmt: skip
+        multiply_pair(
+            a.up_one, a.up_two, a.up_four, a.up_six, word(a.up, expert) + 2 * pair * a.up_tile_bytes, a.up_tile_bytes,
+            a.groups, x, a.x_stride, count, scratch + half, 2 * half, 0, PAIR,
+        )  # fmt: skip
+        for m in range(count):
+            row = scratch + 2 * half * m
+            gated_product(a.kernel, row, row + half, pair, pairs, a.out + (start + m) * a.out_stride)
+
+
+@jit
+def combine(a: Record, first: int, last: int, scratch: int) -> None:
+    """Write the weighted sums of the experts' rows and the shared MLP's row, or add them to existing rows."""
+    width = GROUP * a.groups
+    for m in range(first, last):
+        weights, places = a.weights + 4 * (a.choices + 1) * m, a.place_of + 8 * a.choices * m
+        copy_floats(a.x + word(places, 0) * a.x_stride, width, scratch)
+        multiply_floats(scratch, width, word(weights, 0) & 0xFFFFFFFF)
+        for k in range(1, a.choices):
+            add_scaled_floats(a.x + word(places, k) * a.x_stride, width, weights + 4 * k, scratch)
+        if a.shared != 0:
+            add_scaled_floats(a.shared + m * a.shared_stride, width, weights + 4 * a.choices, scratch)
+        if a.add:
+            add_floats(scratch, width, a.out + m * a.out_stride)
+        else:
+            copy_floats(scratch, width, a.out + m * a.out_stride)

@@ -1,0 +1,147 @@
+"""Record the instructions of a mixture of experts.
+
+The sequence is ROUTE, SORT_ROUTES, GATHER_ROWS, EXPERT_GATED, EXPERT_MATMUL, COMBINE (see `expert_units`). A step reads
+the weights of the chosen experts only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.backends.cpu.buffers import USE_REFERENCE, Activation, Buffers, RouteBuffers, Rows
+from engine.backends.cpu.program import Op, Program
+from engine.config import Gate, Score
+from engine.errors import UnsupportedModel
+from engine.operations import GatedMLP, Router
+from quant.cpu.activations import FORM_KERNELS, GELU_PRODUCTS, GROUP, SILU_PRODUCTS, Form
+from quant.cpu.ggml_formats import PAIR
+from quant.cpu.linear import CpuLinear, Part, cpu_layer
+from quant.cpu.native import address_of
+
+PRODUCTS = {Gate.SILU: SILU_PRODUCTS, Gate.GELU: GELU_PRODUCTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The experts of every row, in buffers that the next layer overwrites."""
+
+    buffers: RouteBuffers
+    experts: int
+    choices: int
+
+    def words(self) -> dict[str, int]:
+        return {"experts": self.experts, "choices": self.choices, **self.buffers.words()}
+
+
+@dataclass(frozen=True, slots=True)
+class StackedPart:
+    """The same part of one weight of all experts. All have the layout of the first one."""
+
+    part: Part
+    table: int  # address of the experts' addresses, int64 [experts]
+
+    @staticmethod
+    def of(layers: Sequence[CpuLinear], row: int, buffers: Buffers) -> "StackedPart":
+        """Stack the parts that start at output `row`. Raises UnsupportedModel if the experts differ."""
+        parts = [layer.part_of(row) for layer in layers]
+        if len({(it.layout, it.first, it.rows, it.tile_bytes) for it in parts}) > 1 or any(it.order for it in parts):
+            raise UnsupportedModel("Experts with different types of weights have no CPU kernel", USE_REFERENCE)
+        return StackedPart(parts[0], buffers.addresses([it.address(row) for it in parts]).address)
+
+
+class ExpertRecorder:
+    """Records the instructions of experts into `program`."""
+
+    def __init__(self, program: Program, buffers: Buffers) -> None:
+        self._program = program
+        self._buffers = buffers
+
+    def route(self, logits: Rows, router: Router) -> Routes:
+        """Record the choice of experts. `logits` are the float rows that the router returned."""
+        routing, bias = router.routing, router.choice_bias
+        routes = Routes(self._buffers.routes(routing.experts, routing.active), routing.experts, routing.active)
+        self._program.append(
+            Op.ROUTE, selected=logits.selected, sigmoid=routing.score is Score.SIGMOID, normalized=routing.normalized,
+            expert_groups=routing.groups, active_groups=routing.active_groups, gates_shared=router.gates_shared,
+            settings=self._buffers.floats(routing.epsilon, routing.scale).address,
+            vector=0 if bias is None else self._buffers.constant(bias).address, **logits.words("x"), **routes.words(),
+        )  # fmt: skip
+        self._program.append(Op.SORT_ROUTES, selected=logits.selected, **routes.words())
+        return routes
+
+    def multiply(self, x: Activation, routes: Routes, experts: Sequence[GatedMLP], gate: Gate) -> Rows:
+        """Record the products of all chosen experts. Returns float rows in the order of experts."""
+        downs = [cpu_layer(it.down) for it in experts]
+        down = StackedPart.of(downs, 0, self._buffers)
+        form = downs[0].form(down.part)
+        hidden = self._gated(x, routes, [cpu_layer(it.gate_up) for it in experts], form, gate)
+        out = self._take(Form.FLOAT, downs[0].outputs, x.selected, routes)
+        one, two, four, six = down.part.tile_kernels(form)
+        self._program.append(
+            Op.EXPERT_MATMUL, selected=x.selected, each=routes.choices, form=form,
+            one=one, two=two, four=four, six=six, weight=down.table, tile_bytes=down.part.tile_bytes,
+            groups=down.part.groups, rows=down.part.rows, **hidden.words("x"), **out.words("out"), **routes.words(),
+        )  # fmt: skip
+        return out
+
+    def combine(self, rows: Rows, routes: Routes, shared: Rows | None, add_to: Rows | None) -> Rows:
+        """Record the sum of each token's rows and of its shared row, added to `add_to` if given."""
+        out = add_to or self._buffers.take(Form.FLOAT, rows.width, selected=rows.selected)
+        self._program.append(
+            Op.COMBINE, selected=rows.selected, add=add_to is not None, groups=rows.width // GROUP,
+            shared=shared.buffer.region.address if shared else 0, shared_stride=shared.buffer.stride if shared else 0,
+            **rows.words("x"), **out.words("out"), **routes.words(),
+        )  # fmt: skip
+        return out
+
+    def _gated(self, x: Activation, routes: Routes, layers: Sequence[CpuLinear], out_form: Form, gate: Gate) -> Rows:
+        """Record gate and up of all chosen experts, and their product in `out_form`."""
+        width, products = layers[0].outputs // 2, PRODUCTS[gate]
+        first, up = (StackedPart.of(layers, row, self._buffers) for row in (0, width))
+        form = _common_form(layers[0], first.part, up.part)
+        if width % PAIR or first.part.rows < width or up.part.first + up.part.rows < 2 * width:
+            raise UnsupportedModel(f"Experts of width {width} have no CPU kernel", USE_REFERENCE)
+        rows = x.rows(form)
+        gathered = self._gather(rows, form, routes)
+        direct = out_form if out_form in products else Form.FLOAT
+        out = self._take(direct, width, x.selected, routes)
+        one, two, four, six = first.part.tile_kernels(form)
+        up_one, up_two, up_four, up_six = up.part.tile_kernels(form)
+        self._program.append(
+            Op.EXPERT_GATED, selected=x.selected, each=routes.choices, form=form, out_form=direct,
+            groups=first.part.groups, rows=width, kernel=address_of(products[direct]),
+            one=one, two=two, four=four, six=six, weight=first.table, tile_bytes=first.part.tile_bytes,
+            up_one=up_one, up_two=up_two, up_four=up_four, up_six=up_six, up=up.table,
+            up_tile_bytes=up.part.tile_bytes, single=rows.buffer.region.address,
+            **{**gathered.words("x"), "x_copy": rows.buffer.copy}, **out.words("out"), **routes.words(),
+        )  # fmt: skip
+        return out if direct is out_form else self._rewrite(out, out_form, routes)
+
+    def _gather(self, rows: Rows, form: Form, routes: Routes) -> Rows:
+        """Record copying the rows of tokens into the order of their experts."""
+        gathered = self._take(form, rows.width, rows.selected, routes)
+        self._program.append(
+            Op.GATHER_ROWS, selected=rows.selected, each=routes.choices, words=rows.buffer.stride // 4,
+            token_of=routes.buffers.token_of.address, **rows.words("x"), **gathered.words("out"),
+        )  # fmt: skip
+        return gathered
+
+    def _rewrite(self, rows: Rows, form: Form, routes: Routes) -> Rows:
+        out = self._take(form, rows.width, rows.selected, routes)
+        self._program.append(
+            Op.WRITE, selected=rows.selected, each=routes.choices, form=form, groups=rows.width // GROUP,
+            kernel=address_of(FORM_KERNELS[form].write_row), **rows.words("x"), **out.words("out"),
+        )  # fmt: skip
+        return out
+
+    def _take(self, form: Form, width: int, selected: bool, routes: Routes) -> Rows:
+        return self._buffers.take(form, width, selected=selected, each=routes.choices)
+
+
+def _common_form(layer: CpuLinear, gate: Part, up: Part) -> Form:
+    """Return the form of the rows that both gate and up read."""
+    forms = {layer.form(gate), layer.form(up)}
+    if len(forms) == 1:
+        return forms.pop()
+    if Form.FLOAT in forms:
+        raise UnsupportedModel("Experts with gate and up of different types have no CPU kernel", USE_REFERENCE)
+    return Form.BITS_14  # all integer weights can be multiplied by it
