@@ -244,6 +244,11 @@ class ModelConfig:
         """The largest number of MLP columns that a layer computes for one token."""
         return max(it.active_columns if it else self.mlp_hidden for it in self._experts)
 
+    @property
+    def most_active(self) -> int:
+        """The largest number of experts that a layer chooses for one token."""
+        return max(it.routing.active if it else 0 for it in self._experts)
+
     def layer(self, number: int) -> LayerConfig:
         return self.layout[number] if self.layout else LayerConfig()
 

@@ -1,4 +1,4 @@
-"""Write Llama-shaped GGUF files with random weights of any type, as large as real models.
+"""Write GGUF files of the shape of Llama or Qwen3 MoE with random weights of any type, as large as real models.
 
     python -m tests.support.random_gguf --help
 
@@ -8,7 +8,7 @@ takes the memory and time of a real one, and its activations have realistic magn
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -27,7 +27,10 @@ PIECE = 1 << 20  # number of blocks that are made at a time, which limits the me
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a Llama. Widths are multiples of 256, so that every type can store every matrix."""
+    """The shape of a Llama, or of a Qwen3 MoE if it has experts.
+
+    Widths are multiples of 256, so that every type can store every matrix.
+    """
 
     layers: int
     hidden: int
@@ -37,10 +40,18 @@ class Shape:
     mlp_hidden: int
     vocabulary: int
     context: int = 2048
+    experts: int = 0  # each of width `mlp_hidden`
+    active: int = 0  # number of experts chosen for a token
+
+    @property
+    def architecture(self) -> str:
+        return "qwen3moe" if self.experts else "llama"
 
 
 SIZES = {
     "1.1b": Shape(22, 2048, 32, 4, 64, 5632, 32_000),  # the shape of TinyLlama
+    # the shape of Qwen3-30B-A3B, which has 48 layers
+    "30b-a3b": Shape(12, 2048, 32, 4, 128, 768, 151_936, 8192, experts=128, active=8),
     "tiny": Shape(4, 256, 4, 2, 64, 512, 512),
 }
 
@@ -105,6 +116,10 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]
         kind = kind_in_mix(name, shape.layers) if mix == Q4_K_M else next(kinds)
         return f"{name}.weight", (rows, columns), kind
 
+    def experts(name: str, rows: int, columns: int) -> tuple[str, tuple[int, ...], str]:
+        stored, extents, kind = matrix(name, rows, columns)
+        return stored.replace(".weight", "_exps.weight"), (shape.experts, *extents), kind
+
     hidden, mlp, kv = shape.hidden, shape.mlp_hidden, shape.kv_heads * shape.head_dim
     q = shape.heads * shape.head_dim
     yield matrix("token_embd", shape.vocabulary, hidden)
@@ -116,16 +131,20 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]
         yield matrix(f"{layer}attn_v", kv, hidden)
         yield matrix(f"{layer}attn_output", hidden, q)
         yield f"{layer}ffn_norm.weight", (hidden,), "F32"
-        yield matrix(f"{layer}ffn_gate", mlp, hidden)
-        yield matrix(f"{layer}ffn_up", mlp, hidden)
-        yield matrix(f"{layer}ffn_down", hidden, mlp)
+        if shape.experts:
+            yield from ((f"{layer}attn_{letter}_norm.weight", (shape.head_dim,), "F32") for letter in "qk")
+            yield f"{layer}ffn_gate_inp.weight", (shape.experts, hidden), "F32"
+        mlp_matrix = experts if shape.experts else matrix
+        yield mlp_matrix(f"{layer}ffn_gate", mlp, hidden)
+        yield mlp_matrix(f"{layer}ffn_up", mlp, hidden)
+        yield mlp_matrix(f"{layer}ffn_down", hidden, mlp)
     yield "output_norm.weight", (hidden,), "F32"
     yield matrix("output", shape.vocabulary, hidden)
 
 
 def write(path: Path, mix: str, shape: Shape, seed: int = 0) -> None:
     """Write a model file, one piece of a tensor at a time."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, shape.architecture)
     _add_metadata(writer, shape)
     _add_vocabulary(writer, shape.vocabulary)
     listed = list(tensors(shape, mix))
@@ -166,13 +185,20 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_rope_freq_base(10_000.0)
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_vocab_size(shape.vocabulary)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.active)
+        writer.add_expert_feed_forward_length(shape.mlp_hidden)
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """Add a byte-level vocabulary of `size` tokens: all bytes, pairs of bytes, and an end-of-text token."""
+    """Add a byte-level vocabulary of `size` tokens: all bytes, pairs of bytes, unused tokens, and an end-of-text
+    token.
+    """
     alphabet = sorted(ByteLevel.alphabet())
     pairs = list(islice(((a, b) for a in alphabet for b in alphabet), size - len(alphabet) - 1))
-    tokens = [*alphabet, *(a + b for a, b in pairs), "<|endoftext|>"]
+    unused = (f"<|unused {number}|>" for number in range(size - len(alphabet) - len(pairs) - 1))
+    tokens = [*alphabet, *(a + b for a, b in pairs), *unused, "<|endoftext|>"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
@@ -184,14 +210,16 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write a Llama-shaped GGUF file of random weights.")
+    parser = argparse.ArgumentParser(description="Write a GGUF file of random weights.")
     parser.add_argument("path", type=Path, metavar="OUT.gguf")
     choices = [Q4_K_M, *TYPES]
     parser.add_argument("--mix", type=str.upper, choices=choices, default=Q4_K_M, help="type of the matrices")
     parser.add_argument("--size", choices=sorted(SIZES), default="1.1b")
+    parser.add_argument("--layers", type=int, help="number of layers, instead of that of the size")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    write(given.path, given.mix, SIZES[given.size], given.seed)
+    shape = SIZES[given.size]
+    write(given.path, given.mix, replace(shape, layers=given.layers or shape.layers), given.seed)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from engine.backends.cpu.attention import (
     first_visible,
     tokens_of_piece,
 )
+from engine.backends.cpu.instructions import ONE_BITS, TILE_WORDS, WHOLE, Record
 from engine.backends.cpu.kv_store import rotate, store_key_value
 from engine.backends.cpu.partials import merge_partials, partial_bytes
-from engine.backends.cpu.program import ONE_BITS, TILE_WORDS, WHOLE, Record
 from engine.config import BLOCK_SIZE
 from quant.cpu.activations import FORM_KERNELS, GROUP, Form, write_row
 from quant.cpu.kernel import jit, word

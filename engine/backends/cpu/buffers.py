@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from engine.backends.cpu.instructions import BLOCK_WORDS, Limits, most_blocks
 from engine.backends.cpu.partials import partial_bytes
-from engine.backends.cpu.program import BLOCK_WORDS, Limits, most_blocks
 from engine.errors import UnsupportedModel
 from engine.kv.cache import LayerKV
 from quant.cpu.activations import Form, row_bytes
@@ -146,7 +146,7 @@ class Buffers:
 
     def floats(self, *values: float) -> Region:
         """Return an array of float32 constants."""
-        region = self._arena.allocate("constants", 4 * len(values))
+        region = self._arena.allocate("constant", 4 * len(values))
         region.view(np.float32, len(values))[:] = values
         return region
 

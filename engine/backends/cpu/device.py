@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from engine import models
 from engine.backends.cpu.attention import PIECE, QUERIES
 from engine.backends.cpu.code_cache import load_code, load_draw
+from engine.backends.cpu.instructions import COUNTS, DIVIDED_TOKENS, HEADER, TILE_WORDS, WHOLE, Limits
 from engine.backends.cpu.memory import packed_bytes, step_bytes
 from engine.backends.cpu.operations import CpuOperations, LogitRows, block_shape
-from engine.backends.cpu.program import COUNTS, DIVIDED_TOKENS, HEADER, TILE_WORDS, WHOLE, Limits, Program
+from engine.backends.cpu.program import Program
 from engine.backends.cpu.thread_pool import MAX_POOL_THREADS, WorkerPool
 from engine.backends.cpu.token_draw import CompiledDraw
 from engine.backends.runner import ModelRunner
@@ -79,7 +80,7 @@ class CpuDevice:
 
         Longer steps gain little throughput.
         """
-        tokens = self.threads * STEP_OPERATIONS // (2 * model.matrix_elements)
+        tokens = self.threads * STEP_OPERATIONS // (2 * model.active_elements)
         return min(max(1 << tokens.bit_length() - 1, 32), 512) if tokens else 32
 
     def free_memory(self) -> int:
@@ -223,7 +224,8 @@ def _widths(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
     """Yield (name, width, required multiple) for the widths of a model."""
     yield "head dimension", model.head_dim, LANES
     yield "hidden size", model.hidden, GROUP
-    yield "MLP", model.mlp_hidden, GROUP
+    for width in model.mlp_widths:
+        yield "MLP", width, GROUP
     yield "attention's width", model.heads * model.head_dim, GROUP
     if model.head_norm in (HeadNorm.EACH, HeadNorm.OWN) and not model.optional_head_norm:
         yield "normalized heads' dimension", model.head_dim, GROUP

@@ -18,7 +18,7 @@ from engine.backends.cpu.floats import (
     multiply_floats,
     store_some,
 )
-from engine.backends.cpu.program import BLOCK_WORDS, TOKENS, Record
+from engine.backends.cpu.instructions import BLOCK_WORDS, TOKENS, Record
 from quant.cpu.activations import gated_product
 from quant.cpu.ggml_formats import GROUP, PAIR
 from quant.cpu.kernel import jit, kernel, pointer, word
@@ -190,10 +190,10 @@ def route(a: Record, first: int, last: int, scratch: int) -> None:
         else:
             softmax_floats(logits, a.experts, scores)
         # without a bias and groups, the order of the logits is that of the scores, and it is exact
-        by_score = a.vector != 0 or a.expert_groups > 1
+        by_score = a.choice_bias != 0 or a.expert_groups > 1
         copy_floats(scores if by_score else logits, a.experts, choice)
-        if a.vector != 0:
-            add_floats(a.vector, a.experts, choice)
+        if a.choice_bias != 0:
+            add_floats(a.choice_bias, a.experts, choice)
         if a.expert_groups > 1:
             _keep_best_groups(a, _floats(choice, a.experts), _floats(sums, a.expert_groups))
         ids = _integers(a.ids + 8 * a.choices * m, a.choices)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.backends.cpu.buffers import USE_REFERENCE, Activation, Buffers, RouteBuffers, Rows
-from engine.backends.cpu.program import Op, Program
+from engine.backends.cpu.instructions import Op
+from engine.backends.cpu.program import Program
 from engine.config import Gate, Score
 from engine.errors import UnsupportedModel
 from engine.operations import GatedMLP, Router
 from quant.cpu.activations import FORM_KERNELS, GELU_PRODUCTS, GROUP, SILU_PRODUCTS, Form
-from quant.cpu.ggml_formats import PAIR
 from quant.cpu.linear import CpuLinear, Part, cpu_layer
 from quant.cpu.native import address_of
 
@@ -28,8 +28,10 @@ class Routes:
     experts: int
     choices: int
 
-    def words(self) -> dict[str, int]:
-        return {"experts": self.experts, "choices": self.choices, **self.buffers.words()}
+    def words(self, *names: str) -> dict[str, int]:
+        """Return the instruction words with these names."""
+        every = {"experts": self.experts, "choices": self.choices, **self.buffers.words()}
+        return {name: every[name] for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,10 @@ class StackedPart:
     def of(layers: Sequence[CpuLinear], row: int, buffers: Buffers) -> "StackedPart":
         """Stack the parts that start at output `row`. Raises UnsupportedModel if the experts differ."""
         parts = [layer.part_of(row) for layer in layers]
-        if len({(it.layout, it.first, it.rows, it.tile_bytes) for it in parts}) > 1 or any(it.order for it in parts):
+        if len({(it.layout, it.first, it.rows, it.tile_bytes) for it in parts}) > 1:
             raise UnsupportedModel("Experts with different types of weights have no CPU kernel", USE_REFERENCE)
+        if any(it.order for it in parts):
+            raise UnsupportedModel("Experts with permuted columns (act-order) have no CPU kernel", USE_REFERENCE)
         return StackedPart(parts[0], buffers.addresses([it.address(row) for it in parts]).address)
 
 
@@ -63,9 +67,11 @@ class ExpertRecorder:
             Op.ROUTE, selected=logits.selected, sigmoid=routing.score is Score.SIGMOID, normalized=routing.normalized,
             expert_groups=routing.groups, active_groups=routing.active_groups, gates_shared=router.gates_shared,
             settings=self._buffers.floats(routing.epsilon, routing.scale).address,
-            vector=0 if bias is None else self._buffers.constant(bias).address, **logits.words("x"), **routes.words(),
+            choice_bias=0 if bias is None else self._buffers.constant(bias).address, **logits.words("x"),
+            **routes.words("experts", "choices", "ids", "weights"),
         )  # fmt: skip
-        self._program.append(Op.SORT_ROUTES, selected=logits.selected, **routes.words())
+        sorted_words = routes.words("experts", "choices", "ids", "place_of", "token_of", "blocks")
+        self._program.append(Op.SORT_ROUTES, selected=logits.selected, **sorted_words)
         return routes
 
     def multiply(self, x: Activation, routes: Routes, experts: Sequence[GatedMLP], gate: Gate) -> Rows:
@@ -79,7 +85,8 @@ class ExpertRecorder:
         self._program.append(
             Op.EXPERT_MATMUL, selected=x.selected, each=routes.choices, form=form,
             one=one, two=two, four=four, six=six, weight=down.table, tile_bytes=down.part.tile_bytes,
-            groups=down.part.groups, rows=down.part.rows, **hidden.words("x"), **out.words("out"), **routes.words(),
+            groups=down.part.groups, rows=down.part.rows, **hidden.words("x"), **out.words("out"),
+            **routes.words("experts", "blocks"),
         )  # fmt: skip
         return out
 
@@ -89,7 +96,7 @@ class ExpertRecorder:
         self._program.append(
             Op.COMBINE, selected=rows.selected, add=add_to is not None, groups=rows.width // GROUP,
             shared=shared.buffer.region.address if shared else 0, shared_stride=shared.buffer.stride if shared else 0,
-            **rows.words("x"), **out.words("out"), **routes.words(),
+            **rows.words("x"), **out.words("out"), **routes.words("choices", "weights", "place_of"),
         )  # fmt: skip
         return out
 
@@ -98,8 +105,6 @@ class ExpertRecorder:
         width, products = layers[0].outputs // 2, PRODUCTS[gate]
         first, up = (StackedPart.of(layers, row, self._buffers) for row in (0, width))
         form = _common_form(layers[0], first.part, up.part)
-        if width % PAIR or first.part.rows < width or up.part.first + up.part.rows < 2 * width:
-            raise UnsupportedModel(f"Experts of width {width} have no CPU kernel", USE_REFERENCE)
         rows = x.rows(form)
         gathered = self._gather(rows, form, routes)
         direct = out_form if out_form in products else Form.FLOAT
@@ -112,16 +117,18 @@ class ExpertRecorder:
             one=one, two=two, four=four, six=six, weight=first.table, tile_bytes=first.part.tile_bytes,
             up_one=up_one, up_two=up_two, up_four=up_four, up_six=up_six, up=up.table,
             up_tile_bytes=up.part.tile_bytes, single=rows.buffer.region.address,
-            **{**gathered.words("x"), "x_copy": rows.buffer.copy}, **out.words("out"), **routes.words(),
+            **{**gathered.words("x"), "x_copy": rows.buffer.copy}, **out.words("out"),
+            **routes.words("experts", "blocks"),
         )  # fmt: skip
         return out if direct is out_form else self._rewrite(out, out_form, routes)
 
     def _gather(self, rows: Rows, form: Form, routes: Routes) -> Rows:
         """Record copying the rows of tokens into the order of their experts."""
         gathered = self._take(form, rows.width, rows.selected, routes)
+        source = {"x": rows.buffer.region.address, "x_stride": rows.buffer.stride}
         self._program.append(
             Op.GATHER_ROWS, selected=rows.selected, each=routes.choices, words=rows.buffer.stride // 4,
-            token_of=routes.buffers.token_of.address, **rows.words("x"), **gathered.words("out"),
+            **routes.words("token_of"), **source, **gathered.words("out"),
         )  # fmt: skip
         return gathered
 

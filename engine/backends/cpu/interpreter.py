@@ -14,7 +14,7 @@ import numba
 from llvmlite import ir
 from numba import types
 
-from engine.backends.cpu.program import HEADER, INSTRUCTION, Record, Records
+from engine.backends.cpu.instructions import HEADER, INSTRUCTION, Record, Records
 from engine.backends.cpu.units import compute, count_units
 from quant.cpu.kernel import inlined, jit, pointer
 from quant.cpu.vector import I64, Emit

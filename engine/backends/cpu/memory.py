@@ -57,10 +57,11 @@ def _rates(weight: StoredWeight) -> _Rates:
 def step_bytes(model: ModelConfig, tokens: int, rows: int) -> int:
     """Return the approximate working memory of steps with at most `tokens` tokens and `rows` rows of logits.
 
-    Per token: the residual stream and its normalized copy, q, k, and v, the attention output, and the MLP activations.
-    Inputs of products are quantized, to at most two bytes per element.
+    Per token: the residual stream and its normalized copy, q, k, and v, the attention output, and the MLP activations;
+    with experts, also the input and the output of each chosen one. Inputs of products are quantized, to at most two
+    bytes per element.
     """
     qkv, attended = (model.heads + 2 * model.kv_heads) * model.head_dim, model.heads * model.head_dim
-    floats = 2 * model.hidden + qkv + attended
-    quantized = model.hidden + attended + model.mlp_hidden
+    floats = (2 + model.most_active) * model.hidden + qkv + attended
+    quantized = (1 + model.most_active) * model.hidden + attended + model.step_columns
     return tokens * (FLOAT * floats + 2 * quantized) + FLOAT * rows * model.vocab_size + FIXED_BYTES

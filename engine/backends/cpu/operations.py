@@ -18,8 +18,9 @@ from torch import Tensor
 from engine.backends.cpu.attention import ATTENTION_KERNELS, UNLIMITED
 from engine.backends.cpu.buffers import USE_REFERENCE, Activation, Buffers, Rows, check_multiple
 from engine.backends.cpu.experts import PRODUCTS, ExpertRecorder, Routes
+from engine.backends.cpu.instructions import SEGMENT, Op, float_bits
 from engine.backends.cpu.kv_store import STORE_KERNELS, KVType, head_bytes
-from engine.backends.cpu.program import SEGMENT, Op, Program, float_bits
+from engine.backends.cpu.program import Program
 from engine.batch import Batch
 from engine.config import Gate, NormKind
 from engine.errors import UnsupportedModel

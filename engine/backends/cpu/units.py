@@ -21,7 +21,7 @@ from engine.backends.cpu.expert_units import (
     sort_routes,
 )
 from engine.backends.cpu.floats import add_floats, copy_floats, largest, multiply_floats
-from engine.backends.cpu.program import ONE_BITS, SEGMENT, TOKENS, Op, Record
+from engine.backends.cpu.instructions import ONE_BITS, SEGMENT, TOKENS, Op, Record
 from engine.backends.cpu.soft_cap import cap_floats
 from quant.cpu.activations import gated_product, scale_row, take_columns, write_row
 from quant.cpu.ggml_formats import GROUP, PAIR

@@ -12,8 +12,9 @@ from engine import models
 from engine.backends.cpu.buffers import Activation
 from engine.backends.cpu.code_cache import load_code
 from engine.backends.cpu.device import CpuDevice, CpuStep
+from engine.backends.cpu.instructions import Limits
 from engine.backends.cpu.operations import CpuOperations, LogitRows, block_shape
-from engine.backends.cpu.program import Limits, Program
+from engine.backends.cpu.program import Program
 from engine.batch import Batch, build_batch, placeholder_batch
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
@@ -32,8 +33,8 @@ from tests.support.held_request import HeldRequest
 
 # Regions that a step reads without having written them. All others may be overwritten before a step.
 INPUTS = {
-    "weight", "order", "constant", "header", "token ids", "positions", "slots", "output rows", "tiles", "block tables",
-    "KV cache",
+    "weight", "addresses", "order", "constant", "header", "token ids", "positions", "slots", "output rows", "tiles",
+    "block tables", "KV cache",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.backends.cpu.attention import PIECE
 from engine.backends.cpu.device import _tiles
-from engine.backends.cpu.program import DIVIDED_TOKENS, WHOLE
+from engine.backends.cpu.instructions import DIVIDED_TOKENS, WHOLE
 from engine.config import BLOCK_SIZE, GroupConfig
 from engine.kernels.reference import ScoreRule
 from engine.kv.blocks import NULL_BLOCK

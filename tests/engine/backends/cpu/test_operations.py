@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from engine.backends.cpu.buffers import Activation
+from engine.backends.cpu.instructions import SEGMENT, Limits
 from engine.backends.cpu.operations import CpuOperations, LogitRows, block_shape
-from engine.backends.cpu.program import SEGMENT, Limits, Program
+from engine.backends.cpu.program import Program
 from engine.batch import Batch, build_batch, placeholder_batch
 from engine.config import Gate, NormKind, RopeConfig
 from engine.errors import UnsupportedModel
