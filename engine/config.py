@@ -212,6 +212,8 @@ class ModelConfig:
     out_bias: bool | None = False  # whether a bias is added to the output of attention; None: if the checkpoint has one
     # whether the embedding also serves as the output head; None: if the checkpoint has no separate head
     tied_head: bool | None = None
+    # number of layers in the file after the last one of the decoder; they draft further tokens, and are not loaded
+    draft_layers: int = 0
 
     @property
     def matrix_elements(self) -> int:

@@ -39,10 +39,12 @@ class Names:
     matrices of all experts of a layer.
     """
 
-    stems: Mapping[str, str]  # maps GGUF names without `.weight` or `.bias`
-    ignored: re.Pattern[str] = field(default=NOTHING)  # matches tensors that the decoder does not need
+    stems: Mapping[str, str]  # GGUF name without `.weight` or `.bias` -> name in transformers without it
+    # matches tensors that the decoder does not need, by their names in transformers checkpoints and in GGUF files
+    ignored: re.Pattern[str] = field(default=NOTHING)
     prefix: str = ""  # removed from tensor names, at any position
-    whole: Mapping[str, str] = field(default_factory=dict)  # maps whole names that do not end in `.weight` or `.bias`
+    # whole name in transformers -> whole GGUF name, for tensors without `.weight` or `.bias`, and for other spellings
+    whole: Mapping[str, str] = field(default_factory=dict)
 
 
 class Checkpoint(Protocol):

@@ -44,6 +44,8 @@ class GGUFCheckpoint(Closing):
     def weights(self, names: Names) -> Mapping[str, StoredWeight]:
         stored: dict[str, StoredWeight] = {}
         for tensor in self._parts.tensors.values():
+            if names.ignored.fullmatch(tensor.name):
+                continue
             stacked = _STACKED.fullmatch(tensor.name)
             if stacked and len(tensor.shape) > 1 and tensor.shape[0] <= MAX_EXPERTS:
                 count = tensor.shape[0]

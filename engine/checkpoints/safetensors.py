@@ -131,7 +131,7 @@ class _KnownNames:
     def __init__(self, names: Names) -> None:
         self._prefix = names.prefix
         self._stems = {theirs: ours for ours, theirs in names.stems.items()}
-        self._whole = {theirs: ours for ours, theirs in names.whole.items()}
+        self._whole = names.whole
 
     def find(self, name: str) -> _Found | None:
         """Return the layer of a tensor. The first number in its name is the layer's, and the second the expert's."""

@@ -5,6 +5,7 @@ checkpoints. All families use the same `Decoder`.
 """
 
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 FAMILIES = {  # general.architecture of a GGUF file, or model_type of a config.json -> module
     "llama": "engine.models.llama",
+    "mixtral": "engine.models.llama",
     "mistral": "engine.models.mistral",
     "ministral": "engine.models.mistral",
     "ministral3": "engine.models.mistral",
@@ -36,12 +38,21 @@ FAMILIES = {  # general.architecture of a GGUF file, or model_type of a config.j
     "gemma3_text": "engine.models.gemma",
     "phi3": "engine.models.phi3",
     "granite": "engine.models.granite",
+    "granitemoe": "engine.models.granite",
+    "granitemoeshared": "engine.models.granite",
     "olmo2": "engine.models.olmo",
     "olmo3": "engine.models.olmo",
+    "olmoe": "engine.models.olmo",
     "smollm3": "engine.models.smollm3",
     "cohere": "engine.models.cohere",
     "command-r": "engine.models.cohere",
     "stablelm": "engine.models.stablelm",
+    "glm4moe": "engine.models.glm",
+    "glm4_moe": "engine.models.glm",
+    "ernie4_5-moe": "engine.models.ernie",
+    "ernie4_5_moe": "engine.models.ernie",
+    "minimax-m2": "engine.models.minimax",
+    "minimax_m2": "engine.models.minimax",
 }
 ENCODERS = {"bert": "engine.models.bert"}  # architectures of embedding models: see `engine.embedding.loading`
 
@@ -88,17 +99,29 @@ def check_config(metadata: Metadata) -> None:
 
 
 def stored_weights(checkpoint: Checkpoint) -> Mapping[str, StoredWeight]:
-    """Return the checkpoint's weights by their GGUF names.
+    """Return the checkpoint's weights by their GGUF names, without those that the decoder does not need.
 
     Raises UnsupportedModel, ModelFileError, or UnsupportedQuantization.
     """
     names = _family(checkpoint.metadata.architecture).NAMES
+    names = replace(names, ignored=ignored_tensors(checkpoint.metadata))
     stored = checkpoint.weights(names)
     if "token_embd.weight" in stored:
         return stored
     # The stems of checkpoints without a head, such as those of embedding models, lack the common prefix "model.".
     stems = {ours: theirs.removeprefix("model.") for ours, theirs in names.stems.items()}
-    return checkpoint.weights(replace(names, stems=stems))
+    whole = {theirs.removeprefix("model."): ours for theirs, ours in names.whole.items()}
+    return checkpoint.weights(replace(names, stems=stems, whole=whole))
+
+
+def ignored_tensors(metadata: Metadata) -> re.Pattern[str]:
+    """Return the pattern of the tensors that the decoder does not need, such as those of its draft layers.
+
+    It matches names of transformers checkpoints and of GGUF files. Raises UnsupportedModel.
+    """
+    ignored, config = _family(metadata.architecture).NAMES.ignored, read_config(metadata)
+    numbers = "|".join(str(config.layers + number) for number in range(config.draft_layers))
+    return re.compile(rf"{ignored.pattern}|(?:blk|(?:model\.)?layers)\.(?:{numbers})\..+") if numbers else ignored
 
 
 def load(config: ModelConfig, weights: "Weights", operations: "Operations", context_length: int) -> Model:

@@ -201,10 +201,16 @@ class _Loader:
             qkv=self._qkv(prefix),
             attention_out=self._attention_out(prefix),
             attention_post_norm=self.norm(f"{prefix}post_attention_norm") if after else None,
-            mlp_norm=self.norm(f"{prefix}ffn_norm") if before and not one_norm else attention_norm,
+            mlp_norm=self._mlp_norm(prefix) if before and not one_norm else attention_norm,
             mlp=self._mlp(number),
             mlp_post_norm=self.norm(f"{prefix}post_ffw_norm") if after else None,
         )
+
+    def _mlp_norm(self, prefix: str) -> Norm:
+        """Load the norm of the MLP's input. Some families name it by its position, after attention."""
+        other = f"{prefix}post_attention_norm"
+        is_other = self.config.norm_placement is NormPlacement.BEFORE and f"{other}.weight" in self.weights
+        return self.norm(other if is_other else f"{prefix}ffn_norm")
 
     def norm(self, name: str, *, scale: float = 1.0) -> Norm:
         """Load a norm of rows, whose output is multiplied by `scale`."""

@@ -203,9 +203,11 @@ STEMS = {
     "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
     "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
 }
-# tensors to ignore: inverse frequencies in old checkpoints, and the vision parts of multimodal models
+# tensors to ignore: inverse frequencies in old checkpoints, and the vision and audio parts of multimodal models
 IGNORED = re.compile(
-    r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..+"
+    r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+    r"|(model\.)?(vision_tower|multi_modal_projector|visual)\..+"
+    r"|(v|mm|a)\..+"  # in GGUF files
 )
 TEXT_PREFIX = "language_model."  # prefix of a decoder's weight names in a multimodal model
 NAMES = Names(STEMS, IGNORED)

@@ -4,18 +4,18 @@ GGUF files of all families have the same keys, and families differ in the keys o
 raise UnsupportedModel, which names the key.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from gguf.constants import Keys
 
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import ExpertConfig, LayerConfig, ModelConfig, Routing, Score
 from engine.errors import UnsupportedModel
-from engine.models.decoder_config import EXPERT_COUNTS
+from engine.models.decoder_config import EXPERT_COUNTS, LAYERS
 
 MAX_EXPERTS = 1024
-SCORES = {1: Score.SOFTMAX, 2: Score.SIGMOID}  # expert_gating_func in GGUF files
-LEADING_DENSE = Key(Keys.LLM.LEADING_DENSE_BLOCK_COUNT, "first_k_dense_replace")
+SCORES = {1: Score.SOFTMAX, 2: Score.SIGMOID}  # expert_gating_func in GGUF files; 0: the default of the family
 GATING = Key(Keys.LLM.EXPERT_GATING_FUNC, "")
 
 
@@ -24,13 +24,13 @@ class ExpertKeys:
     """The names of a family's keys in a config.json. An empty name means that its files do not have the key."""
 
     active: str = "num_experts_per_tok"
-    hidden: str = "moe_intermediate_size"
-    normalized: str = "norm_topk_prob"
+    hidden: str = "intermediate_size"
+    normalized: str = ""
     shared_count: str = ""
     shared_hidden: str = ""
-    scale: str = "routed_scaling_factor"
-    groups: str = "n_group"
-    active_groups: str = "topk_group"
+    scale: str = ""
+    groups: str = ""
+    active_groups: str = ""
 
 
 def read_experts(
@@ -40,13 +40,14 @@ def read_experts(
     count_key = next((key for key in EXPERT_COUNTS if metadata.get(key) is not None), EXPERT_COUNTS[0])
     count = metadata.integer(count_key, maximum=MAX_EXPERTS)
     active_key = Key(Keys.LLM.EXPERT_USED_COUNT, keys.active)
-    active = metadata.integer(active_key, maximum=MAX_EXPERTS)
+    active = _of_all_layers(metadata, active_key).integer(active_key, maximum=MAX_EXPERTS)
     if active > count:
         raise UnsupportedModel(f"{metadata.name(active_key)} is {active}, but the model has {count} experts")
     gating = metadata.integer(GATING, 0, minimum=0, maximum=8)
     if gating and gating not in SCORES:
         raise UnsupportedModel(f"{metadata.name(GATING)} = {gating} is not supported by this version")
-    hidden = metadata.integer(Key(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH, keys.hidden), config.mlp_hidden)
+    hidden_key = Key(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH, keys.hidden)
+    hidden = _of_all_layers(metadata, hidden_key).integer(hidden_key, config.mlp_hidden)
     routing = Routing(
         count,
         active,
@@ -56,6 +57,23 @@ def read_experts(
         **_groups(metadata, keys, count),
     )
     return ExpertConfig(routing, hidden, _shared_hidden(metadata, keys, hidden))
+
+
+def _of_all_layers(metadata: Metadata, key: Key) -> Metadata:
+    """Return metadata in which a list with a value per layer is that value.
+
+    Raises UnsupportedModel if the list has the wrong length, or if layers differ. Dense layers have the value 0.
+    """
+    values = metadata.get(key)
+    if not isinstance(values, tuple):
+        return metadata
+    layers, different = metadata.integer(LAYERS), set(values) - {0}
+    if len(values) != layers or len(different) > 1:
+        raise UnsupportedModel(
+            f"{metadata.name(key)} has {len(values)} values, of which {len(different)} differ, for {layers} layers",
+            "It must have one value, or the same for each layer.",
+        )
+    return replace(metadata, values={**metadata.values, metadata.name(key): next(iter(different), 0)})
 
 
 def _groups(metadata: Metadata, keys: ExpertKeys, count: int) -> dict[str, int]:
@@ -78,9 +96,39 @@ def _shared_hidden(metadata: Metadata, keys: ExpertKeys, hidden: int) -> int:
     return width or hidden * metadata.integer(Key(Keys.LLM.EXPERT_SHARED_COUNT, keys.shared_count), 0, minimum=0)
 
 
-def with_experts(config: ModelConfig, experts: ExpertConfig, layers: list[bool]) -> tuple[LayerConfig, ...]:
-    """Return the layers of a model. `layers` marks those with experts; the others have dense MLPs."""
+def with_experts(
+    config: ModelConfig, experts: ExpertConfig, layers: Sequence[bool] | None = None
+) -> tuple[LayerConfig, ...]:
+    """Return the layers of a model. `layers` marks those with experts; the others have dense MLPs. None: all have."""
+    marks = [True] * config.layers if layers is None else layers
     return tuple(
-        LayerConfig(it.window, it.rope, experts if has_experts else None)
-        for it, has_experts in zip(map(config.layer, range(config.layers)), layers, strict=True)
+        replace(it, experts=experts if has_experts else None)
+        for it, has_experts in zip(map(config.layer, range(config.layers)), marks, strict=True)
     )
+
+
+# -- names of weights in transformers (see `Names`)
+
+_MLP, _SPARSE = "model.layers.{}.mlp.", "model.layers.{}.block_sparse_moe."
+
+
+def _expert_stems(experts: str, gate: str, up: str, down: str) -> dict[str, str]:
+    return {
+        "blk.{}.ffn_gate.{e}": f"{experts}.{gate}",
+        "blk.{}.ffn_up.{e}": f"{experts}.{up}",
+        "blk.{}.ffn_down.{e}": f"{experts}.{down}",
+    }
+
+
+EXPERT_STEMS = {"blk.{}.ffn_gate_inp": f"{_MLP}gate"} | _expert_stems(
+    f"{_MLP}experts.{{e}}", "gate_proj", "up_proj", "down_proj"
+)
+MIXTRAL_STEMS = {"blk.{}.ffn_gate_inp": f"{_SPARSE}gate"} | _expert_stems(f"{_SPARSE}experts.{{e}}", "w1", "w3", "w2")
+SHARED_STEMS = {
+    f"blk.{{}}.ffn_{name}_shexp": f"{_MLP}shared_experts.{name}_proj" for name in ("gate", "up", "down")
+}
+# one tensor for all experts of a layer
+STACKED = {
+    f"{_MLP}experts.gate_up_proj": "blk.{}.ffn_gate_up.{e}.weight",
+    f"{_MLP}experts.down_proj": "blk.{}.ffn_down.{e}.weight",
+}

@@ -4,32 +4,27 @@ Architectures: `qwen2`, which distilled DeepSeek-R1 models also use, and `qwen3`
 and `qwen3_moe`, which GGUF files call `qwen2moe` and `qwen3moe`.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import HeadNorm, LayerConfig, ModelConfig
 from engine.models.decoder_config import IGNORED, STEMS, read_decoder, read_layout
-from engine.models.expert_config import ExpertKeys, read_experts, with_experts
+from engine.models.expert_config import EXPERT_STEMS, STACKED, ExpertKeys, read_experts, with_experts
 
 MLP = "model.layers.{}.mlp."
 NAMES = Names(
     STEMS
+    | EXPERT_STEMS
     | {
-        "blk.{}.ffn_gate_inp": f"{MLP}gate",
-        "blk.{}.ffn_gate.{e}": f"{MLP}experts.{{e}}.gate_proj",
-        "blk.{}.ffn_up.{e}": f"{MLP}experts.{{e}}.up_proj",
-        "blk.{}.ffn_down.{e}": f"{MLP}experts.{{e}}.down_proj",
         "blk.{}.ffn_gate_inp_shexp": f"{MLP}shared_expert_gate",
         "blk.{}.ffn_gate_shexp": f"{MLP}shared_expert.gate_proj",
         "blk.{}.ffn_up_shexp": f"{MLP}shared_expert.up_proj",
         "blk.{}.ffn_down_shexp": f"{MLP}shared_expert.down_proj",
     },
     IGNORED,
-    whole={
-        "blk.{}.ffn_gate_up.{e}.weight": f"{MLP}experts.gate_up_proj",
-        "blk.{}.ffn_down.{e}.weight": f"{MLP}experts.down_proj",
-    },
+    whole=STACKED,
 )
 
 SHARED: dict[str, object] = {
@@ -41,10 +36,17 @@ SHARED: dict[str, object] = {
 DEFAULTS: dict[str, dict[str, object]] = {
     "qwen2": SHARED,
     "qwen3": SHARED | {"head_dim": 128},
-    "qwen2moe": SHARED,
-    "qwen3moe": SHARED,
+    "qwen2moe": SHARED
+    | {"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
+    | {"shared_expert_intermediate_size": 5632},
+    "qwen3moe": SHARED
+    | {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
 }
-EXPERTS = ExpertKeys(shared_hidden="shared_expert_intermediate_size")
+EXPERTS = ExpertKeys(
+    hidden="moe_intermediate_size",
+    normalized="norm_topk_prob",
+    shared_hidden="shared_expert_intermediate_size",
+)
 DENSE_LAYERS = Key("", "mlp_only_layers")
 SPARSE_STEP = Key("", "decoder_sparse_step")
 QKV_BIAS = Key("", "qkv_bias")
@@ -61,19 +63,28 @@ def read_config(metadata: Metadata) -> ModelConfig:
         config = replace(config, qkv_bias=metadata.flag(QKV_BIAS, True), out_bias=False)
     else:
         config = replace(config, head_norm=HeadNorm.EACH)
-    config = replace(config, layout=_layout(metadata, config))
+    config = replace(config, layout=_layout(metadata, config, architecture))
     return replace(config, layout=_expert_layers(metadata, config, is_qwen2)) if has_experts else config
 
 
-def _layout(metadata: Metadata, config: ModelConfig) -> tuple[LayerConfig, ...]:
+def _layout(metadata: Metadata, config: ModelConfig, architecture: str) -> tuple[LayerConfig, ...]:
     if not metadata.flag(USE_WINDOW, False):
         return ()
+    return read_layout(metadata, config, _slides(metadata, config.layers, architecture))
+
+
+def _slides(metadata: Metadata, layers: int, architecture: str) -> Sequence[bool]:
+    """Return whether each layer has a window, if the checkpoint does not list its layers."""
     first = metadata.integer(FULL_LAYERS, 28, minimum=0)
-    return read_layout(metadata, config, [number >= first for number in range(config.layers)])
+    if architecture == "qwen3moe":
+        return [True] * layers
+    if architecture == "qwen2moe":  # here the key is the number of leading layers of which every other has a window
+        return [number < first and number % 2 == 0 for number in range(layers)]
+    return [number >= first for number in range(layers)]
 
 
 def _expert_layers(metadata: Metadata, config: ModelConfig, is_qwen2: bool) -> tuple[LayerConfig, ...]:
-    normalized = not metadata.is_config and not is_qwen2
+    normalized = not metadata.is_config and not is_qwen2  # GGUF files do not store it
     experts = read_experts(metadata, config, EXPERTS, normalized=normalized)
     dense = metadata.items(DENSE_LAYERS, int) or ()
     step = metadata.integer(SPARSE_STEP, 1)

@@ -39,8 +39,10 @@ def read(architecture: str, values: Mapping[str, object]) -> ModelConfig:
 
 # -- missing keys and old spellings
 
+GGUF_EXPERTS = ("qwen2moe", "qwen3moe", "glm4moe", "ernie4_5-moe", "minimax-m2")
+
 # architectures that have no own config.json: they occur in multimodal models or in GGUF files only
-NOT_ALONE = ("gemma3", "gemma3_text", "mistral3", "command-r")
+NOT_ALONE = ("gemma3", "gemma3_text", "mistral3", "command-r", *GGUF_EXPERTS)
 SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, SIZES) for name in models.FAMILIES if name not in NOT_ALONE},
     "gemma3_text": ("gemma3_text", {}),
@@ -78,6 +80,23 @@ SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"max_position_embeddings": 131072, ORIGINAL: 8192},
     ),
     "partial": ("phi3", SIZES | {"partial_rotary_factor": 0.75}),
+    "every other layer has a window": (
+        "qwen2_moe",
+        SIZES | {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 5},
+    ),
+    "all layers have windows": ("qwen3_moe", SIZES | {"use_sliding_window": True, "sliding_window": 512}),
+    "window with experts": ("mixtral", SIZES | {"sliding_window": 512}),
+    "dense layers": ("qwen3_moe", SIZES | {"mlp_only_layers": [1, 3], "decoder_sparse_step": 2}),
+    "last layers dense": (
+        "ernie4_5_moe",
+        SIZES | {"moe_layer_start_index": 2, "moe_layer_end_index": 8, "moe_layer_interval": 2},
+    ),
+    "no shared experts": ("ernie4_5_moe", SIZES | {"moe_num_shared_experts": 0}),
+    "no draft layers": ("glm4_moe", SIZES | {"num_nextn_predict_layers": 0}),
+    "groups": ("glm4_moe", SIZES | {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "use_qk_norm": True}),
+    "old partial": ("minimax_m2", SIZES | {"rotary_dim": 64}),
+    "normalized": ("olmoe", SIZES | {"norm_topk_prob": True}),
+    "shared": ("granitemoeshared", SIZES | {"shared_intermediate_size": 64}),
 }
 
 
