@@ -239,7 +239,7 @@ def _in_best_groups(choice: Tensor, routing: Routing) -> Tensor:
     """Replace the scores of experts by -inf, except in the groups whose two largest scores have the largest sums
     (arXiv:2412.19437).
     """
-    groups = choice.view(len(choice), routing.groups, -1)
+    groups = choice.view(len(choice), routing.groups, routing.experts // routing.groups)
     best = _largest(groups.topk(min(2, groups.shape[-1])).values.sum(-1), routing.active_groups)
     kept = torch.zeros(groups.shape[:2], dtype=torch.bool).scatter(1, best, True)
     return torch.where(kept.unsqueeze(-1), groups, -torch.inf).flatten(1)

@@ -19,8 +19,7 @@ CHOICE_BIAS = "moe_statics.e_score_correction_bias"
 NAMES = Names(
     STEMS | EXPERT_STEMS | SHARED_STEMS,
     re.compile(rf"{IGNORED.pattern}|model\.mtp_.+"),  # also the modules that draft further tokens
-    whole=STACKED
-    | {f"model.layers.{{}}.mlp.{it}{CHOICE_BIAS}": "blk.{}.exp_probs_b.bias" for it in ("", "gate.")},
+    whole=STACKED | {f"model.layers.{{}}.mlp.{it}{CHOICE_BIAS}": "blk.{}.exp_probs_b.bias" for it in ("", "gate.")},
 )
 DEFAULTS: dict[str, object] = {
     "num_key_value_heads": 4,

@@ -124,9 +124,7 @@ EXPERT_STEMS = {"blk.{}.ffn_gate_inp": f"{_MLP}gate"} | _expert_stems(
     f"{_MLP}experts.{{e}}", "gate_proj", "up_proj", "down_proj"
 )
 MIXTRAL_STEMS = {"blk.{}.ffn_gate_inp": f"{_SPARSE}gate"} | _expert_stems(f"{_SPARSE}experts.{{e}}", "w1", "w3", "w2")
-SHARED_STEMS = {
-    f"blk.{{}}.ffn_{name}_shexp": f"{_MLP}shared_experts.{name}_proj" for name in ("gate", "up", "down")
-}
+SHARED_STEMS = {f"blk.{{}}.ffn_{name}_shexp": f"{_MLP}shared_experts.{name}_proj" for name in ("gate", "up", "down")}
 # one tensor for all experts of a layer
 STACKED = {
     f"{_MLP}experts.gate_up_proj": "blk.{}.ffn_gate_up.{e}.weight",

@@ -55,7 +55,8 @@ def read_config(metadata: Metadata) -> ModelConfig:
     drafts = metadata.integer(DRAFT_LAYERS, 0, minimum=0, maximum=64)
     layers = config.layers if metadata.is_config else config.layers - drafts  # GGUF files count all layers
     if layers < 1:
-        raise UnsupportedModel(f"{metadata.name(DRAFT_LAYERS)} is {drafts}, but {metadata.name(LAYERS)} {config.layers}")
+        counts = f"{metadata.name(DRAFT_LAYERS)} is {drafts}, and {metadata.name(LAYERS)} is {config.layers}"
+        raise UnsupportedModel(f"The model has no layers besides those that draft: {counts}")
     config = replace(
         config,
         layers=layers,

@@ -25,7 +25,8 @@ from engine.fit import fit
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
 from engine.sampling_params import SamplingParams
-from tests.engine.models.family_checkpoints import FAMILIES, SHAPE
+from tests.engine.models.family import SHAPE
+from tests.engine.models.family_checkpoints import FAMILIES
 
 CONTEXT = 2048
 LARGE: Mapping[str, Any] = {

@@ -14,7 +14,8 @@ from engine.calibration import CHUNK, input_squares
 from engine.errors import EngineError, OutOfMemory, UnsupportedModel
 from engine.loading import open_checkpoint
 from engine.models import read_config
-from tests.engine.models.family_checkpoints import CONTEXT, FAMILIES, VOCABULARY, TinyModel, make
+from tests.engine.models.family import CONTEXT, VOCABULARY
+from tests.engine.models.family_checkpoints import FAMILIES, TinyModel, make
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,8 +4,8 @@ Tensor names come from the table of llama.cpp's converter in the `gguf` package.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,49 +32,29 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
-    Qwen2MoeConfig,
     Qwen3Config,
-    Qwen3MoeConfig,
     SmolLM3Config,
     StableLmConfig,
 )
 
-VOCABULARY = 97
-CONTEXT = 512
-ORIGINAL = 64  # original context length of models with scaled ropes
-WINDOW = 24
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 128,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
-    "initializer_range": 0.1,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "tie_word_embeddings": False,
-}
+from tests.engine.models.expert_families import EXPERT_FAMILIES, hub_tensors
+from tests.engine.models.family import (
+    ORIGINAL,
+    SHAPE,
+    WINDOW,
+    Family,
+    GGUFForm,
+    full_rope,
+    granite,
+    head_dim,
+    rotary_dimensions,
+)
+
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": ORIGINAL}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
-Write = Callable[[GGUFWriter, PreTrainedConfig], None]
-Tensors = Callable[[PreTrainedConfig], Mapping[str, Tensor]]
-
-
 # -- metadata that the converter writes in addition to the shape
-
-
-def nothing(_writer: GGUFWriter, _config: PreTrainedConfig) -> None:
-    pass
-
-
-def head_dim(writer: GGUFWriter, config: PreTrainedConfig) -> None:
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
 
 
 def linear(writer: GGUFWriter, config: PreTrainedConfig) -> None:
@@ -101,13 +81,6 @@ def yarn(writer: GGUFWriter, config: PreTrainedConfig) -> None:
 def ministral3(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     head_dim(writer, config)
     yarn(writer, config)
-
-
-def granite(writer: GGUFWriter, config: PreTrainedConfig) -> None:
-    writer.add_attention_scale(config.attention_multiplier)
-    writer.add_embedding_scale(config.embedding_multiplier)
-    writer.add_residual_scale(config.residual_multiplier)
-    writer.add_logit_scale(config.logits_scaling)
 
 
 def gemma2(writer: GGUFWriter, config: PreTrainedConfig) -> None:
@@ -146,32 +119,12 @@ def cohere(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_rope_scaling_type(RopeScalingType.NONE)
 
 
-def experts(writer: GGUFWriter, config: PreTrainedConfig) -> None:
-    writer.add_expert_count(config.num_experts)
-    writer.add_expert_used_count(config.num_experts_per_tok)
-    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-
-
-def qwen3_moe(writer: GGUFWriter, config: PreTrainedConfig) -> None:
-    head_dim(writer, config)
-    experts(writer, config)
-
-
-def qwen2_moe(writer: GGUFWriter, config: PreTrainedConfig) -> None:
-    experts(writer, config)
-    writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-
-
 def stablelm(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_rope_dimension_count(rotary_dimensions(config))
     writer.add_parallel_residual(True)  # the converter's default for configurations without the key
 
 
 # -- tensors that the converter computes from the configuration
-
-
-def no_tensors(_config: PreTrainedConfig) -> Mapping[str, Tensor]:
-    return {}
 
 
 def llama3_factors(config: PreTrainedConfig) -> Mapping[str, Tensor]:
@@ -194,37 +147,10 @@ def long_factors(config: PreTrainedConfig) -> Mapping[str, Tensor]:
 # -- families
 
 
-@dataclass(frozen=True)
-class GGUFForm:
-    """The GGUF metadata and tensors that llama.cpp's converter writes for a family."""
-
-    arch: str
-    write: Write = nothing
-    tensors: Tensors = no_tensors
-    interleaved_rows: bool = False  # reorder the rows of q and k, so that rotary pairs are adjacent
-    norm_offset: float = 0.0  # added to norm weights
-    layer_norm: bool = False  # layer norms instead of RMS norms
-
-
-@dataclass(frozen=True)
-class Family:
-    """One configuration of a family, and its metadata and tensors in GGUF if the converter supports it."""
-
-    config: type[PreTrainedConfig]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    gguf: GGUFForm | None = None
-    norm: float = 1.0  # mean of the random norm weights
-
-
 LLAMA = GGUFForm("llama", interleaved_rows=True)
 COMMAND_R = GGUFForm("command-r", cohere, layer_norm=True)
 STABLELM = GGUFForm("stablelm", stablelm, layer_norm=True)
 GEMMA: dict[str, Any] = {"head_dim": 64, "num_hidden_layers": 4, "sliding_window": WINDOW}
-EXPERTS: dict[str, Any] = {
-    "moe_intermediate_size": 64,
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-}
 LONGROPE: dict[str, Any] = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -236,7 +162,7 @@ PARTIAL = LONGROPE | {
     "short_factor": LONGROPE["short_factor"][:12],
     "long_factor": LONGROPE["long_factor"][:12],
 }
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, Family] = EXPERT_FAMILIES | {
     "qwen2": Family(Qwen2Config, {}, GGUFForm("qwen2")),
     "qwen2 tied": Family(Qwen2Config, {"tie_word_embeddings": True}, GGUFForm("qwen2")),
     "qwen2 window": Family(Qwen2Config, {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
@@ -246,15 +172,6 @@ FAMILIES: dict[str, Family] = {
     "qwen3 listed windows": Family(
         Qwen3Config,
         {"head_dim": 32, "use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED},
-    ),
-    "qwen3 moe": Family(
-        Qwen3MoeConfig, EXPERTS | {"head_dim": 64, "norm_topk_prob": True}, GGUFForm("qwen3moe", qwen3_moe)
-    ),
-    "qwen3 moe dense layers": Family(
-        Qwen3MoeConfig, EXPERTS | {"head_dim": 64, "mlp_only_layers": [0], "num_hidden_layers": 4}
-    ),
-    "qwen2 moe": Family(
-        Qwen2MoeConfig, EXPERTS | {"shared_expert_intermediate_size": 96}, GGUFForm("qwen2moe", qwen2_moe)
     ),
     "gemma2": Family(
         Gemma2Config,
@@ -385,21 +302,6 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def full_rope(config: PreTrainedConfig) -> dict[str, float]:
-    """Return the rope parameters of layers without a window."""
-    rope: dict[str, dict[str, float]] = config.rope_parameters
-    return rope.get("full_attention", rope)  # type: ignore[arg-type]
-
-
-def head_size(config: PreTrainedConfig) -> int:
-    size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return size
-
-
-def rotary_dimensions(config: PreTrainedConfig) -> int:
-    return int(head_size(config) * full_rope(config).get("partial_rotary_factor", 1.0))
-
-
 # -- making checkpoints
 
 
@@ -468,11 +370,14 @@ def make_wrapped_gemma(folder: Path) -> TinyModel:
 
 
 def randomize(model: PreTrainedModel, norm: float) -> None:
-    """Randomize norm weights and biases, which are constant in a new model."""
+    """Randomize norm weights and biases, which are constant in a new model. Those of routers may be buffers."""
     with torch.no_grad():
         for name, values in model.named_parameters():
             if values.dim() == 1 or "norm" in name:
                 values.normal_(norm if "norm" in name else 0.0, 0.3)
+        for name, values in model.state_dict().items():
+            if name.endswith("e_score_correction_bias"):
+                values.normal_(0.0, 0.2)
 
 
 def write_gguf(path: Path, model: PreTrainedModel, form: GGUFForm) -> Path:
@@ -494,7 +399,7 @@ def write_gguf(path: Path, model: PreTrainedModel, form: GGUFForm) -> Path:
     for name, values in form.tensors(config).items():
         writer.add_tensor(name, values.float().numpy())
     names = gguf.get_tensor_name_map(architecture(form.arch), config.num_hidden_layers)
-    for name, values in divide_experts(stack_head_norms(model.state_dict())).items():
+    for name, values in hub_tensors(stack_head_norms(model.state_dict())).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -514,19 +419,6 @@ def stack_head_norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         module, is_head, _ = name.partition(".norms.")
         found.setdefault(f"{module}.weight" if is_head else name, []).append(values)
     return {name: torch.stack(values) if len(values) > 1 else values[0] for name, values in found.items()}
-
-
-def divide_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Divide the tensor of gate and up of all experts of a layer into two, and add `.weight` to their names."""
-    divided: dict[str, Tensor] = {}
-    for name, values in tensors.items():
-        if name.endswith("experts.gate_up_proj"):
-            module = name.removesuffix("gate_up_proj")
-            gate, up = values.chunk(2, dim=1)
-            divided |= {f"{module}gate_proj.weight": gate, f"{module}up_proj.weight": up}
-        else:
-            divided[f"{name}.weight" if name.endswith("experts.down_proj") else name] = values
-    return divided
 
 
 def architecture(name: str) -> gguf.MODEL_ARCH:

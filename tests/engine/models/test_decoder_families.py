@@ -18,10 +18,10 @@ from engine.loading import open_checkpoint
 from engine.models import Model
 from engine.sampling_params import SamplingParams
 from engine.step import StepPlan
+from tests.engine.models.expert_families import EXPERT_FAMILIES
+from tests.engine.models.family import CONTEXT, VOCABULARY
 from tests.engine.models.family_checkpoints import (
-    CONTEXT,
     FAMILIES,
-    VOCABULARY,
     TinyModel,
     make,
     make_normalized_stablelm,
@@ -36,7 +36,7 @@ BLOCKS = 40
 SOURCES = [
     (name, source)
     for name, family in FAMILIES.items()
-    for source in ["folder", *["fused"] * ("moe" in name), *["gguf"] * bool(family.gguf)]
+    for source in ["folder", *["fused"] * (name in EXPERT_FAMILIES), *["gguf"] * bool(family.gguf)]
 ]
 
 

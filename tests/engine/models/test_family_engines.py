@@ -12,7 +12,8 @@ from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import Request
 from engine.sampling_params import SamplingParams
-from tests.engine.models.family_checkpoints import FAMILIES, ORIGINAL, VOCABULARY, TinyModel, make
+from tests.engine.models.family import ORIGINAL, VOCABULARY
+from tests.engine.models.family_checkpoints import FAMILIES, TinyModel, make
 
 CONTEXT = 112  # tokens, seven blocks: together the requests exceed them, even if all layers have a window
 LENGTHS = (20, 26, 30)

@@ -1,0 +1,172 @@
+"""Tiny models with mixtures of experts, and the tensors and metadata that llama.cpp's converter writes for them."""
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any
+
+from gguf import ExpertGatingFuncType, GGUFWriter
+from torch import Tensor
+from transformers import (
+    Ernie4_5_MoeConfig,
+    Glm4MoeConfig,
+    GraniteMoeConfig,
+    GraniteMoeSharedConfig,
+    MiniMaxM2Config,
+    MixtralConfig,
+    OlmoeConfig,
+    PreTrainedConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
+
+from tests.engine.models.family import Family, GGUFForm, Write, granite, head_dim, rotary_dimensions
+
+EXPERTS = 8
+ACTIVE = 3
+
+# -- metadata
+
+
+def counts(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_expert_count(EXPERTS)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def width(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+def both(*writes: Write) -> Write:
+    def write(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+        for it in writes:
+            it(writer, config)
+
+    return write
+
+
+def qwen2_moe(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
+def granite_shared(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+
+
+def glm(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_rope_dimension_count(rotary_dimensions(config))
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+
+
+def ernie(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_interleave_moe_layer_step(config.moe_layer_interval)
+    writer.add_leading_dense_block_count(config.moe_layer_start_index)
+    writer.add_expert_shared_count(config.moe_num_shared_experts)
+    # the converter does not use the width of an expert here, but for released models the result is the same
+    writer.add_expert_shared_feed_forward_length(config.intermediate_size // config.num_key_value_heads)
+
+
+def minimax(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_rope_dimension_count(rotary_dimensions(config))
+
+
+# -- tensors
+
+# names in memory in transformers -> names of the Hub, which the converter reads
+HUB_NAMES = {
+    "mlp.gate.moe_statics.": "mlp.moe_statics.",
+    "mlp.e_score": "block_sparse_moe.e_score",
+    "e_score_correction_bias": "e_score_correction.bias",
+    "block_sparse_moe.router": "mlp.gate",
+    "block_sparse_moe.experts": "mlp.experts",
+    "shared_mlp.input_linear.weight": "mlp.shared_experts.gate_up_proj",
+    "shared_mlp.output_linear": "mlp.shared_experts.down_proj",
+}
+
+
+def hub_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors as the converter reads them: gate and up separate, and one tensor for all experts of a layer."""
+    found: dict[str, Tensor] = {}
+    for ours, values in tensors.items():
+        name = reduce(lambda name, pair: name.replace(*pair), HUB_NAMES.items(), ours)
+        module, _, last = name.rpartition(".")
+        if last == "gate_up_proj":
+            gate, up = values.chunk(2, dim=-2)
+            found |= {f"{module}.gate_proj.weight": gate, f"{module}.up_proj.weight": up}
+        elif "e_score" in name:
+            found[name] = values.flatten()
+        else:
+            found[f"{name}.weight" if last == "down_proj" else name] = values
+    return found
+
+
+# -- families
+
+SHAPE: dict[str, Any] = {"moe_intermediate_size": 64, "num_experts_per_tok": ACTIVE}
+QWEN = SHAPE | {"num_experts": EXPERTS}
+LOCAL: dict[str, Any] = {"num_local_experts": EXPERTS, "num_experts_per_tok": ACTIVE}
+GRANITE = LOCAL | {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.05,
+    "logits_scaling": 2.0,
+    "rms_norm_eps": 1e-3,
+}
+GLM = SHAPE | {"n_routed_experts": EXPERTS, "routed_scaling_factor": 1.7, "num_nextn_predict_layers": 0}
+ERNIE: dict[str, Any] = {
+    "intermediate_size": 256,
+    "moe_intermediate_size": 64,
+    "moe_k": ACTIVE,
+    "moe_num_experts": EXPERTS,
+}
+
+
+def form(arch: str, *writes: Callable[[GGUFWriter, PreTrainedConfig], None], interleaved: bool = False) -> GGUFForm:
+    return GGUFForm(arch, both(counts, *writes), interleaved_rows=interleaved)
+
+
+EXPERT_FAMILIES: dict[str, Family] = {
+    "qwen3 moe": Family(
+        Qwen3MoeConfig, QWEN | {"head_dim": 64, "norm_topk_prob": True}, form("qwen3moe", head_dim, width)
+    ),
+    "qwen3 moe dense layers": Family(
+        Qwen3MoeConfig, QWEN | {"head_dim": 64, "mlp_only_layers": [0], "num_hidden_layers": 4}
+    ),
+    "qwen2 moe": Family(
+        Qwen2MoeConfig, QWEN | {"shared_expert_intermediate_size": 96}, form("qwen2moe", width, qwen2_moe)
+    ),
+    "mixtral moe": Family(MixtralConfig, LOCAL, form("llama", interleaved=True)),
+    "olmoe": Family(OlmoeConfig, {"num_experts": EXPERTS, "num_experts_per_tok": ACTIVE}, form("olmoe")),
+    "olmoe normalized": Family(
+        OlmoeConfig, {"num_experts": EXPERTS, "num_experts_per_tok": ACTIVE, "norm_topk_prob": True}
+    ),
+    "granite moe": Family(GraniteMoeConfig, GRANITE, form("granitemoe", granite, interleaved=True)),
+    "granite moe shared": Family(
+        GraniteMoeSharedConfig,
+        GRANITE | {"shared_intermediate_size": 64},
+        form("granitemoe", granite, granite_shared, interleaved=True),
+    ),
+    "glm moe": Family(
+        Glm4MoeConfig, GLM | {"attention_bias": True, "n_shared_experts": 2}, form("glm4moe", width, glm)
+    ),
+    "glm moe groups": Family(
+        Glm4MoeConfig,
+        GLM | {"use_qk_norm": True, "n_group": 4, "topk_group": 2, "head_dim": 64},
+        form("glm4moe", head_dim, width, glm),
+    ),
+    "ernie moe": Family(Ernie4_5_MoeConfig, ERNIE, form("ernie4_5-moe", width, ernie)),
+    "ernie moe no shared": Family(
+        Ernie4_5_MoeConfig, ERNIE | {"moe_num_shared_experts": 0, "moe_layer_interval": 2, "num_hidden_layers": 4}
+    ),
+    "minimax moe": Family(
+        MiniMaxM2Config,
+        LOCAL | {"head_dim": 64, "rotary_dim": 32},
+        form("minimax-m2", head_dim, minimax),
+    ),
+}
