@@ -137,7 +137,7 @@ class ReferenceOperations:
     def route(self, x: Tensor, router: Router) -> Routes:
         logits, experts = router.weight.forward(x), router.routing.experts
         ids, weights = reference.route(logits[:, :experts], router.routing, router.choice_bias)
-        return Routes(ids, weights, torch.sigmoid(logits[:, experts:]) if router.gates_shared else None)
+        return Routes(ids, weights, reference.sigmoid(logits[:, experts:]) if router.gates_shared else None)
 
     def experts(
         self, x: Tensor, routes: Routes, mlp: ExpertMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU

@@ -213,9 +213,14 @@ def gated(gate_up: Tensor, gate: Gate) -> Tensor:
     return _GATES[gate](first) * second
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """Return the sigmoid. The bits of torch.sigmoid depend on the number of elements, unless it is a multiple of 16."""
+    return 1 / (1 + torch.exp(-x))
+
+
 _SCORES: dict[Score, Callable[[Tensor], Tensor]] = {
     Score.SOFTMAX: partial(torch.softmax, dim=-1),
-    Score.SIGMOID: torch.sigmoid,
+    Score.SIGMOID: sigmoid,
 }
 
 
