@@ -45,6 +45,8 @@ class Fit:
     wanted: int  # requested context length in tokens; by default, the length that the model was trained for
     least: int  # shortest useful context length in tokens
     kv_limit: int = 0  # limit of the caches in bytes; 0: all memory that the model leaves free
+    elements: int = 0  # approximate number of elements in the model's matrices; 0: unknown
+    active_elements: int = 0  # approximate number of those that compute one token
 
     @property
     def is_possible(self) -> bool:
@@ -58,6 +60,11 @@ class Fit:
 
     def _has(self, context: int) -> bool:
         return self.caches[0].context >= context if self.caches else self.needs.total < self.memory
+
+    @property
+    def active_weights(self) -> int:
+        """Approximate number of bytes of the weights that compute one token."""
+        return self.needs.weights * self.active_elements // self.elements if self.elements else self.needs.weights
 
     @property
     def needed(self) -> int:
@@ -83,7 +90,17 @@ def fit(checkpoint: Checkpoint, options: LoadOptions, memory: int = 0) -> Fit:
     caches = tuple(_cache_fit(name, it, model, limits[name][0], wanted, least) for name, it in devices.items())
     limit, room = next(iter(limits.values()))
     kv_limit = limit if limit < room else 0
-    return Fit(device.name, device.free_memory(), device.needs(model, stored), caches, wanted, least, kv_limit)
+    return Fit(
+        device.name,
+        device.free_memory(),
+        device.needs(model, stored),
+        caches,
+        wanted,
+        least,
+        kv_limit,
+        model.matrix_elements,
+        model.active_elements,
+    )
 
 
 def _limit(device: Device, model: ModelConfig, stored: Mapping[str, StoredWeight], asked: int) -> tuple[int, int]:

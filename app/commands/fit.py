@@ -111,7 +111,7 @@ def _speed(found: "ModelFit", settings: Settings) -> float | None:
 
     rate = remembered_rate(settings.state_dir)
     is_known = rate is not None and rate.device == found.fit.device and found.is_possible
-    return expected_speed(rate.bytes_per_second, found.fit.needs.weights) if rate and is_known else None
+    return expected_speed(rate.bytes_per_second, found.fit.active_weights) if rate and is_known else None
 
 
 def _echo_fit(found: "ModelFit", speed: float | None) -> None:
@@ -124,7 +124,7 @@ def _echo_fit(found: "ModelFit", speed: float | None) -> None:
         [
             ("FILES", f"{format_bytes(found.size)}, {stored}"),
             ("DEVICE", f"{fit.device}, {format_bytes(fit.memory)} free"),
-            ("WEIGHTS", format_bytes(fit.needs.weights)),
+            ("WEIGHTS", _weights(fit)),
             ("STEPS", format_bytes(fit.needs.steps)),
             *([("SPEED", f"about {speed:.3g} tokens per second")] if speed else []),
             *_cache_limit(fit),
@@ -134,6 +134,14 @@ def _echo_fit(found: "ModelFit", speed: float | None) -> None:
         click.echo()
         rows = [(it.kv_type, f"{it.context:,}", _per_token(it), format_bytes(it.size)) for it in fit.caches]
         echo_table([("KV", "CONTEXT", "PER TOKEN", "TOTAL"), *rows])
+
+
+def _weights(fit: "Fit") -> str:
+    size = format_bytes(fit.needs.weights)
+    if fit.active_elements == fit.elements:
+        return size
+    total, active = (f"{count / 1e9:.3g} billion" for count in (fit.elements, fit.active_elements))
+    return f"{size}, of which each token reads {format_bytes(fit.active_weights)} ({active} of {total} parameters)"
 
 
 def _cache_limit(fit: "Fit") -> list[tuple[str, str]]:
@@ -174,6 +182,9 @@ def _described(fit: "Fit") -> dict[str, Any]:
         "memory": fit.memory,
         "needed": fit.needed,
         "weights": fit.needs.weights,
+        "active_weights": fit.active_weights,
+        "parameters": fit.elements or None,
+        "active_parameters": fit.active_elements or None,
         "steps": fit.needs.steps,
         "wanted_context": fit.wanted,
         "kv_limit": fit.kv_limit or None,

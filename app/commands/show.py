@@ -89,7 +89,7 @@ def _facts(details: ModelDetails, support: ToolSupport) -> list[tuple[str, objec
         ("SOURCE", details.source),
         ("SIZE", format_bytes(details.size)),
         ("ARCHITECTURE", details.architecture or "-"),
-        ("PARAMETERS", f"{details.parameters:,}"),
+        ("PARAMETERS", _parameters(details)),
         ("QUANTIZATION", details.quantization or "-"),
         ("CONTEXT", _tokens(details.context_length)),
         ("VOCABULARY", _tokens(details.vocab_size)),
@@ -99,6 +99,11 @@ def _facts(details: ModelDetails, support: ToolSupport) -> list[tuple[str, objec
         ("LICENSE", details.license or "-"),
         *([("PROBLEM", details.problem)] if details.problem else []),
     ]
+
+
+def _parameters(details: ModelDetails) -> str:
+    total, active = f"{details.parameters:,}", details.active_parameters
+    return total if active == details.parameters else f"{total}, of which about {active:,} compute each token"
 
 
 def _features(details: ModelDetails) -> str:

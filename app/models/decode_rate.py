@@ -24,12 +24,12 @@ class DecodeRate(Struct, frozen=True):
 
 
 def expected_speed(bytes_per_second: float, weight_bytes: int | None) -> float | None:
-    """Return the expected decode speed of a dense model in tokens per second; None if it is unknown.
+    """Return the expected decode speed of a model in tokens per second; None if it is unknown.
 
-    The step for a token reads every weight once and computes little with it, so its time is limited by the memory
+    The step for a token reads a weight once and computes little with it, so its time is limited by the memory
     bandwidth: tokens/s = (bytes/s) / (bytes/token). `bytes_per_second` is the measured rate of another model on this
-    machine; 0: not measured. `weight_bytes` is the size of the weights; None: unknown. The KV cache is ignored, so a
-    long context is slower.
+    machine; 0: not measured. `weight_bytes` is the size of the weights that compute one token; None: unknown. The KV
+    cache is ignored, so a long context is slower.
     """
     return bytes_per_second / weight_bytes if bytes_per_second and weight_bytes else None
 

@@ -13,7 +13,7 @@ from app.models.model_header import read_header
 from app.models.repository import RepositoryName
 from app.models.sampling_defaults import catalogued_sampling
 from app.models.stored_model import StoredModel
-from app.models.tensor_classes import TensorClass, classes_of
+from app.models.tensor_classes import UNUSED, TensorClass, classes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class ModelDetails:
     sampling: Sampling | None
     license: str | None
     tensors: list[TensorClass]
+    active_parameters: int = 0  # number of weights that compute one token; less than all in a mixture of experts
     problem: str = ""  # why this version of ingle cannot run the model; empty: no reason is known
 
     @property
@@ -73,7 +74,8 @@ def details_of(
     Raises ModelFileError or TemplateUnavailable.
     """
     header = read_header(stored)
-    classes = classes_of(header.tensors, header.packed_bits)
+    classes = classes_of(header.tensors, header.packed_bits, header.support.ignored)
+    parameters = sum(part.parameters for part in classes if part.name != UNUSED)
     return ModelDetails(
         name=stored.name,
         path=stored.path,
@@ -82,7 +84,7 @@ def details_of(
         sha256=stored.sha256,
         stored_at=stored.stored_at,
         architecture=header.architecture,
-        parameters=sum(part.parameters for part in classes),
+        parameters=parameters,
         quantization=header.quantization or stored.quantization or _most_common_type(classes),
         context_length=header.context_length,
         vocab_size=header.vocab_size,
@@ -91,7 +93,8 @@ def details_of(
         sampling=catalogued_sampling(stored.name, catalog) or header.sampling,
         license=known_license(stored, catalog, models) or header.license,
         tensors=classes,
-        problem=header.problem,
+        active_parameters=parameters - header.support.idle_parameters,
+        problem=header.support.problem,
     )
 
 

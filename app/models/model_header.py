@@ -1,7 +1,6 @@
 """Facts that a model states in the headers of its files, read without weights, torch, or the vocabulary.
 
-A value of the wrong type is ignored. The engine checks the configuration as it does when it loads the model; `problem`
-is the reason for which it would refuse.
+A value of the wrong type is ignored. The engine checks the configuration as it does when it loads the model.
 """
 
 import re
@@ -17,9 +16,10 @@ from app.models.tensor_classes import HeaderTensor
 from app.text.folder_tokenizer import VOCABULARY, tokenizer_config
 from app.text.infilling import MARKS
 from app.text.json_tokenizer import chat_template
+from engine.checkpoints.checkpoint import NOTHING
 from engine.checkpoints.metadata import Metadata
 from engine.errors import UnsupportedModel
-from engine.models import check_config
+from engine.models import check_config, ignored_tensors
 from quant.checkpoint_files import read_bytes, read_object
 from quant.errors import printable
 from quant.gguf_parts import GGUFParts
@@ -45,7 +45,16 @@ class ModelHeader:
     fills_in_the_middle: bool
     sampling: Sampling | None  # recommended by the files
     tensors: tuple[HeaderTensor, ...]
+    support: "Support"
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """The result of the engine's check of a configuration."""
+
     problem: str = ""  # why this version of ingle cannot run the model; empty: it can
+    idle_parameters: int = 0  # weights that do not compute one token: those of the experts that are not chosen for it
+    ignored: re.Pattern[str] = NOTHING  # matches tensors that are not loaded
 
 
 def read_header(stored: StoredModel) -> ModelHeader:
@@ -72,7 +81,7 @@ def _of_gguf(path: Path) -> ModelHeader:
             fills_in_the_middle="tokenizer.ggml.fim_pre_token_id" in values or not set(_FIM).isdisjoint(texts),
             sampling=read_sampling(path, values),
             tensors=tuple(HeaderTensor(t.name, t.type.name, t.shape, t.nbytes) for t in tensors),
-            problem=_problem(Metadata(values, architecture or "")),
+            support=_support(Metadata(values, architecture or "")),
         )
 
 
@@ -97,16 +106,18 @@ def _of_folder(folder: Path) -> ModelHeader:
             fills_in_the_middle=any(f'"{token}"'.encode() in vocabulary for token in _FIM),
             sampling=read_sampling(folder, {}),
             tensors=tuple(HeaderTensor(t.name, t.type.name, t.shape, t.nbytes) for t in tensors),
-            problem=_problem(Metadata(config, _text(config, "model_type") or "", is_config=True)),
+            support=_support(Metadata(config, _text(config, "model_type") or "", is_config=True)),
         )
 
 
-def _problem(metadata: Metadata) -> str:
+def _support(metadata: Metadata) -> Support:
     try:
-        check_config(metadata)
+        config = check_config(metadata)
+        if config is None:
+            return Support()
+        return Support("", config.matrix_elements - config.active_elements, ignored_tensors(metadata))
     except UnsupportedModel as error:
-        return printable(f"{error.message}. {error.remedy}".strip())
-    return ""
+        return Support(printable(f"{error.message}. {error.remedy}".strip()))
 
 
 def _packed_bits(section: Mapping[str, object]) -> int | None:

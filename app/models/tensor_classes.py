@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from engine.checkpoints.checkpoint import NOTHING
+
 # The first pattern that matches a tensor's name gives its class.
 _CLASSES: Mapping[str, re.Pattern[str]] = {
     name: re.compile(pattern, re.IGNORECASE)
@@ -20,7 +22,8 @@ _CLASSES: Mapping[str, re.Pattern[str]] = {
         "other": "",
     }.items()
 }
-_ORDER = ("embedding", "attention", "MLP", "norms", "head", "other")
+UNUSED = "unused"  # tensors that are not loaded: those that draft further tokens, or process images or audio
+_ORDER = ("embedding", "attention", "MLP", "norms", "head", "other", UNUSED)
 # Tensors that belong to a quantized weight but are not weights: scales, zero points, orders, and tables.
 _BESIDE = re.compile(
     r"(?:scales?|zeros|g_idx|zero_point|shape|scale_inv|absmax|quant_map|quant_state\S*|SCB|weight_format|k_scale)$"
@@ -49,11 +52,16 @@ class TensorClass:
     size: int  # bytes
 
 
-def classes_of(tensors: Iterable[HeaderTensor], bits: int | None = None) -> list[TensorClass]:
-    """Return the classes that the model has tensors of. `bits`: bits of a weight that is packed into wider integers."""
+def classes_of(
+    tensors: Iterable[HeaderTensor], bits: int | None = None, ignored: re.Pattern[str] = NOTHING
+) -> list[TensorClass]:
+    """Return the classes that the model has tensors of.
+
+    `bits`: bits of a weight that is packed into wider integers. `ignored` matches the names of tensors of class UNUSED.
+    """
     found: dict[str, list[HeaderTensor]] = {name: [] for name in _ORDER}
     for tensor in tensors:
-        found[class_of(tensor.name)].append(tensor)
+        found[UNUSED if ignored.fullmatch(tensor.name) else class_of(tensor.name)].append(tensor)
     return [_sum(name, members, bits) for name, members in found.items() if members]
 
 

@@ -90,12 +90,15 @@ def read_config(metadata: Metadata) -> ModelConfig:
     return _family(metadata.architecture).read_config(metadata)
 
 
-def check_config(metadata: Metadata) -> None:
-    """Raise UnsupportedModel, as loading would, if this version does not support the model's configuration."""
+def check_config(metadata: Metadata) -> ModelConfig | None:
+    """Return the decoder's configuration, or None if the model is an encoder.
+
+    Raises UnsupportedModel, as loading would, if this version does not support the configuration.
+    """
     if metadata.architecture in ENCODERS:
         importlib.import_module(ENCODERS[metadata.architecture]).read_config(metadata)
-    else:
-        read_config(metadata)
+        return None
+    return read_config(metadata)
 
 
 def stored_weights(checkpoint: Checkpoint) -> Mapping[str, StoredWeight]:

@@ -34,7 +34,7 @@ class ChatModel:
     engine: ModelEngine
     tokenizer: Tokenizer
     sampling: Sampling  # recommended by the catalog or the files, or the default
-    weight_bytes: int = 0  # size of the loaded weights; 0: unknown
+    weight_bytes: int = 0  # size of the loaded weights that compute one token; 0: unknown
 
 
 def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> ChatModel:
@@ -69,7 +69,7 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> C
         progress.say(lowered_context(settings, config.model_context_length))
     if not settings.context and config.context_length < config.model_context_length:
         progress.say(shortened_context(config))
-    return ChatModel(stored.name, engine, tokenizer, sampling or DEFAULT_SAMPLING, plan.needs.weights)
+    return ChatModel(stored.name, engine, tokenizer, sampling or DEFAULT_SAMPLING, plan.active_weights)
 
 
 def shortened_context(config: EngineConfig) -> str:

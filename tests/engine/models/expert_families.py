@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
 
+import torch
 from gguf import ExpertGatingFuncType, GGUFWriter
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     Ernie4_5_MoeConfig,
     Glm4MoeConfig,
@@ -15,11 +16,12 @@ from transformers import (
     MixtralConfig,
     OlmoeConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
 )
 
-from tests.engine.models.family import Family, GGUFForm, Write, granite, head_dim, rotary_dimensions
+from tests.engine.models.family import VOCABULARY, Family, GGUFForm, Write, granite, head_dim, rotary_dimensions
 
 EXPERTS = 8
 ACTIVE = 3
@@ -77,6 +79,31 @@ def minimax(writer: GGUFWriter, config: PreTrainedConfig) -> None:
 
 
 # -- tensors
+
+
+def routers(model: PreTrainedModel) -> list[nn.Module]:
+    return [it for it in model.modules() if type(it).__name__.lower().endswith("router")]
+
+
+def balance_routers(model: PreTrainedModel) -> None:
+    """Make every expert the choice of some tokens.
+
+    Larger embeddings keep the inputs of routers apart, whose rows are then made orthogonal to the mean input.
+    """
+
+    def center(router: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        mean = inputs[0].flatten(0, -2).mean(0)
+        weight = router.get_parameter("weight")
+        weight -= torch.outer(weight @ mean, mean) / mean.square().sum()
+
+    hooks = [it.register_forward_pre_hook(center) for it in routers(model)]
+    if hooks:
+        with torch.no_grad():
+            model.get_input_embeddings().weight *= 5
+            model(torch.arange(VOCABULARY).unsqueeze(0))
+    for hook in hooks:
+        hook.remove()
+
 
 # names in memory in transformers -> names of the Hub, which the converter reads
 HUB_NAMES = {
@@ -143,7 +170,7 @@ EXPERT_FAMILIES: dict[str, Family] = {
     ),
     "mixtral moe": Family(MixtralConfig, LOCAL, form("llama", interleaved=True)),
     "olmoe": Family(OlmoeConfig, {"num_experts": EXPERTS, "num_experts_per_tok": ACTIVE}, form("olmoe")),
-    "olmoe normalized": Family(
+    "olmoe with normalized weights": Family(
         OlmoeConfig, {"num_experts": EXPERTS, "num_experts_per_tok": ACTIVE, "norm_topk_prob": True}
     ),
     "granite moe": Family(GraniteMoeConfig, GRANITE, form("granitemoe", granite, interleaved=True)),

@@ -37,7 +37,7 @@ from transformers import (
     StableLmConfig,
 )
 
-from tests.engine.models.expert_families import EXPERT_FAMILIES, hub_tensors
+from tests.engine.models.expert_families import EXPERT_FAMILIES, balance_routers, hub_tensors
 from tests.engine.models.family import (
     ORIGINAL,
     SHAPE,
@@ -337,6 +337,7 @@ def random_model(family: Family, seed: int) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager")  # type: ignore[no-untyped-call]
     model.train(mode=False)
     randomize(model, family.norm)
+    balance_routers(model)
     return model
 
 
@@ -377,10 +378,11 @@ def randomize(model: PreTrainedModel, norm: float) -> None:
                 values.normal_(norm if "norm" in name else 0.0, 0.3)
         for name, values in model.state_dict().items():
             if name.endswith("e_score_correction_bias"):
-                values.normal_(0.0, 0.2)
+                values.normal_(0.0, 0.05)
 
 
-def write_gguf(path: Path, model: PreTrainedModel, form: GGUFForm) -> Path:
+def write_gguf(path: Path, model: PreTrainedModel, form: GGUFForm, *, stacked: bool = True) -> Path:
+    """Write a GGUF file. `stacked`: whether it has one tensor for all experts of a layer, or one per expert."""
     config = model.config
     writer = GGUFWriter(path, form.arch)
     writer.add_block_count(config.num_hidden_layers)
@@ -404,12 +406,22 @@ def write_gguf(path: Path, model: PreTrainedModel, form: GGUFForm) -> Path:
             continue
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert ours, name
-        writer.add_tensor(ours, convert(name, values, config, form).contiguous().numpy())
+        converted = convert(name, values, config, form)
+        parts = {ours: converted} if stacked else divided(ours, converted)
+        for part, value in parts.items():
+            writer.add_tensor(part, value.contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def divided(name: str, values: Tensor) -> dict[str, Tensor]:
+    """Return the matrices of a tensor that stacks those of all experts, with the names of older files."""
+    if "_exps" not in name:
+        return {name: values}
+    return {name.replace("_exps", f".{number}"): values[number] for number in range(len(values))}
 
 
 def stack_head_norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
