@@ -334,7 +334,9 @@ def make(folder: Path, name: str, source: str) -> TinyModel:
 def random_model(family: Family, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
     config = family.config(**{**SHAPE, **family.options})
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager")  # type: ignore[no-untyped-call]
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        config, attn_implementation="eager", experts_implementation="eager"
+    )
     model.train(mode=False)
     randomize(model, family.norm)
     balance_routers(model)

@@ -1,6 +1,6 @@
 """Every decoder family against transformers, from folders and GGUF files, in batches over the paged cache."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,13 +45,10 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make(tmp_path_factory.mktemp("tiny"), *request.param)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _one_thread(_own_threads: None) -> None:
     """Use one thread: threads would wait for each other on tiny tensors."""
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def load(path: Path, change: Change = lambda config: config) -> Model:

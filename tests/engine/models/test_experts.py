@@ -1,6 +1,6 @@
 """Mixtures of experts against transformers: the chosen experts, the logits of all positions, and unused tensors."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,13 +33,10 @@ PROMPT = torch.randint(0, VOCABULARY, (TOKENS,), generator=torch.Generator().man
 BLOCKS = 1 + TOKENS // 16 + 1
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _one_thread(_own_threads: None) -> None:
     """Use one thread: threads would wait for each other on tiny tensors."""
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Recording(ReferenceOperations):

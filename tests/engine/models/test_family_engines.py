@@ -1,6 +1,5 @@
 """Every decoder family in the engine: greedy tokens with preemption and with cached prefixes."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,10 @@ HOST_BYTES = 64 << 20
 LONG_ROPE = ("phi3 longrope", "phi4 mini")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _one_thread(_own_threads: None) -> None:
     """Use one thread: threads would wait for each other on tiny tensors."""
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def engine(path: Path, preemption: Preemption, context: int = CONTEXT) -> ModelEngine:
