@@ -1,7 +1,7 @@
 """Inputs of linear layers in every decoder family, compared with hooks on transformers' layers."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,13 +18,10 @@ from tests.engine.models.family import CONTEXT, VOCABULARY
 from tests.engine.models.family_checkpoints import FAMILIES, TinyModel, make
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _one_thread(_own_threads: None) -> None:
     """Use one thread: threads would wait for each other on tiny tensors."""
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def measured(path: Path, ids: Sequence[int]) -> tuple[dict[str, Tensor], list[int]]:
