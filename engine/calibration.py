@@ -4,7 +4,7 @@ The reference operations run the model on one chunk of the text after another. A
 format, and one layer at a time is converted to float32.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -124,6 +124,9 @@ class _MeasuredLayers:
         layer = _MeasuredLinear(segments)
         self.layers |= {self._names[id(segment)]: layer for segment in segments}
         return layer
+
+    def experts(self, layers: Iterable[Sequence[QTensor]], count: int) -> tuple[QLinear, ...]:
+        return tuple(map(self.linear, layers))
 
     def to_device(self, values: Tensor) -> Tensor:
         return values

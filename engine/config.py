@@ -247,8 +247,8 @@ class ModelConfig:
         return max(it.active_columns if it else self.mlp_hidden for it in self._experts)
 
     @property
-    def most_active(self) -> int:
-        """The largest number of experts that a layer chooses for one token."""
+    def active_experts(self) -> int:
+        """The largest number of experts that a layer computes for one token; 0 if the model has none."""
         return max(it.routing.active if it else 0 for it in self._experts)
 
     def layer(self, number: int) -> LayerConfig:

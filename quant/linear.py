@@ -6,7 +6,7 @@ outputs.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -57,6 +57,13 @@ class LinearBackend(Protocol):
         """
         ...
 
+    def experts(self, layers: Iterable[Sequence[QTensor]], count: int) -> tuple[QLinear, ...]:
+        """Return `count` layers of equal shape, each as by `linear`. They may share memory.
+
+        `layers` yields their segments, one layer at a time, so that few weights are in memory twice.
+        """
+        ...
+
     def to_device(self, values: Tensor) -> Tensor:
         """Copy a float tensor that is used with the layers, such as a bias, to the layers' device."""
         ...
@@ -99,6 +106,9 @@ class ReferenceBackend:
 
     def linear(self, segments: Sequence[QTensor], use: Use = Use.PRODUCTS) -> QLinear:
         return ReferenceLinear(segments, keep_dequantized=self._keep_dequantized)
+
+    def experts(self, layers: Iterable[Sequence[QTensor]], count: int) -> tuple[QLinear, ...]:
+        return tuple(map(self.linear, layers))
 
     def to_device(self, values: Tensor) -> Tensor:
         return values

@@ -168,7 +168,7 @@ def _gpu(options: LoadOptions, config: EncoderConfig) -> "Gpu | None":
 
 
 def _gpu_backend(gpu: "Gpu", options: LoadOptions) -> LinearBackend:
-    from quant.cuda.linear import CudaBackend
+    from quant.cuda.backend import CudaBackend
 
     return CudaBackend(gpu.device, gpu.card, options.deterministic)
 

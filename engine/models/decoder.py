@@ -27,6 +27,7 @@ from engine.operations import (
 from engine.rope import RotaryTable, rotary_table
 from quant.kernels.reference import dequantize
 from quant.linear import QLinear, Use
+from quant.tensor import QTensor
 
 # -- computation
 
@@ -261,21 +262,28 @@ class _Loader:
         if experts is None:
             return self._gated_mlp(prefix, self.config.mlp_hidden)
         shared = self._gated_mlp(prefix, experts.shared_hidden, "_shexp") if experts.shared_hidden else None
-        return ExpertMLP(
-            self._router(prefix, experts),
-            tuple(self._gated_mlp(prefix, experts.hidden, f".{it}") for it in range(experts.routing.experts)),
-            shared,
-        )
+        return ExpertMLP(self._router(prefix, experts), self._experts(prefix, experts), shared)
 
     def _gated_mlp(self, prefix: str, width: int, suffix: str = "") -> GatedMLP:
-        """Load an MLP. Its gate and up may be separate, or one weight called `gate_up`, or `up` in old dense models."""
-        gate, up, fused, down = (f"{name}{suffix}" for name in ("gate", "up", "gate_up", "down"))
+        hidden, gate_up = self.config.hidden, self._gate_up(prefix, width, suffix)
+        return GatedMLP(self._linear(prefix, hidden, gate_up), self._linear(prefix, width, {f"down{suffix}": hidden}))
+
+    def _experts(self, prefix: str, experts: ExpertConfig) -> tuple[GatedMLP, ...]:
+        hidden, width, count = self.config.hidden, experts.hidden, experts.routing.experts
+        suffixes = [f".{number}" for number in range(count)]
+        gate_up = (self._segments(prefix, hidden, self._gate_up(prefix, width, it)) for it in suffixes)
+        down = (self._segments(prefix, width, {f"down{it}": hidden}) for it in suffixes)
+        layers = [self.operations.weights.experts(segments, count) for segments in (gate_up, down)]
+        return tuple(map(GatedMLP, *layers))
+
+    def _gate_up(self, prefix: str, width: int, suffix: str) -> Mapping[str, int]:
+        """Return the names and outputs of an MLP's gate and up. They may be separate, or one weight called `gate_up`,
+        or `up` in old dense models.
+        """
+        gate, up, fused = (f"{name}{suffix}" for name in ("gate", "up", "gate_up"))
         if f"{prefix}{gate}.weight" in self.weights:
-            outputs = {gate: width, up: width}
-        else:
-            outputs = {fused if f"{prefix}{fused}.weight" in self.weights else up: 2 * width}
-        hidden = self.config.hidden
-        return GatedMLP(self._linear(prefix, hidden, outputs), self._linear(prefix, width, {down: hidden}))
+            return {gate: width, up: width}
+        return {fused if f"{prefix}{fused}.weight" in self.weights else up: 2 * width}
 
     def _router(self, prefix: str, experts: ExpertConfig) -> Router:
         hidden, count = self.config.hidden, experts.routing.experts
@@ -298,9 +306,10 @@ class _Loader:
 
     def _linear(self, prefix: str, inputs: int, outputs: Mapping[str, int]) -> QLinear:
         """Load several weights as one layer, with their outputs in order."""
-        return self.operations.weights.linear(
-            [self.weights.take(f"{prefix}{name}.weight", width, inputs) for name, width in outputs.items()]
-        )
+        return self.operations.weights.linear(self._segments(prefix, inputs, outputs))
+
+    def _segments(self, prefix: str, inputs: int, outputs: Mapping[str, int]) -> list[QTensor]:
+        return [self.weights.take(f"{prefix}{name}.weight", width, inputs) for name, width in outputs.items()]
 
 
 def head_norm_shape(kind: HeadNorm, heads: int, head_dim: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ Adjacent segments of equal layout are joined to one part, so that q, k, and v of
 programs read `parts`; `forward` computes a layer with one thread.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
@@ -215,6 +215,9 @@ class CpuBackend:
 
     def linear(self, segments: Sequence[QTensor], use: Use = Use.PRODUCTS) -> CpuLinear:
         return CpuLinear(segments, self._arena, self._activations)
+
+    def experts(self, layers: Iterable[Sequence[QTensor]], count: int) -> tuple[QLinear, ...]:
+        return tuple(map(self.linear, layers))
 
     def to_device(self, values: Tensor) -> Tensor:
         return values

@@ -7,8 +7,9 @@ each row, so that the rows of several matrices can be concatenated.
 The codes of NaN and infinity do not occur in weights. They are decoded as if they were ordinary numbers.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -38,6 +39,15 @@ class Float8Matrix:
         return self.block[1] == self.shape[1]
 
     @property
+    def row_tensors(self) -> dict[str, Tensor]:
+        """See `quant.cuda.matrix.PackedMatrix`."""
+        return {"codes": self.codes, "scales": self.scales}
+
+    def with_rows(self, rows: int, change: Callable[[Tensor], Tensor]) -> Self:
+        """See `quant.cuda.matrix.PackedMatrix`. `rows` must be a multiple of the height of scale blocks."""
+        return replace(self, shape=(rows, self.shape[1]), codes=change(self.codes), scales=change(self.scales))
+
+    @property
     def form(self) -> tuple[int, ...]:
         """A key for concatenation: matrices with equal keys can be concatenated."""
         return self.shape[1], self.block[1], self.exponent_bits
@@ -52,6 +62,14 @@ def to_device(weight: Float8Tensor, device: torch.device) -> Float8Matrix:
         scales, height = _by_row(scales, height, rows), 1
     bits = 5 if weight.values.dtype == torch.float8_e5m2 else 4
     return Float8Matrix(weight.shape, codes, scales.contiguous(), (height, width), bits)
+
+
+def with_whole_blocks(matrix: Float8Matrix) -> Float8Matrix:
+    """Return a matrix whose number of rows is a multiple of the height of its scale blocks."""
+    (rows, _), (height, width) = matrix.shape, matrix.block
+    if rows % height == 0:
+        return matrix
+    return replace(matrix, scales=_by_row(matrix.scales, height, rows), block=(1, width))
 
 
 def joined(parts: Sequence[Float8Matrix]) -> Float8Matrix:

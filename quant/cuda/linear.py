@@ -1,29 +1,20 @@
-"""Linear layers on a GPU.
+"""Linear layers on a GPU. The kernel is chosen by the kind of matrix and the number of tokens."""
 
-Adjacent segments of equal form are concatenated, so that q, k, and v of one type take one product. The kernel is chosen
-by the kind of matrix and the number of tokens.
-"""
-
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import partial
-from itertools import groupby
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quant.cuda import float8, float8_product
+from quant.cuda import float8_product
 from quant.cuda.float8 import Float8Matrix
-from quant.cuda.loading import to_device
-from quant.cuda.matrix import DENSE, TILE_ROWS, CudaMatrix, PackedMatrix, PlainMatrix
+from quant.cuda.matrix import DENSE, CudaMatrix, PackedMatrix
 from quant.kernels.card import Card
 from quant.kernels.float8_unpack import unpacked
 from quant.kernels.packed_product import packed_product
 from quant.kernels.tiles import FIXED_TOKENS, MOST_TOKENS, MeasuredTiles, TileTable
 from quant.kernels.unpack import unpack, unpack_rows
-from quant.linear import QLinear, Use
-from quant.tensor import QTensor
 
 
 class CudaLinear:
@@ -137,62 +128,3 @@ def _dense(matrix: CudaMatrix, out_dtype: torch.dtype = DENSE) -> Tensor:
     if isinstance(matrix, PackedMatrix):
         return unpack(matrix, out_dtype=out_dtype)
     return (matrix.values if out_dtype == DENSE else matrix.rows).to(out_dtype)
-
-
-@dataclass(frozen=True)
-class CudaBackend:
-    """Makes `CudaLinear` layers for one GPU."""
-
-    device: torch.device
-    card: Card
-    deterministic: bool  # the bits of a row do not depend on the rest of the batch
-    measured: MeasuredTiles | None = None  # measured tiles, which take precedence over computed ones
-    name: str = "cuda"
-
-    def linear(self, segments: Sequence[QTensor], use: Use = Use.PRODUCTS) -> QLinear:
-        matrices = [to_device(segment, self.device, use) for segment in segments]
-        return CudaLinear(list(_joined(matrices)), self.card, deterministic=self.deterministic, measured=self.measured)
-
-    def to_device(self, values: Tensor) -> Tensor:
-        return values.to(self.device)
-
-
-def _joined(matrices: Sequence[CudaMatrix]) -> Iterator[CudaMatrix]:
-    """Yield the matrices, with adjacent ones of equal form concatenated."""
-    for _key, run in groupby(enumerate(matrices), lambda numbered: _form(*numbered)):
-        same = [matrix for _, matrix in run]
-        yield same[0] if len(same) == 1 else _cat(same)
-
-
-def _form(index: int, matrix: CudaMatrix) -> object:
-    """Return a key that is equal for matrices that can be concatenated. Other matrices get their unique index."""
-    if isinstance(matrix, PlainMatrix):
-        return matrix.values.dtype
-    if isinstance(matrix, Float8Matrix):
-        return matrix.form
-    if matrix.form.nested_block or matrix.shape[0] % TILE_ROWS:  # nested scales are counted from the weight's first row
-        return index
-    order = None if matrix.order is None else tuple(matrix.order.tolist())
-    return matrix.form, matrix.scales.dtype, matrix.zeros is None, order
-
-
-def _cat(matrices: Sequence[CudaMatrix]) -> CudaMatrix:
-    first = matrices[0]
-    if isinstance(first, PlainMatrix):
-        return PlainMatrix(torch.cat([it.values for it in matrices if isinstance(it, PlainMatrix)]))
-    if isinstance(first, Float8Matrix):
-        return float8.joined([it for it in matrices if isinstance(it, Float8Matrix)])
-    packed = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
-
-    def joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-        return torch.cat([part for part in parts if part is not None]) if parts[0] is not None else None
-
-    return replace(
-        first,
-        shape=(sum(it.shape[0] for it in packed), first.shape[1]),
-        low=torch.cat([it.low for it in packed]),
-        high=joined([it.high for it in packed]),
-        scales=torch.cat([it.scales for it in packed]),
-        sub_scales=joined([it.sub_scales for it in packed]),
-        zeros=joined([it.zeros for it in packed]),
-    )

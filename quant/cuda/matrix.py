@@ -17,7 +17,9 @@ tile if a tile has several groups of a row. Rows and columns are padded with zer
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -162,6 +164,18 @@ class PackedMatrix:
         }
 
     @property
+    def row_tensors(self) -> dict[str, Tensor]:
+        """The tensors whose first dimension is the rows, by name."""
+        named = {"low": self.low, "high": self.high, "scales": self.scales}
+        named |= {"sub_scales": self.sub_scales, "zeros": self.zeros}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def with_rows(self, rows: int, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return a matrix of `rows` rows, with `change` applied to the row tensors. Nested scales cannot change."""
+        tensors: dict[str, Any] = {name: change(tensor) for name, tensor in self.row_tensors.items()}
+        return replace(self, shape=(rows, self.shape[1]), **tensors)
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors of the matrix."""
         return tuple(it for it in (*self.operands.values(), self.number_pairs, self.order) if isinstance(it, Tensor))
@@ -187,6 +201,15 @@ class PlainMatrix:
     def shape(self) -> tuple[int, int]:
         rows, columns = self.values.shape
         return rows, columns
+
+    @property
+    def row_tensors(self) -> dict[str, Tensor]:
+        """See `PackedMatrix`."""
+        return {"values": self.values}
+
+    def with_rows(self, rows: int, change: Callable[[Tensor], Tensor]) -> Self:
+        """See `PackedMatrix`. The result has no exact values."""
+        return replace(self, values=change(self.values), exact=None)
 
     @property
     def nbytes(self) -> int:

@@ -14,6 +14,7 @@ end. So one launch has enough programs for a whole card, without a second matrix
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -21,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quant.cuda.float8 import Float8Matrix
+from quant.kernels.token_tiles import TokenTiles, input_rows, slots_of_tile
 
 DEPTH = 128  # number of inputs that a warp multiplies at a time
 AFTER = 2.0**56  # factor that is applied to the sum
@@ -61,14 +63,17 @@ def _scaled(
 
 
 # Without do_not_specialize, Triton would compile separate kernels for the value 1 and for multiples of 16.
-@triton.jit(do_not_specialize=["tokens", "height", "row_scales"])
+@triton.jit(do_not_specialize=["tokens", "height", "row_scales", "sharing"])
 def _float8_matmul_kernel(
     x: tl.tensor,
     words: tl.tensor,
     scales: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
+    experts: tl.tensor,
+    slots: tl.tensor,
     tokens: tl.tensor,
+    sharing: tl.tensor,
     outputs: tl.tensor,
     inputs: tl.tensor,
     row_words: tl.tensor,
@@ -87,13 +92,19 @@ def _float8_matmul_kernel(
     DEPTH: tl.constexpr,
 ) -> None:
     words_deep: tl.constexpr = DEPTH // 4
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    expert = 0
+    if experts is not None:
+        expert = tl.load(experts + tl.program_id(0))
+        if expert < 0:
+            return
+    token = slots_of_tile(experts, slots, tl.program_id(0), tl.arange(0, TOKENS), tokens, TOKENS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    inside = tl.minimum(row, outputs - 1)  # rows after the last one repeat it, and their results are not stored
+    # rows after the last one repeat it, and their results are not stored
+    inside = tl.minimum(row, outputs - 1) + expert * outputs
     slices = tl.arange(0, SLICES)
     word = slices[:, None, None] * words_deep + tl.arange(0, words_deep)[None, None, :]
     column = slices[:, None, None] * DEPTH + tl.arange(0, DEPTH)[None, None, :]
-    x_at = x + token[None, :, None].to(tl.int64) * inputs + column
+    x_at = x + input_rows(experts, token, sharing)[None, :, None].to(tl.int64) * inputs + column
     words_at = words + inside[None, :, None].to(tl.int64) * row_words + word
     scales_at = scales + (inside // height)[None, :, None] * row_scales
     known = (token < tokens)[None, :, None]
@@ -155,35 +166,75 @@ def multiply(
     place. With `deterministic`, a row of the result depends only on its own token: the tile is the same for any number
     of tokens.
     """
-    narrow = not weight.scaled_by_row and weight.block[1] % DEPTH != 0
-    tile = NARROW if narrow else FIXED if deterministic else _tile(len(x))
-    (outputs, inputs), (height, width) = weight.shape, weight.block
-    out = torch.empty(len(x), outputs, dtype=out_dtype, device=x.device) if add_to is None else add_to
-    grid = (triton.cdiv(len(x), tile.tokens), triton.cdiv(outputs, tile.rows))
-    _float8_matmul_kernel[grid](
+    tile = NARROW if _is_narrow(weight) else FIXED if deterministic else _tile(len(x))
+    shape = len(x), weight.shape[0]
+    out = torch.empty(shape, dtype=out_dtype, device=x.device) if add_to is None else add_to
+    _launch(x, weight, out, tile, {"bias": bias, "ADD": add_to is not None})
+    return out
+
+
+def multiply_experts(
+    x: Tensor, weight: Float8Matrix, tiles: TokenTiles, outputs: int, *, out_dtype: torch.dtype
+) -> Tensor:
+    """Return the product of each slot and its expert, [slots, outputs] in `out_dtype`.
+
+    `weight` has `outputs` rows of each expert. x is [tokens or slots, inputs]. A tile has at most `most_slots` slots.
+    """
+    tile = _expert_tile(weight, tiles.tokens)
+    out = torch.empty(tiles.count, outputs, dtype=out_dtype, device=x.device)
+    _launch(x, weight, out, tile, {"bias": None, "ADD": False}, tiles)
+    return out
+
+
+def most_slots(weight: Float8Matrix) -> int:
+    """Return the largest number of slots in a tile of `multiply_experts`."""
+    return NARROW.tokens if _is_narrow(weight) else MORE.tokens
+
+
+def _is_narrow(weight: Float8Matrix) -> bool:
+    return not weight.scaled_by_row and weight.block[1] % DEPTH != 0
+
+
+def _expert_tile(weight: Float8Matrix, slots: int) -> Tile:
+    return NARROW if _is_narrow(weight) else next(tile for tile in (FEW, FIXED, MORE) if slots <= tile.tokens)
+
+
+def _launch(
+    x: Tensor,
+    weight: Float8Matrix,
+    out: Tensor,
+    tile: Tile,
+    ending: dict[str, Any],
+    routed: TokenTiles | None = None,
+) -> None:
+    (tokens, outputs), inputs, (height, width) = out.shape, weight.shape[1], weight.block
+    tiles = routed.number if routed else triton.cdiv(tokens, tile.tokens)
+    narrow = _is_narrow(weight)
+    _float8_matmul_kernel[tiles, triton.cdiv(outputs, tile.rows)](
         x,
         weight.codes.view(torch.int32),
         weight.scales,
-        bias,
-        out,
-        len(x),
-        outputs,
-        inputs,
-        weight.codes.shape[1] // 4,
-        weight.scales.shape[1],
-        height,
+        out=out,
+        experts=routed and routed.experts,
+        slots=routed and routed.slots,
+        tokens=tokens,
+        sharing=tokens // len(x) if routed else 1,
+        outputs=outputs,
+        inputs=inputs,
+        row_words=weight.codes.shape[1] // 4,
+        row_scales=weight.scales.shape[1],
+        height=height,
         WIDTH=0 if weight.scaled_by_row else width,
         NARROW=narrow,
         EXPONENT=weight.exponent_bits,
         BEFORE=1.0 if narrow else 2.0**56 if weight.exponent_bits == 5 else 2.0**64,
         AFTER=1.0 if narrow else AFTER,
         EVEN=inputs % (tile.warps * DEPTH) == 0,
-        ADD=add_to is not None,
         ROWS=tile.rows,
         TOKENS=tile.tokens,
         SLICES=tile.warps,
         DEPTH=DEPTH,
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **ending,
     )
-    return out

@@ -8,12 +8,14 @@ import triton
 import triton.language as tl
 
 from quant.kernels.packed_values import unpacked_tiles
+from quant.kernels.token_tiles import input_rows, slots_of_tile
 
 
 # Without do_not_specialize, Triton would compile separate kernels for the value 1 and for multiples of 16.
 @triton.jit(
     do_not_specialize=[
         "tokens", "rows", "tiles", "groups", "chunks", "blocks", "out_stride", "split_stride", "splits", "add",
+        "sharing",
     ]
 )  # fmt: skip
 def _batch_kernel(
@@ -28,7 +30,10 @@ def _batch_kernel(
     x: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
+    experts: tl.tensor,
+    slots: tl.tensor,
     tokens: tl.tensor,
+    sharing: tl.tensor,
     rows: tl.tensor,
     columns: tl.tensor,
     tiles: tl.tensor,
@@ -55,11 +60,16 @@ def _batch_kernel(
     STAGES: tl.constexpr,
 ) -> None:
     RUN: tl.constexpr = 4 if UNIT == 16 else 8
+    expert = 0
+    if experts is not None:
+        expert = tl.load(experts + tl.program_id(1))
+        if expert < 0:
+            return
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    own_row = tl.minimum(row, rows - 1).to(tl.int64)
-    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[:, None]
+    own_row = tl.minimum(row, rows - 1).to(tl.int64) + expert * rows
+    token = slots_of_tile(experts, slots, tl.program_id(1), tl.arange(0, TOKENS)[:, None], tokens, TOKENS)
     column = tl.arange(0, 128)[None, :]
-    of_tokens = x + tl.minimum(token, tokens - 1).to(tl.int64) * columns
+    of_tokens = x + input_rows(experts, tl.minimum(token, tokens - 1), sharing).to(tl.int64) * columns
     steps = tl.cdiv(tiles, splits)
     first = tl.program_id(2) * steps
     sums = tl.zeros((ROWS, TOKENS), tl.float32)

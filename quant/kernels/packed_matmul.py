@@ -15,12 +15,21 @@ import triton
 import triton.language as tl
 
 from quant.kernels.packed_values import HIGH_BASE, code_pairs, group_scales, table_values, words_of
+from quant.kernels.token_tiles import input_rows, slots_of_tile
+
+
+@triton.jit
+def _token_indices(RUN: tl.constexpr, WARPS: tl.constexpr, TOKENS: tl.constexpr) -> tl.tensor:
+    """Return the index in the program's tile of the token that each thread loads in `_inputs`."""
+    unit = tl.arange(0, (32 // RUN) * (TOKENS // 8) * WARPS)[:, None]
+    lane = tl.arange(0, 32 * RUN)[None, :]
+    return unit // WARPS % (TOKENS // 8) * 8 + lane // (4 * RUN)
 
 
 @triton.jit
 def _inputs(
-    x: tl.tensor,
-    tokens: tl.tensor,
+    of_tokens: tl.tensor,
+    known: tl.tensor,
     columns: tl.tensor,
     tile: tl.tensor,
     tiles: tl.tensor,
@@ -29,15 +38,16 @@ def _inputs(
     TOKENS: tl.constexpr,
     RAGGED: tl.constexpr,
 ) -> tl.tensor:
-    """Load x for the tiles `tile` + warp, [8 instructions, WARPS, 4 threads, 2 pairs, 2, TOKENS / 8, 8 tokens]."""
+    """Load x for the tiles `tile` + warp, [8 instructions, WARPS, 4 threads, 2 pairs, 2, TOKENS / 8, 8 tokens].
+
+    `of_tokens`: the rows of x of the tokens in `_token_indices`, of which those in `known` exist.
+    """
     PIECES: tl.constexpr = 32 // RUN
     unit = tl.arange(0, PIECES * (TOKENS // 8) * WARPS)[:, None]
     lane = tl.arange(0, 32 * RUN)[None, :]
-    token = tl.program_id(1) * TOKENS + unit // WARPS % (TOKENS // 8) * 8 + lane // (4 * RUN)
     own_tile = tile + unit % WARPS
     column = own_tile * 128 + unit // (WARPS * (TOKENS // 8)) * (4 * RUN) + lane % (4 * RUN)
-    inside = (token < tokens) & (column < columns if RAGGED else own_tile < tiles)
-    of_tokens = x + token.to(tl.int64) * columns
+    inside = known & (column < columns if RAGGED else own_tile < tiles)
     loaded = tl.load(of_tokens + tl.max_contiguous(column, [1, RUN]), mask=inside, other=0.0)
     parts = loaded.reshape(PIECES, TOKENS // 8, WARPS, 8, 4, RUN // 4, 2, 2).permute(0, 5, 2, 4, 6, 7, 1, 3)
     return parts.reshape(8, WARPS, 4, 2, 2, TOKENS // 8, 8)
@@ -91,6 +101,7 @@ def _sums_of_inputs(inputs: tl.tensor, WARPS: tl.constexpr, TOKENS: tl.constexpr
 @triton.jit(
     do_not_specialize=[
         "tokens", "rows", "tiles", "groups", "chunks", "blocks", "base", "out_stride", "split_stride", "splits", "add",
+        "sharing",
     ]
 )  # fmt: skip
 def _product_kernel(
@@ -105,7 +116,10 @@ def _product_kernel(
     x: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
+    experts: tl.tensor,
+    slots: tl.tensor,
     tokens: tl.tensor,
+    sharing: tl.tensor,
     rows: tl.tensor,
     columns: tl.tensor,
     tiles: tl.tensor,
@@ -140,9 +154,16 @@ def _product_kernel(
     TABLE: tl.constexpr = numbers is not None
     BYTES: tl.constexpr = HIGH == 4  # codes of 8 bits
     EXCESS: tl.constexpr = 0 if TABLE else 2176 if BYTES else 128
+    expert = 0
+    if experts is not None:
+        expert = tl.load(experts + tl.program_id(1))
+        if expert < 0:
+            return
     first = tl.program_id(0) * ROW_TILES
     unit = tl.arange(0, UNITS_TOTAL)[:, None]
-    row_tile = tl.minimum(first + unit // WARPS, (rows + 7) // 8 - 1).to(tl.int64)
+    row_tile = tl.minimum(first + unit // WARPS, (rows + 7) // 8 - 1).to(tl.int64) + expert * (rows // 8)
+    token = slots_of_tile(experts, slots, tl.program_id(1), _token_indices(RUN, WARPS, TOKENS), tokens, TOKENS)
+    of_tokens = x + input_rows(experts, token, sharing).to(tl.int64) * columns
     total = tl.zeros((ROW_TILES, WARPS, 8, 4, UNITS, TOKENS // 8, 2), tl.float32)
     sums = tl.zeros((WARPS, 8 * ROW_TILES, TOKENS), tl.float32)
     steps = tl.cdiv(tiles, WARPS * splits)
@@ -163,7 +184,7 @@ def _product_kernel(
             scales, sub_scales, zeros, scale_table, scale_offset, row_tile, unit * 0, own_tile * 128, rows, groups,
             chunks, blocks, 32, UNITS, 0, GROUP, UNIT, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK,
         )  # fmt: skip
-        inputs = _inputs(x, tokens, columns, tile, tiles, RUN, WARPS, TOKENS, RAGGED)
+        inputs = _inputs(of_tokens, token < tokens, columns, tile, tiles, RUN, WARPS, TOKENS, RAGGED)
         if TABLE:
             values = table_values(lows, numbers, LOW)
         else:
@@ -197,7 +218,7 @@ def _product_kernel(
     else:
         result = tl.sum(sums, 0)
     to_row = first * 8 + tl.arange(0, 8 * ROW_TILES)[:, None]
-    to_token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[None, :]
+    to_token = slots_of_tile(experts, slots, tl.program_id(1), tl.arange(0, TOKENS)[None, :], tokens, TOKENS)
     kept = (to_row < rows) & (to_token < tokens)
     if bias is not None:
         result += tl.load(bias + to_row, mask=to_row < rows, other=0.0)

@@ -38,6 +38,7 @@ def _sums_of_inputs(pairs: tl.tensor, WARPS: tl.constexpr, RUN: tl.constexpr) ->
 @triton.jit(
     do_not_specialize=[
         "rows", "columns", "tiles", "groups", "chunks", "blocks", "base", "split_stride", "splits", "add",
+        "sharing", "out_stride",
     ]
 )  # fmt: skip
 def _vector_kernel(
@@ -52,6 +53,8 @@ def _vector_kernel(
     x: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
+    experts: tl.tensor,
+    sharing: tl.tensor,
     rows: tl.tensor,
     columns: tl.tensor,
     tiles: tl.tensor,
@@ -59,6 +62,7 @@ def _vector_kernel(
     chunks: tl.tensor,
     blocks: tl.tensor,
     base: tl.tensor,
+    out_stride: tl.tensor,
     split_stride: tl.tensor,
     splits: tl.tensor,
     add: tl.tensor,
@@ -82,10 +86,16 @@ def _vector_kernel(
     TABLE: tl.constexpr = numbers is not None
     EXCESS: tl.constexpr = 0 if TABLE else 2176 if BYTES else 128
     last = (rows + 7) // 8 - 1
+    expert = 0
+    if experts is not None:  # the third number of a program is its slot
+        slot = tl.program_id(2)
+        expert = tl.load(experts + slot)
+        x += (slot // sharing).to(tl.int64) * columns
+        out += slot.to(tl.int64) * out_stride
     unit = tl.arange(0, PARTS * 2 * WARPS)[:, None]
-    row_tile = tl.minimum(tl.program_id(0) * 2 + unit // WARPS % 2, last).to(tl.int64)
+    row_tile = tl.minimum(tl.program_id(0) * 2 + unit // WARPS % 2, last).to(tl.int64) + expert * (rows // 8)
     scale_unit = tl.arange(0, 2 * WARPS)[:, None]
-    scale_row_tile = tl.minimum(tl.program_id(0) * 2 + scale_unit // WARPS, last).to(tl.int64)
+    scale_row_tile = tl.minimum(tl.program_id(0) * 2 + scale_unit // WARPS, last).to(tl.int64) + expert * (rows // 8)
     warp = tl.arange(0, WARPS)[:, None]
     pair = tl.arange(0, 16 * RUN)[None, :]
     x_pairs = x.to(tl.pointer_type(tl.int32), bitcast=True)

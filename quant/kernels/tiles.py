@@ -1,7 +1,7 @@
 """How products are divided into programs: by a rule, or by measurements on a card."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quant.kernels.card import Card
 
@@ -38,6 +38,8 @@ class ProductShape:
     inputs: int
     tokens: int  # number of tokens, rounded up to one of `TOKENS`
     few_tokens: int = 16  # see `PackedForm.few_tokens`
+    # number of experts that multiply `tokens` tokens each by matrices of this size; 0: one matrix and all tokens
+    experts: int = 0
 
 
 MeasuredTiles = Mapping[ProductShape, ProductTile]
@@ -58,8 +60,18 @@ class TileTable:
         shape = ProductShape(kind, outputs, inputs, wanted, few_tokens)
         return self.measured[shape] if shape in self.measured else self.by_rule(shape)
 
+    def of_experts(
+        self, kind: str, outputs: int, inputs: int, tokens: int, few_tokens: int, experts: int
+    ) -> ProductTile:
+        """Return the tile in which each of `experts` experts multiplies `tokens` tokens."""
+        shape = ProductShape(kind, outputs, inputs, tokens, few_tokens, experts)
+        return self.measured[shape] if shape in self.measured else self.by_rule(shape)
+
     def by_rule(self, shape: ProductShape) -> ProductTile:
         """Return the tile of a shape that was not measured."""
+        if shape.experts:  # as for one matrix with as many programs
+            together = replace(shape, outputs=shape.experts * shape.outputs, experts=0)
+            return replace(self.by_rule(together), splits=1)
         if shape.tokens > shape.few_tokens:
             return self._batch(shape)
         processors, columns = self.card.multiprocessors, shape.inputs // 128

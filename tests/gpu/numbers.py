@@ -6,7 +6,7 @@ import torch
 
 from engine.kernels import reference
 from engine.kernels.reference import ScoreRule
-from quant.cuda.linear import CudaBackend
+from quant.cuda.backend import CudaBackend
 from quant.kernels.reference import dequantize
 from tests.engine.kernels.test_paged_attention import Shape, Step, filled, run_attention
 from tests.gpu.figures import Figure

@@ -6,7 +6,8 @@ from functools import partial
 
 import torch
 
-from quant.cuda.linear import CudaBackend, CudaLinear
+from quant.cuda.backend import CudaBackend
+from quant.cuda.linear import CudaLinear
 from quant.cuda.matrix import PackedMatrix
 from quant.kernels.unpack import unpack
 from tests.gpu.figures import Figure, fraction

@@ -135,6 +135,41 @@ def _products(setting: Setting) -> None:
                 _product(setting, CudaLinear([matrix], setting.card, deterministic=setting.deterministic))
 
 
+def _experts(setting: Setting) -> None:
+    """Call the kernels of a mixture of experts, with gate and up of one kind, or of several."""
+    if setting.model is not LLAMA_8B:
+        return
+    experts = QWEN_30B_A3B.layer(0).experts
+    assert experts
+    hidden, width, routing = QWEN_30B_A3B.hidden, experts.hidden, experts.routing
+    logits = blank(setting.tokens, routing.experts + 1, dtype=torch.float32)
+    bias = logits[0, 1:]
+    ids, weights, shared = route(logits, routing)
+    route(logits[:, 1:], replace(routing, score=Score.SIGMOID, normalized=False, groups=8, active_groups=4), bias)
+    for number, kind in enumerate(KINDS if setting.thorough else EXPERT_FORMS):
+        if not fits(kind, hidden, width) or kind in UNSTACKED:
+            continue
+        several = EXPERT_FORMS[0] if number % 2 else kind
+        parts = [[(several, width), (kind, width)]], [[(kind, hidden)]]
+        gate_up, down = (_stack(setting, *it) for it in zip((hidden, width), parts, strict=True))
+        tiles = tiles_of_experts(ids, (gate_up, down))
+        gate_up.multiply(blank(setting.tokens, hidden), tiles)
+        outputs = down.multiply(blank(tiles.count, width), tiles, torch.float32)
+    stream = blank(setting.tokens, hidden, dtype=torch.float32)
+    for added in (None, stream):
+        expert_sum(outputs, weights, stream, shared, added)
+        expert_sum(outputs, weights, None, None, added)
+        expert_sum(outputs, weights, stream, None, added)
+
+
+@cache
+def _stacked(kinds: tuple[tuple[str, int], ...], columns: int) -> ExpertStack:
+    backend = CudaBackend(torch.device("meta"), CARDS[0], deterministic=False)
+    return backend.stack(
+        [[weight(kind, rows, columns, torch.device("meta")) for kind, rows in kinds]]
+    )
+
+
 def _product(setting: Setting, layer: CudaLinear) -> None:
     x, bias = blank(setting.tokens, layer.inputs), blank(layer.outputs, dtype=torch.float32)
     layer.multiply(x, bias=bias)

@@ -23,7 +23,8 @@ from engine.backends.cuda.step import CudaStep
 from engine.batch import Batch
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
-from quant.cuda.linear import CudaBackend, CudaLinear
+from quant.cuda.backend import CudaBackend
+from quant.cuda.linear import CudaLinear
 from quant.cuda.matrix import CudaMatrix
 from quant.kernels.card import Card
 from tests.gpu.random_checkpoint import RandomCheckpoint

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.config import Gate, HeadNorm, LayerConfig, ModelConfig, NormRule, RopeConfig
+from engine.config import ExpertConfig, Gate, HeadNorm, LayerConfig, ModelConfig, NormRule, RopeConfig, Routing
 
 
 def _rope(dimensions: int) -> tuple[RopeConfig, ...]:
@@ -65,6 +65,21 @@ SMALL_135M = ModelConfig(  # SmolLM2 with an odd vocabulary size, as some models
     context_length=8192,
     norm=NormRule(1e-5),
     ropes=_rope(64),
+)
+QWEN_30B_A3B = ModelConfig(  # a mixture of experts
+    architecture="qwen3moe",
+    layers=48,
+    hidden=2048,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    mlp_hidden=6144,
+    vocab_size=151936,
+    context_length=40960,
+    norm=NormRule(1e-6),
+    ropes=_rope(128),
+    layout=(LayerConfig(experts=ExpertConfig(Routing(128, 8), 768)),) * 48,
+    head_norm=HeadNorm.EACH,
 )
 TINY = replace(LLAMA_8B, layers=1, hidden=64, heads=2, kv_heads=1, head_dim=32, mlp_hidden=64, vocab_size=64)
 SHAPES = (LLAMA_8B, QWEN_32B, GEMMA_9B, SMALL_135M)

@@ -62,6 +62,6 @@ def step_bytes(model: ModelConfig, tokens: int, rows: int) -> int:
     bytes per element.
     """
     qkv, attended = (model.heads + 2 * model.kv_heads) * model.head_dim, model.heads * model.head_dim
-    floats = (2 + model.most_active) * model.hidden + qkv + attended
-    quantized = (1 + model.most_active) * model.hidden + attended + model.step_columns
+    floats = (2 + model.active_experts) * model.hidden + qkv + attended
+    quantized = (1 + model.active_experts) * model.hidden + attended + model.step_columns
     return tokens * (FLOAT * floats + 2 * quantized) + FLOAT * rows * model.vocab_size + FIXED_BYTES

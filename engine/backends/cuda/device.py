@@ -26,7 +26,7 @@ from engine.errors import OutOfMemory
 from engine.kernels.attention_tiles import tile_queries
 from engine.kv.budget import KVBudget
 from engine.models import Model
-from quant.cuda.linear import CudaBackend
+from quant.cuda.backend import CudaBackend
 from quant.kernels.tiles import MeasuredTiles
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class CudaDevice:
 
     def step_tokens(self, model: ModelConfig) -> int:
         """Return the number of tokens, a power of two, whose step takes about STEP_SECONDS."""
-        tokens = int(STEP_SECONDS * STEP_OPERATIONS) * self._gpu.card.multiprocessors // (2 * model.matrix_elements)
+        tokens = int(STEP_SECONDS * STEP_OPERATIONS) * self._gpu.card.multiprocessors // (2 * model.active_elements)
         return min(max(1 << tokens.bit_length() - 1, MIN_STEP_TOKENS), MAX_STEP_TOKENS)
 
     @property
@@ -200,7 +200,7 @@ def why_unsupported(model: ModelConfig) -> str | None:
     """Return why the GPU kernels cannot run a model, or None if they can."""
     if model.head_dim not in HEAD_DIMS:
         return f"its head dimension is {model.head_dim}; the GPU kernels support {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
-    for name, width in (("hidden size", model.hidden), ("MLP", model.mlp_hidden)):
+    for name, width in (("hidden size", model.hidden), *(("MLP", width) for width in sorted(model.mlp_widths))):
         if width % WIDTH:
             return f"its {name} is {width}, not a multiple of {WIDTH}"
     return None

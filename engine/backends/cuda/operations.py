@@ -4,22 +4,36 @@ Between layers, activations are float32 [tokens, hidden], and products are added
 attention, gates, and the q, k, v projection are bfloat16.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import BatchTensors
 from engine.config import Gate
-from engine.errors import UnsupportedModel
 from engine.kernels import reference
 from engine.kernels.activations import gated
+from engine.kernels.expert_sum import expert_sum
 from engine.kernels.norms import normalize, normalize_add
 from engine.kernels.paged_attention import paged_attention
 from engine.kernels.rope_store import rope_and_store
+from engine.kernels.routing import route
 from engine.kv.cache import LayerKV
 from engine.operations import Attention, ExpertMLP, GatedMLP, Norm, Router
-from quant.cuda.linear import CudaBackend, CudaLinear
+from quant.cuda.backend import CudaBackend
+from quant.cuda.experts import CudaExpert, ExpertStack, tiles_of_experts
+from quant.cuda.linear import CudaLinear
 from quant.kernels.card import Card
 from quant.linear import QLinear
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The experts of every token. See `engine.kernels.routing.route`."""
+
+    ids: Tensor  # int32 [tokens, active], ascending
+    weights: Tensor  # float32 [tokens, active]
+    shared: Tensor | None  # weight of the shared MLP, float32 [tokens]; None: 1
 
 
 class CudaOperations:
@@ -58,19 +72,33 @@ class CudaOperations:
         both = _cuda_layer(mlp.gate_up).multiply(x)
         return _cuda_layer(mlp.down).multiply(gated(both, gate), add_to=add_to)
 
-    def route(self, x: Tensor, router: Router) -> Tensor:
-        raise UnsupportedModel("Mixtures of experts have no GPU kernels in this version", "Use --device cpu.")
+    def route(self, x: Tensor, router: Router) -> Routes:
+        logits = _cuda_layer(router.weight).multiply(x, out_dtype=torch.float32)
+        return Routes(*route(logits, router.routing, router.choice_bias))
 
     def experts(
-        self, x: Tensor, routes: Tensor, mlp: ExpertMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU
+        self, x: Tensor, routes: Routes, mlp: ExpertMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU
     ) -> Tensor:
-        raise UnsupportedModel("Mixtures of experts have no GPU kernels in this version", "Use --device cpu.")
+        gate_up, down = _stack(mlp.experts[0].gate_up), _stack(mlp.experts[0].down)
+        tiles = tiles_of_experts(routes.ids, (gate_up, down))
+        outputs = down.multiply(gated(gate_up.multiply(x, tiles), gate), tiles, torch.float32)
+        shared = None
+        if mlp.shared:
+            both = _cuda_layer(mlp.shared.gate_up).multiply(x)
+            shared = _cuda_layer(mlp.shared.down).multiply(gated(both, gate), out_dtype=torch.float32)
+        return expert_sum(outputs, routes.weights, shared, routes.shared, add_to)
 
     def select(self, x: Tensor, batch: BatchTensors) -> Tensor:
         return x if batch.logit_rows is None else x.index_select(0, batch.logit_rows)
 
     def logits(self, x: Tensor, head: QLinear, softcap: float = 0.0) -> Tensor:
         return reference.soft_cap(_cuda_layer(head).multiply(x, out_dtype=torch.float32), softcap)
+
+
+def _stack(layer: QLinear) -> ExpertStack:
+    if not isinstance(layer, CudaExpert):
+        raise TypeError(f"{type(layer).__name__} is not the layer of an expert of the CUDA backend")
+    return layer.stack
 
 
 def _cuda_layer(layer: QLinear) -> CudaLinear:

@@ -13,7 +13,8 @@ from engine.backends.cuda.gpu import Gpu
 from engine.backends.cuda.operations import CudaOperations
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.weights import LoadProgress, Weights
-from quant.cuda.linear import CudaBackend, CudaLinear
+from quant.cuda.backend import CudaBackend
+from quant.cuda.linear import CudaLinear
 from quant.cuda.matrix import PackedMatrix
 from quant.kernels.packed_product import packed_product
 from quant.kernels.tile_search import fastest_tile

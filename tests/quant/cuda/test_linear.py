@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quant.cuda import loading
-from quant.cuda.linear import CudaBackend, CudaLinear
+from quant.cuda.backend import CudaBackend
+from quant.cuda.linear import CudaLinear
 from quant.cuda.matrix import PackedMatrix
 from quant.ggml_blocks import BLOCKS
 from quant.kernels.card import Card

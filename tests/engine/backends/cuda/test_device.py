@@ -16,7 +16,7 @@ from engine.backends.cuda.step import CudaStep
 from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig
 from engine.loading import open_checkpoint
-from quant.cuda.linear import CudaBackend
+from quant.cuda.backend import CudaBackend
 from tests.engine.backends.cuda.two_devices import INTERPRETED
 from tests.engine.models.tiny_llama import make
 

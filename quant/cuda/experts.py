@@ -1,0 +1,153 @@
+"""Linear layers of equal shape in GPU memory, for the experts of a mixture: each token is multiplied by some of them.
+
+The rows of all experts form one matrix, so an expert is a range of its rows. Products read only the experts in use.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from quant.cuda import float8
+from quant.cuda.float8 import Float8Matrix
+from quant.cuda.joining import joining_form
+from quant.cuda.linear import CudaLinear
+from quant.cuda.matrix import DENSE, TILE_ROWS, CudaMatrix, PackedMatrix
+from quant.errors import UnsupportedQuantization
+from quant.kernels import float8_matmul
+from quant.kernels.card import Card
+from quant.kernels.packed_product import packed_expert_product
+from quant.kernels.plain_experts import plain_expert_product
+from quant.kernels.tiles import FIXED_TOKENS, TOKENS, MeasuredTiles, TileTable
+from quant.kernels.token_tiles import TokenTiles, token_tiles
+
+TILE_TOKENS = tuple(it for it in TOKENS if it >= FIXED_TOKENS)  # slots of a tile, unless each slot is a tile
+# tiles have more slots than an expert has on average, because reading an expert twice takes longer than empty slots
+SPARE = 1.25
+
+
+class ExpertStack:
+    """The linear layers of `count` experts. Takes the matrices of each expert's layer, of equal forms."""
+
+    def __init__(
+        self,
+        layers: Iterable[Sequence[CudaMatrix]],
+        count: int,
+        card: Card,
+        *,
+        deterministic: bool,
+        measured: MeasuredTiles | None = None,
+    ) -> None:
+        self.matrices = _stacked(layers, count)
+        self.count, self.deterministic, self.card, self.measured = count, deterministic, card, measured
+        self.outputs = sum(matrix.shape[0] for matrix in self.matrices) // count
+        self.inputs = self.matrices[0].shape[1]
+
+    @property
+    def most_slots(self) -> int:
+        """The largest number of slots in a tile."""
+        return min(
+            float8_matmul.most_slots(it) if isinstance(it, Float8Matrix) else TILE_TOKENS[-1] for it in self.matrices
+        )
+
+    def expert(self, number: int) -> list[CudaMatrix]:
+        """Return the matrices of one expert, which share the memory of the stack."""
+        return [_part(matrix, number, self.count) for matrix in self.matrices]
+
+    def multiply(self, x: Tensor, tiles: TokenTiles, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """Multiply each slot by its expert. Returns [slots, outputs] in `out_dtype`.
+
+        x: [tokens, inputs], or [slots, inputs]; it is converted to bfloat16.
+        """
+        out = torch.empty(tiles.count, self.outputs, dtype=out_dtype, device=x.device)
+        x = x.to(DENSE).contiguous()
+        first = 0
+        for matrix in self.matrices if tiles.count else ():
+            columns = slice(first, first := first + matrix.shape[0] // self.count)
+            self._multiply(matrix, x, out[:, columns], tiles)
+        return out
+
+    def _multiply(self, matrix: CudaMatrix, x: Tensor, out: Tensor, tiles: TokenTiles) -> None:
+        if isinstance(matrix, PackedMatrix):
+            form = matrix.form
+            tile = TileTable(self.card, self.measured or {}).of_experts(
+                form.kind, out.shape[1], form.columns, tiles.tokens, form.few_tokens,
+                tiles.active if tiles.slots is None else self.count,
+            )  # fmt: skip
+            ordered = x if matrix.order is None else x.index_select(1, matrix.order)
+            packed_expert_product(matrix, ordered, out, tile, tiles)
+        elif isinstance(matrix, Float8Matrix):
+            out.copy_(float8_matmul.multiply_experts(x, matrix, tiles, out.shape[1], out_dtype=out.dtype))
+        else:
+            plain_expert_product(matrix.values, x, out, tiles)
+
+
+class CudaExpert(CudaLinear):
+    """The linear layer of one expert, whose weight is a part of a stack."""
+
+    def __init__(self, stack: ExpertStack, number: int) -> None:
+        super().__init__(stack.expert(number), stack.card, deterministic=stack.deterministic, measured=stack.measured)
+        self.stack = stack
+
+
+def tiles_of_experts(ids: Tensor, stacks: Sequence[ExpertStack]) -> TokenTiles:
+    """Divide the tokens of a step into tiles for the products of all stacks.
+
+    `ids`: the experts of each token, int32 [tokens, active]. In deterministic mode, the size of a tile does not depend
+    on the number of tokens.
+    """
+    count, slots = stacks[0].count, ids.numel()
+    if stacks[0].deterministic:
+        return token_tiles(ids, count, FIXED_TOKENS)
+    if len(ids) == 1 or 2 * slots <= count:  # most experts have at most one token
+        return token_tiles(ids, count, 1)
+    wanted = next((it for it in TILE_TOKENS if it * count >= SPARE * slots), TILE_TOKENS[-1])
+    return token_tiles(ids, count, min(wanted, *(stack.most_slots for stack in stacks)))
+
+
+def _stacked(layers: Iterable[Sequence[CudaMatrix]], count: int) -> tuple[CudaMatrix, ...]:
+    """Return the matrices of all experts as one matrix each.
+
+    The matrices of an expert are copied before those of the next are made, so that only one expert is in memory twice.
+    """
+    whole: list[CudaMatrix] = []
+    forms: list[object] = []
+    for number, matrices in enumerate(layers):
+        parts = [_checked(matrix) for matrix in matrices]
+        if not whole:
+            whole, forms = [_empty(matrix, count) for matrix in parts], [_form(matrix) for matrix in parts]
+        if [_form(matrix) for matrix in parts] != forms:
+            raise UnsupportedQuantization(
+                "The experts of a layer have different quantization formats, which the GPU kernels do not support",
+                "Use the CPU: --device cpu.",
+            )
+        for matrix, all_rows in zip(parts, whole, strict=True):
+            own = _part(all_rows, number, count).row_tensors
+            for name, tensor in matrix.row_tensors.items():
+                own[name].copy_(tensor)
+    return tuple(whole)
+
+
+def _form(matrix: CudaMatrix) -> object:
+    return matrix.shape, joining_form(0, matrix)
+
+
+def _checked(matrix: CudaMatrix) -> CudaMatrix:
+    """Return a matrix that can be stacked. Raises UnsupportedQuantization if no kernel supports its form."""
+    if isinstance(matrix, PackedMatrix) and (matrix.form.nested_block or matrix.shape[0] % TILE_ROWS):
+        raise UnsupportedQuantization(
+            f"The GPU kernels do not support experts with nested scales, or of {matrix.shape[0]} rows: "
+            f"the number of rows must be a multiple of {TILE_ROWS}",
+            "Use the CPU: --device cpu.",
+        )
+    return float8.with_whole_blocks(matrix) if isinstance(matrix, Float8Matrix) else matrix
+
+
+def _empty(matrix: CudaMatrix, count: int) -> CudaMatrix:
+    """Return a matrix with memory for the rows of `count` matrices."""
+    return matrix.with_rows(count * matrix.shape[0], lambda it: it.new_empty(count * len(it), *it.shape[1:]))
+
+
+def _part(matrix: CudaMatrix, number: int, count: int) -> CudaMatrix:
+    """Return one of `count` equal ranges of a matrix's rows, in the same memory."""
+    return matrix.with_rows(matrix.shape[0] // count, lambda it: it.view(count, -1, *it.shape[1:])[number])
