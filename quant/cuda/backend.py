@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quant.cuda.experts import CudaExpert, ExpertStack
+from quant.cuda.experts import CudaExpert, ExpertStack, stacked
 from quant.cuda.joining import joined
 from quant.cuda.linear import CudaLinear
 from quant.cuda.loading import to_device
@@ -37,7 +37,7 @@ class CudaBackend:
 
     def stack(self, layers: Iterable[Sequence[QTensor]], count: int) -> ExpertStack:
         """Return the layers of `experts` in one object."""
-        matrices = map(self._matrices, layers)
+        matrices = stacked(map(self._matrices, layers), count)
         return ExpertStack(matrices, count, self.card, deterministic=self.deterministic, measured=self.measured)
 
     def to_device(self, values: Tensor) -> Tensor:

@@ -27,18 +27,18 @@ SPARE = 1.25
 
 
 class ExpertStack:
-    """The linear layers of `count` experts. Takes the matrices of each expert's layer, of equal forms."""
+    """The linear layers of `count` experts. Each matrix has rows of all of them (see `stacked`)."""
 
     def __init__(
         self,
-        layers: Iterable[Sequence[CudaMatrix]],
+        matrices: Sequence[CudaMatrix],
         count: int,
         card: Card,
         *,
         deterministic: bool,
         measured: MeasuredTiles | None = None,
     ) -> None:
-        self.matrices = _stacked(layers, count)
+        self.matrices = tuple(matrices)
         self.count, self.deterministic, self.card, self.measured = count, deterministic, card, measured
         self.outputs = sum(matrix.shape[0] for matrix in self.matrices) // count
         self.inputs = self.matrices[0].shape[1]
@@ -105,10 +105,11 @@ def tiles_of_experts(ids: Tensor, stacks: Sequence[ExpertStack]) -> TokenTiles:
     return token_tiles(ids, count, min(wanted, *(stack.most_slots for stack in stacks)))
 
 
-def _stacked(layers: Iterable[Sequence[CudaMatrix]], count: int) -> tuple[CudaMatrix, ...]:
-    """Return the matrices of all experts as one matrix each.
+def stacked(layers: Iterable[Sequence[CudaMatrix]], count: int) -> list[CudaMatrix]:
+    """Join the matrices of the layers of `count` experts: the first of all layers, the second, and so on.
 
-    The matrices of an expert are copied before those of the next are made, so that only one expert is in memory twice.
+    They are copied before those of the next expert are made, so that only one expert is in memory twice. Raises
+    UnsupportedQuantization if no kernel supports their form.
     """
     whole: list[CudaMatrix] = []
     forms: list[object] = []
@@ -125,7 +126,7 @@ def _stacked(layers: Iterable[Sequence[CudaMatrix]], count: int) -> tuple[CudaMa
             own = _part(all_rows, number, count).row_tensors
             for name, tensor in matrix.row_tensors.items():
                 own[name].copy_(tensor)
-    return tuple(whole)
+    return whole
 
 
 def _form(matrix: CudaMatrix) -> object:

@@ -83,10 +83,11 @@ def _batch_kernel(
         )  # fmt: skip
         weights = values.to(tl.bfloat16).reshape(ROWS, 4, 32 // RUN, RUN).permute(0, 2, 1, 3).reshape(ROWS, 128)
         sums = tl.dot(weights, tl.trans(inputs), sums)
-    kept = (row < rows) & (tl.trans(token) < tokens)
+    to_token = slots_of_tile(experts, slots, tl.program_id(1), tl.arange(0, TOKENS)[None, :], tokens, TOKENS)
+    kept = (row < rows) & (to_token < tokens)
     if bias is not None:
         sums += tl.load(bias + row, mask=row < rows, other=0.0)
-    out_at = out + tl.program_id(2).to(tl.int64) * split_stride + tl.trans(token).to(tl.int64) * out_stride + row
+    out_at = out + tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride + row
     if add:
         sums += tl.load(out_at, mask=kept, other=0.0)
     tl.store(out_at, sums.to(out.dtype.element_ty), mask=kept)

@@ -29,10 +29,12 @@ def slots_of_tile(
     `tokens`: their number, which is also returned for an index after the last slot.
     """
     if experts is None:
-        return tile * TOKENS + index
-    if slots is None:
-        return tl.where(index == 0, tile, tokens)
-    return tl.load(slots + tile * TOKENS + index)
+        found = tile * TOKENS + index
+    elif slots is None:
+        found = tl.where(index == 0, tile, tokens)
+    else:
+        found = tl.load(slots + tile * TOKENS + index)
+    return found
 
 
 @triton.jit

@@ -5,21 +5,23 @@ A new wrapper gets a function here and a row in `CALLS`. A kernel that no wrappe
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config import BLOCK_SIZE, ModelConfig, NormKind
+from engine.config import BLOCK_SIZE, ModelConfig, NormKind, Score
 from engine.kernels.activations import gated
 from engine.kernels.attention_tiles import query_tiles, tile_queries
+from engine.kernels.expert_sum import expert_sum
 from engine.kernels.norms import normalize, normalize_add
 from engine.kernels.paged_attention import paged_attention
 from engine.kernels.pending_tokens import fill_pending_tokens
 from engine.kernels.reference import ScoreRule
 from engine.kernels.rope_store import rope_and_store
+from engine.kernels.routing import route
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
 from engine.operations import Attention, HeadNorms, Norm
@@ -27,12 +29,15 @@ from engine.request import Request
 from engine.rope import RotaryTable
 from engine.sampling.masks import NO_MASKS, Masks
 from engine.sampling_params import SamplingParams
+from quant.cuda.experts import TILE_TOKENS, ExpertStack, stacked, tiles_of_experts
 from quant.cuda.linear import CudaLinear
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import CudaMatrix
 from quant.kernels.card import Card
-from tests.kernels.shapes import GEMMA_9B, LLAMA_8B, SHAPES, SMALL_135M, matrices
+from quant.kernels.token_tiles import token_tiles
+from tests.kernels.shapes import GEMMA_9B, LLAMA_8B, QWEN_30B_A3B, SHAPES, SMALL_135M, matrices
 from tests.kernels.weights import KINDS, fits, weight
+from tests.quant.cpu.random_group_weights import ORDERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +146,19 @@ def _experts(setting: Setting) -> None:
         return
     experts = QWEN_30B_A3B.layer(0).experts
     assert experts
-    hidden, width, routing = QWEN_30B_A3B.hidden, experts.hidden, experts.routing
+    hidden, width, routing = QWEN_30B_A3B.hidden, experts.hidden, replace(experts.routing, experts=EXPERTS)
     logits = blank(setting.tokens, routing.experts + 1, dtype=torch.float32)
     bias = logits[0, 1:]
     ids, weights, shared = route(logits, routing)
     route(logits[:, 1:], replace(routing, score=Score.SIGMOID, normalized=False, groups=8, active_groups=4), bias)
-    for number, kind in enumerate(KINDS if setting.thorough else EXPERT_FORMS):
-        if not fits(kind, hidden, width) or kind in UNSTACKED:
-            continue
-        several = EXPERT_FORMS[0] if number % 2 else kind
-        parts = [[(several, width), (kind, width)]], [[(kind, hidden)]]
-        gate_up, down = (_stack(setting, *it) for it in zip((hidden, width), parts, strict=True))
-        tiles = tiles_of_experts(ids, (gate_up, down))
-        gate_up.multiply(blank(setting.tokens, hidden), tiles)
-        outputs = down.multiply(blank(tiles.count, width), tiles, torch.float32)
+    for kind in EXPERT_KINDS if setting.thorough else EXPERT_FORMS:
+        gate_up, down = (_stack(setting, kind, *it) for it in ((2 * width, hidden), (hidden, width)))
+        all_tiles = [tiles_of_experts(ids, (gate_up, down))]
+        if setting.tokens == TOKENS_OF_EVERY_TILE:
+            all_tiles = [token_tiles(ids, routing.experts, it) for it in TILE_TOKENS if it <= gate_up.most_slots]
+        for tiles in all_tiles:
+            gate_up.multiply(blank(setting.tokens, hidden), tiles)
+            outputs = down.multiply(blank(tiles.count, width), tiles, torch.float32)
     stream = blank(setting.tokens, hidden, dtype=torch.float32)
     for added in (None, stream):
         expert_sum(outputs, weights, stream, shared, added)
@@ -162,12 +166,14 @@ def _experts(setting: Setting) -> None:
         expert_sum(outputs, weights, stream, None, added)
 
 
+def _stack(setting: Setting, kind: str, rows: int, columns: int) -> ExpertStack:
+    return ExpertStack([_all_experts(kind, rows, columns)], EXPERTS, setting.card, deterministic=setting.deterministic)
+
+
 @cache
-def _stacked(kinds: tuple[tuple[str, int], ...], columns: int) -> ExpertStack:
-    backend = CudaBackend(torch.device("meta"), CARDS[0], deterministic=False)
-    return backend.stack(
-        [[weight(kind, rows, columns, torch.device("meta")) for kind, rows in kinds]]
-    )
+def _all_experts(kind: str, rows: int, columns: int) -> CudaMatrix:
+    (matrix,) = stacked([[_matrix(kind, rows, columns)]] * EXPERTS, EXPERTS)
+    return matrix
 
 
 def _product(setting: Setting, layer: CudaLinear) -> None:
@@ -198,5 +204,10 @@ FORMS = (
     "Q2_K",
     "BF16",
 )
+EXPERTS = 16
+TOKENS_OF_EVERY_TILE = 512
+EXPERT_FORMS = ("Q4_K", "Q6_K", "MXFP4", "e4m3 channel", "e4m3 128x128", "BF16")
+# experts with nested scales are not supported, and those with an order of columns have the same kernels as others
+EXPERT_KINDS = tuple(kind for kind in KINDS if kind not in ORDERED and "nested" not in kind)
 KV_TYPES = (torch.bfloat16, torch.uint8)
-CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _heads, _attention, _sampling, _products)
+CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _heads, _attention, _sampling, _products, _experts)
