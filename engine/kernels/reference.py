@@ -253,3 +253,14 @@ def _in_best_groups(choice: Tensor, routing: Routing) -> Tensor:
 def _largest(values: Tensor, count: int) -> Tensor:
     """Return the indices of the `count` largest values of each row. Among equal values, the lower index is first."""
     return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def expert_sum(outputs: Tensor, weights: Tensor, shared: Tensor | None, shared_weights: Tensor | None) -> Tensor:
+    """Return the weighted sum of the outputs of each token's experts, plus that of the shared MLP, [tokens, width].
+
+    outputs: [tokens * active, width]; weights: [tokens, active]; shared: [tokens, width]; shared_weights: [tokens].
+    """
+    total = (weights.unsqueeze(-1) * outputs.view(*weights.shape, -1)).sum(1)
+    if shared is None:
+        return total
+    return total + (shared if shared_weights is None else shared * shared_weights.unsqueeze(-1))

@@ -105,10 +105,16 @@ def tiles_of_experts(ids: Tensor, stacks: Sequence[ExpertStack]) -> TokenTiles:
     return token_tiles(ids, count, min(wanted, *(stack.most_slots for stack in stacks)))
 
 
+def first_numbers_of_tokens(experts: int, active: int) -> list[int]:
+    """Return the smallest number of tokens for each size of tiles of several slots."""
+    least = max(2, experts // (2 * active) + 1)
+    return [max(least, int(size * experts / (SPARE * active)) + 1) for size in (0, *TILE_TOKENS[:-1])]
+
+
 def stacked(layers: Iterable[Sequence[CudaMatrix]], count: int) -> list[CudaMatrix]:
     """Join the matrices of the layers of `count` experts: the first of all layers, the second, and so on.
 
-    They are copied before those of the next expert are made, so that only one expert is in memory twice. Raises
+    They are copied before those of the next expert are made, so that at most two experts are in memory twice. Raises
     UnsupportedQuantization if no kernel supports their form.
     """
     whole: list[CudaMatrix] = []

@@ -84,6 +84,19 @@ def matmul(x: Tensor, values: Tensor) -> Tensor:
     return torch.cat([padded[at : at + ROW_TILE] @ values.T for at in range(0, rows, ROW_TILE)])[:rows]
 
 
+def expert_product(x: Tensor, values: Tensor, ids: Tensor) -> Tensor:
+    """Multiply the tokens by the matrices of their experts.
+
+    - x: float32 [tokens, inputs], or [slots, inputs] with a row for each expert of a token
+    - values: float32 [experts, outputs, inputs]
+    - ids: int64 [tokens, active], the experts of each token
+
+    Returns float32 [slots, outputs], where slots = tokens * active.
+    """
+    rows = x.repeat_interleave(ids.numel() // len(x), 0)
+    return torch.einsum("si,soi->so", rows, values[ids.flatten()])
+
+
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize x [rows, columns] float32 to float8_e4m3fn of the same shape, with one scale per row, [rows, 1].
 

@@ -31,7 +31,8 @@ def fastest_tile(shape: ProductShape, card: Card, seconds: Seconds) -> ProductTi
 
     all_rows = BATCH_ROWS if rule.rows in BATCH_ROWS else ROWS
     best = best_of(replace(rule, rows=rows, warps=warps) for rows, warps in product(all_rows, WARPS))
-    best = best_of(replace(best, splits=splits) for splits in SPLITS)
+    if not shape.experts:
+        best = best_of(replace(best, splits=splits) for splits in SPLITS)
     best = best_of(replace(best, stages=stages) for stages in STAGES)
     return best if times[best] <= GAIN * times[rule] else rule
 

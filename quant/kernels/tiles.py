@@ -11,10 +11,13 @@ MOST_TOKENS = 256  # with more tokens, the whole matrix is unpacked for the libr
 LEAST_WARPS = 16  # smallest number of warps per multiprocessor: some have work while others wait for memory
 LARGE = 1 << 25  # smallest number of weights for which adding the sums of several programs in a second launch pays off
 # the values that the fields of a tile can have
-ROWS, BATCH_ROWS, WARPS, SPLITS, STAGES = (16, 32), (64, 128), (1, 2, 4, 8, 16), (1, 2, 4, 8), (1, 3)
+ROWS, BATCH_ROWS, WARPS, SPLITS, STAGES = (16, 32), (64, 128), (1, 2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 3)
 BATCH_WORK = 90  # smallest number of tokens times programs per multiprocessor; measured on an H200
 FEW_PROGRAMS = 3  # up to this number per multiprocessor, warps have few steps, and weights are loaded ahead
 AHEAD = 8, 3  # warps and stages of these programs
+# compute capabilities whose matrix units read operands from shared memory; on other cards, a program of 128 rows and
+# 128 tokens spills registers or takes too much shared memory, unless codes are quick to unpack
+ASYNCHRONOUS = (9, 10)
 IDLE = 1.1  # limit of the busiest multiprocessor's work, relative to the average
 
 
@@ -91,11 +94,13 @@ class TileTable:
 
     def _batch(self, shape: ProductShape) -> ProductTile:
         tokens, most = max(16, shape.tokens), shape.inputs // 128
-        rows, warps = (128, 8) if tokens == TOKENS[-1] else (64, 4)
+        rows, warps, stages = (128, 8, 3) if tokens == TOKENS[-1] else (64, 4, 3)
+        if rows == BATCH_ROWS[-1] and shape.few_tokens < FIXED_TOKENS and self.card.capability[0] not in ASYNCHRONOUS:
+            rows, stages = BATCH_ROWS[0], 2
         work = -(-shape.outputs // rows) * tokens
         wanted = next((it for it in SPLITS if it * work >= BATCH_WORK * self.card.multiprocessors), SPLITS[-1])
         return ProductTile(
-            rows, warps, tokens, next(it for it in reversed(SPLITS) if it <= min(wanted, max(1, most))), 3
+            rows, warps, tokens, next(it for it in reversed(SPLITS) if it <= min(wanted, max(1, most))), stages
         )
 
 

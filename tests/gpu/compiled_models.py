@@ -40,7 +40,7 @@ def compile_model(card: Card, model: ModelConfig, mix: str, context: int, reques
     config = EngineConfig("cuda", context, 0, max_step_tokens=tokens, max_running=requests)
     limits = BatchLimits(tokens, requests, -(-context // BLOCK_SIZE), 1)
     with recording_kernels() as variants:
-        launch_every_kernel(recorded.step(config.with_pools([2])), limits, model.vocab_size)
+        launch_every_kernel(recorded.step(config.with_pools([2])), limits, recorded.model)
     compile_kernels(variants, lambda done, total: None)
     missing = [variant.name for variant in variants if not variant.is_cached()]
     if missing:

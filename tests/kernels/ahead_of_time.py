@@ -34,7 +34,7 @@ from tests.kernels.compilation import Machine, compile_launch
 from tests.kernels.launches import Launch, record_launches
 from tests.kernels.shapes import SHAPES
 
-TOKENS = (1, 4, 16, 64, 512)
+TOKENS = (1, 4, 16, 64, 128, 512)
 PROCESSES = 2
 WORST = 12  # lines of the printed table: the launches that use the most resources
 # kernels that compile slowly, and to the same instructions for all cards

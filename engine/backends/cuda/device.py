@@ -134,7 +134,7 @@ class CudaDevice:
         try:
             step = self._step(loaded, config.with_pools([1] * len(config.groups)).without_host_pools())
             with recording_kernels() as variants:
-                launch_every_kernel(step, _limits(config), loaded.config.vocab_size)
+                launch_every_kernel(step, _limits(config), loaded.config)
             compile_kernels(variants, self._report_kernels)
         except Exception as error:  # noqa: BLE001 # Triton and processes raise errors of any type
             log.warning("kernels are compiled when they are needed: %s", first_line(error))

@@ -1,7 +1,7 @@
 """Launch every kernel that serving a model takes, so that all of them can be recorded and compiled in advance.
 
-The kernel of a product depends on the range of the number of tokens (`quant.kernels.tiles`), and that of attention on
-the number of requests and on their contexts. Tokens, contexts, and samples are meaningless here.
+The kernel of a product depends on the range of the number of tokens (`quant.kernels.tiles`, `quant.cuda.experts`), and
+that of attention on the number of requests and on their contexts. Tokens, contexts, and samples are meaningless here.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.backends.cuda.batch_tensors import BatchLimits
 from engine.backends.cuda.step import CudaStep, largest_batch
 from engine.batch import Batch
-from engine.config import BLOCK_SIZE
+from engine.config import BLOCK_SIZE, ModelConfig
 from engine.kernels.attention_tiles import Tiles, decode_tiles, query_tiles
 from engine.kernels.pending_tokens import fill_pending_tokens
 from engine.kernels.sampling import sample
@@ -21,6 +21,7 @@ from engine.kernels.sampling_rows import SampleTarget, build_rows
 from engine.request import Request
 from engine.sampling.masks import NO_MASKS, Masks
 from engine.sampling_params import SamplingParams
+from quant.cuda.experts import first_numbers_of_tokens
 from quant.kernels.tiles import MOST_TOKENS, TOKENS
 
 SHORT_CONTEXT = 1024  # tokens; the smallest context of a CUDA graph
@@ -30,21 +31,23 @@ DRAWN = SamplingParams(temperature=1, top_k=20, top_p=0.9)
 REPORTED = SamplingParams(temperature=1, presence_penalty=1.0, logprobs=2)
 
 
-def launch_every_kernel(step: CudaStep, limits: BatchLimits, vocab_size: int) -> None:
+def launch_every_kernel(step: CudaStep, limits: BatchLimits, model: ModelConfig) -> None:
     """Launch the kernels of steps of all sizes, and those of all kinds of sampling."""
-    for batch, tiles in _steps(step, limits):
+    for batch, tiles in _steps(step, limits, model):
         logits = step.launch_without_graph(batch, tiles)
     with torch.inference_mode(), step.gpu.current():
-        _launch_sampling(logits[:1], vocab_size)
+        _launch_sampling(logits[:1], model.vocab_size)
 
 
-def _steps(step: CudaStep, limits: BatchLimits) -> Iterator[tuple[Batch, Tiles]]:
+def _steps(step: CudaStep, limits: BatchLimits, model: ModelConfig) -> Iterator[tuple[Batch, Tiles]]:
     longest = limits.table_blocks * BLOCK_SIZE
     for requests in sorted({min(number, limits.requests) for number in (1, *TOKENS, limits.requests)}):
         for context in sorted({1, min(SHORT_CONTEXT, longest), longest}):
             batch = largest_batch(requests, requests, limits.groups)
             yield batch, decode_tiles(requests, context, step.queries)
-    for tokens in sorted({min(number, limits.tokens, longest) for number in (16, 64, LIBRARY_TOKENS)}):
+    routings = {it.routing for it in (model.layer(number).experts for number in range(model.layers)) if it}
+    of_experts = [number for it in routings for number in first_numbers_of_tokens(it.experts, it.active)]
+    for tokens in sorted({min(number, limits.tokens, longest) for number in (16, 64, LIBRARY_TOKENS, *of_experts)}):
         for context in sorted({tokens, longest}):
             batch = largest_batch(tokens, 1, limits.groups)
             yield batch, query_tiles(batch.query_starts, [context], step.queries)

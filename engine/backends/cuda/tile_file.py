@@ -17,7 +17,7 @@ from typing import Any
 import triton
 
 from engine.private_folder import private_folder
-from quant.kernels import packed_batch, packed_matmul, packed_product, packed_values, packed_vector, tiles
+from quant.kernels import packed_batch, packed_matmul, packed_product, packed_values, packed_vector, tiles, token_tiles
 from quant.kernels.card import Card
 from quant.kernels.tiles import (
     BATCH_ROWS,
@@ -33,7 +33,7 @@ from quant.kernels.tiles import (
 
 log = logging.getLogger(__name__)
 
-KERNELS = packed_batch, packed_matmul, packed_product, packed_values, packed_vector, tiles
+KERNELS = packed_batch, packed_matmul, packed_product, packed_values, packed_vector, tiles, token_tiles
 CHOICES = {"rows": ROWS + BATCH_ROWS, "warps": WARPS, "tokens": TOKENS, "splits": SPLITS, "stages": STAGES}
 
 
@@ -75,8 +75,10 @@ def _kernel_version() -> str:
 
 
 def _shape(entry: Any) -> ProductShape:
-    numbers = [entry[name] for name in ("outputs", "inputs", "tokens", "few_tokens")]
-    if not isinstance(entry["kind"], str) or not all(type(number) is int and number > 0 for number in numbers):
+    sizes = [entry[name] for name in ("outputs", "inputs", "tokens", "few_tokens")]
+    numbers = [*sizes, entry["experts"]]
+    is_valid = all(type(number) is int and number >= 0 for number in numbers) and all(sizes)
+    if not isinstance(entry["kind"], str) or not is_valid:
         raise ValueError(f"invalid shape {entry!r:.80}")
     return ProductShape(entry["kind"], *numbers)
 

@@ -1,7 +1,7 @@
 """Measure the fastest tile sizes for a model's matrices on a GPU. `engine.backends.cuda.tile_file` stores them."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,11 +14,13 @@ from engine.backends.cuda.operations import CudaOperations
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.weights import LoadProgress, Weights
 from quant.cuda.backend import CudaBackend
+from quant.cuda.experts import TILE_TOKENS, ExpertStack
 from quant.cuda.linear import CudaLinear
 from quant.cuda.matrix import PackedMatrix
-from quant.kernels.packed_product import packed_product
+from quant.kernels.packed_product import packed_expert_product, packed_product
 from quant.kernels.tile_search import fastest_tile
 from quant.kernels.tiles import TOKENS, ProductShape, ProductTile
+from quant.kernels.token_tiles import token_tiles
 from quant.linear import QLinear, Use
 from quant.tensor import QTensor
 
@@ -32,13 +34,37 @@ REPLAYS = 7
 class _RecordingBackend(CudaBackend):
     """A linear backend that records the layers it creates."""
 
-    made: list[CudaLinear] = field(default_factory=list)
+    made: list[CudaLinear | ExpertStack] = field(default_factory=list)
 
     def linear(self, segments: Sequence[QTensor], use: Use = Use.PRODUCTS) -> QLinear:
         layer = super().linear(segments, use)
         if isinstance(layer, CudaLinear):
             self.made.append(layer)
         return layer
+
+    def stack(self, layers: Iterable[Sequence[QTensor]], count: int) -> ExpertStack:
+        stack = super().stack(layers, count)
+        self.made.append(stack)
+        return stack
+
+
+@dataclass(frozen=True, slots=True)
+class _Equal:
+    """The properties that matrices share which are measured together. Those of experts are per expert."""
+
+    kind: str
+    outputs: int
+    inputs: int
+    few_tokens: int
+    experts: int  # 0: not of experts
+    active: int
+
+    @property
+    def shapes(self) -> list[ProductShape]:
+        """Return the shapes of the products to measure. A tile of one slot is used if experts have one token."""
+        sizes = TOKENS if not self.experts else (1, *TILE_TOKENS)
+        product = partial(ProductShape, self.kind, self.outputs, self.inputs, few_tokens=self.few_tokens)
+        return [product(it, experts=self.active if it == 1 else self.experts) for it in sizes]
 
 
 class Tuning:
@@ -49,15 +75,18 @@ class Tuning:
 
     def __init__(self, checkpoint: Checkpoint, gpu: Gpu, progress: LoadProgress, timer: Timer | None = None) -> None:
         self._gpu, self._timer = gpu, timer or partial(_recorded_seconds, gpu)
-        self._matrices: dict[tuple[str, int, int, int], list[PackedMatrix]] = {}
+        self._matrices: dict[ProductShape, list[PackedMatrix]] = {}
+        self._experts: dict[ProductShape, int] = {}
         with gpu.current():
-            for matrix in _matrices(checkpoint, gpu, progress):
-                self._matrices.setdefault((matrix.form.kind, *matrix.shape, matrix.form.few_tokens), []).append(matrix)
+            for equal, matrix in _matrices(checkpoint, gpu, progress):
+                for shape in equal.shapes:
+                    self._matrices.setdefault(shape, []).append(matrix)
+                    self._experts[shape] = equal.experts
 
     @property
     def shapes(self) -> list[ProductShape]:
         """Return the shapes of all products to measure."""
-        return [ProductShape(*key[:3], tokens, key[3]) for key in self._matrices for tokens in TOKENS]
+        return list(self._matrices)
 
     def fastest(self, shape: ProductShape) -> ProductTile:
         """Return the fastest tile for a shape. The default tile wins unless another is clearly faster."""
@@ -69,22 +98,34 @@ class Tuning:
 
         All matrices of the shape are used in turn, so that little of the next one is in the cache.
         """
-        matrices = self._matrices[shape.kind, shape.outputs, shape.inputs, shape.few_tokens]
-        x = torch.randn(shape.tokens, shape.inputs, device=self._gpu.device).bfloat16()
-        out = torch.empty(shape.tokens, shape.outputs, dtype=torch.bfloat16, device=self._gpu.device)
+        slots = shape.tokens * max(1, shape.experts)
+        x = torch.randn(slots, shape.inputs, device=self._gpu.device).bfloat16()
+        out = torch.empty(slots, shape.outputs, dtype=torch.bfloat16, device=self._gpu.device)
+        product: Callable[[PackedMatrix], object]
+        if shape.experts:
+            ids = torch.arange(shape.experts, dtype=torch.int32, device=self._gpu.device).repeat(shape.tokens)
+            tiles = token_tiles(ids.unsqueeze(1), self._experts[shape], shape.tokens)
+            product = partial(packed_expert_product, x=x, out=out, tile=tile, tiles=tiles)
+        else:
+            product = partial(packed_product, x=x, out=out, tile=tile, bias=None, add=False)
         try:
-            return self._timer([partial(packed_product, it, x, out, tile, bias=None, add=False) for it in matrices])
+            return self._timer([partial(product, matrix) for matrix in self._matrices[shape]])
         except OutOfResources:
             return None
 
 
-def _matrices(checkpoint: Checkpoint, gpu: Gpu, progress: LoadProgress) -> list[PackedMatrix]:
-    """Load a model, and return all packed matrices in the form that its layers use."""
+def _matrices(checkpoint: Checkpoint, gpu: Gpu, progress: LoadProgress) -> Iterator[tuple[_Equal, PackedMatrix]]:
+    """Load a model, and yield all packed matrices in the form that its layers use."""
     config = models.read_config(checkpoint.metadata)
     backend = _RecordingBackend(gpu.device, gpu.card, deterministic=False)
     weights = Weights(checkpoint.path, models.stored_weights(checkpoint), progress)
     models.load(config, weights, CudaOperations(backend, gpu.card, deterministic=False), CONTEXT)
-    return [it for layer in backend.made for it in layer.matrices if isinstance(it, PackedMatrix)]
+    for layer in backend.made:
+        count, active = (layer.count, config.active_experts) if isinstance(layer, ExpertStack) else (0, 0)
+        for it in layer.matrices:
+            if isinstance(it, PackedMatrix):
+                rows, columns = it.shape
+                yield _Equal(it.form.kind, rows // max(1, count), columns, it.form.few_tokens, count, active), it
 
 
 def _recorded_seconds(gpu: Gpu, calls: Sequence[Call]) -> float:

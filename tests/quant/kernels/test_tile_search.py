@@ -35,6 +35,21 @@ def test_tiles_that_do_not_run_are_not_chosen() -> None:
     assert fastest_tile(SHAPE, CARD, lambda _: None) == RULE
 
 
+def test_experts_have_the_tile_of_one_matrix_with_as_many_programs_and_no_splits() -> None:
+    experts = ProductShape("q4", 300, 1 << 15, 1, experts=8)
+    whole = rule_tile(ProductShape("q4", 8 * 300, 1 << 15, 1), CARD)
+    assert rule_tile(experts, CARD) == replace(whole, splits=1) != whole
+    assert fastest_tile(experts, CARD, lambda tile: 1.0 / tile.splits).splits == 1
+
+
+def test_large_batches_fit_the_shared_memory_of_every_card() -> None:
+    """Codes in two planes take 57 KB with 64 rows and 2 stages, and 131 KB with 128 rows and 3 stages."""
+    shape = ProductShape("q6", 4096, 4096, 128, few_tokens=8)
+    for card in CARDS:
+        tile = rule_tile(shape, card)
+        assert (tile.rows, tile.stages) == ((128, 3) if card.capability[0] in (9, 10) else (64, 2))
+
+
 def test_every_warp_has_work_and_each_tile_is_timed_once() -> None:
     timed: list[ProductTile] = []
 

@@ -19,12 +19,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from engine import models
 from engine.backends.cuda.batch_tensors import BatchLimits
 from engine.backends.cuda.device import CudaDevice, CudaOptions
 from engine.backends.cuda.gpu import Gpu
 from engine.backends.cuda.kernel_compilation import FirstLaunches, compile_kernels, recording_kernels
 from engine.backends.cuda.kernel_launches import launch_every_kernel
 from engine.backends.cuda.step import CudaStep
+from engine.config import ModelConfig
+from engine.loading import open_checkpoint
 from tests.engine.backends.cuda.two_devices import INTERPRETED, load
 from tests.engine.models.tiny_llama import make
 
@@ -44,14 +47,16 @@ class AbsentGpu:
         return 0
 
 
-def tiny_step(folder: Path) -> tuple[CudaStep, int]:
-    loaded = load(make(folder, heads=2, kv_heads=1, layers=1).path, CudaDevice(Gpu(INTERPRETED), CudaOptions()))
-    step = loaded.model.compute
+def tiny_step(folder: Path) -> tuple[CudaStep, ModelConfig]:
+    path = make(folder, heads=2, kv_heads=1, layers=1).path
+    with open_checkpoint(path) as checkpoint:
+        model = models.read_config(checkpoint.metadata)
+    step = load(path, CudaDevice(Gpu(INTERPRETED), CudaOptions())).model.compute
     assert isinstance(step, CudaStep)
-    return step, loaded.vocab_size
+    return step, model
 
 
-def launches_from_cache(step: CudaStep, vocab_size: int) -> list[bool]:
+def launches_from_cache(step: CudaStep, model: ModelConfig) -> list[bool]:
     """Launch all kernels up to the call of the driver. Return for each whether it was in the cache on disk.
 
     Afterwards, this process knows the kernels.
@@ -67,7 +72,7 @@ def launches_from_cache(step: CudaStep, vocab_size: int) -> list[bool]:
 
     with knobs.compilation.scope(), mock.patch.object(JITFunction, "_do_compile", compile_only):
         knobs.compilation.listener = lambda **compiled: hits.append(compiled["cache_hit"])
-        launch_every_kernel(step, LIMITS, vocab_size)
+        launch_every_kernel(step, LIMITS, model)
     for kernels, key, kernel in known:
         kernels[key] = kernel
     return hits
@@ -77,20 +82,20 @@ def main() -> int:
     driver.set_active(AbsentGpu())
     reported: list[tuple[int, int]] = []
     with tempfile.TemporaryDirectory() as folder:
-        step, vocab_size = tiny_step(Path(folder))
+        step, model = tiny_step(Path(folder))
         first = FirstLaunches()
         first.watch()
         with recording_kernels() as variants:
-            launch_every_kernel(step, LIMITS, vocab_size)
+            launch_every_kernel(step, LIMITS, model)
         assert first.count == 0
         compile_kernels(variants, lambda done, total: reported.append((done, total)))
         assert all(variant.is_cached() for variant in variants)
         again = len(reported)
         compile_kernels(variants, lambda done, total: reported.append((done, total)))
         assert len(reported) == again
-        hits = launches_from_cache(step, vocab_size)
+        hits = launches_from_cache(step, model)
         with recording_kernels() as unknown:
-            launch_every_kernel(step, LIMITS, vocab_size)
+            launch_every_kernel(step, LIMITS, model)
         assert not unknown
     print(f"{len(variants)} recorded, {reported[0][1]} compiled, {len(hits)} launched, {first.count} first launches")
     assert hits

@@ -1,14 +1,20 @@
 """With --deterministic, a token's logits have the same bits alone, in a batch, and with any chunking of its prompt."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
+from transformers import Qwen2MoeConfig
 
 from engine.backends.cuda.device import CudaDevice, CudaOptions
 from engine.sampling_params import SamplingParams
 from tests.engine.backends.cuda.two_devices import Loaded, gpu, load, tokens
+from tests.engine.models.family_checkpoints import EXPERTS, Family, random_model
 from tests.engine.models.tiny_llama import MIXES, make
 from tests.support.held_request import HeldRequest
+
+ONE_LAYER = EXPERTS | {"shared_expert_intermediate_size": 32, "num_hidden_layers": 1}
 
 
 def request(ids: list[int], *blocks: int) -> HeldRequest:
@@ -22,8 +28,20 @@ def advance(loaded: Loaded, *parts: tuple[HeldRequest, int]) -> torch.Tensor:
     return logits
 
 
-def test_bits_are_equal_alone_batched_and_chunked(tmp_path: Path, device: torch.device) -> None:
-    path = make(tmp_path, types=MIXES["Q4_0"], layers=1).path
+def quantized(folder: Path) -> Path:
+    return make(folder, types=MIXES["Q4_0"], layers=1).path
+
+
+def experts(folder: Path) -> Path:
+    random_model(Family(Qwen2MoeConfig, ONE_LAYER), seed=3).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("make_model", [quantized, experts])
+def test_bits_are_equal_alone_batched_and_chunked(
+    make_model: Callable[[Path], Path], tmp_path: Path, device: torch.device
+) -> None:
+    path = make_model(tmp_path)
     loaded = load(path, CudaDevice(gpu(device), CudaOptions(deterministic=True)))
     ids = tokens(9, loaded.vocab_size)
     alone, together, cut = (request(ids, *blocks) for blocks in ((1, 2), (3, 4), (5, 6)))

@@ -69,7 +69,7 @@ def test_kernels_are_compiled_without_an_engine(tmp_path: Path, monkeypatch: pyt
     variants = [FakeVariant(tmp_path / "kernel")]
     monkeypatch.setattr(device, "recording_kernels", lambda: nullcontext(variants))
     monkeypatch.setattr(
-        device, "launch_every_kernel", lambda step, limits, vocab_size: launched.append((limits.requests, vocab_size))
+        device, "launch_every_kernel", lambda step, limits, model: launched.append((limits.requests, model.vocab_size))
     )
     monkeypatch.setattr(
         device, "compile_kernels", lambda given, report: report(len(given), len(given)) if given is variants else None

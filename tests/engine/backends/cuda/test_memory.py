@@ -5,16 +5,17 @@ from typing import cast
 
 import pytest
 
-from engine.backends.cuda.device import CudaDevice, CudaOptions
+from engine.backends.cuda.device import CudaDevice, CudaOptions, why_unsupported
 from engine.backends.cuda.gpu import Gpu, planned_gpu
 from engine.backends.cuda.memory import MARGIN_BYTES, MAX_RESERVE, GpuMemory, loading_bytes, step_bytes
-from engine.config import ALL_FREE, BLOCK_SIZE, MemoryLimit, ModelConfig, NormRule, RopeConfig
+from engine.config import ALL_FREE, BLOCK_SIZE, LayerConfig, MemoryLimit, ModelConfig, NormRule, RopeConfig
 from engine.errors import OutOfMemory
 from engine.kv.budget import USEFUL_CONTEXT
 from engine.load_options import LoadOptions
 from engine.loading import _resolve, cache_budget
 from quant.cuda.loading import SLAB_BYTES
 from quant.kernels.card import Card
+from tests.kernels.shapes import QWEN_30B_A3B
 
 GIB = 1 << 30
 CARD = Card("a card", (8, 9), 128, 99 << 10, 72 << 20, 24 * GIB)
@@ -105,6 +106,27 @@ def test_needs_include_temporary_memory_of_loading() -> None:
     assert loading > 4 * SLAB_BYTES + 4 * 2 * 2 * 4096 * 14336
     assert memory().needs(MODEL, 16 * GIB, 1, 1).steps == loading
     assert memory().needs(MODEL, 16 * GIB, 4096, 128).steps > loading
+
+
+def test_experts_count_once_when_they_are_loaded_and_as_often_as_they_are_active_in_a_step() -> None:
+    matrix = QWEN_30B_A3B.hidden * 2 * 768
+    weights = QWEN_30B_A3B.matrix_elements  # bytes, with one byte for each
+    qkv = 5120 * QWEN_30B_A3B.hidden
+    assert matrix < qkv
+    assert loading_bytes(QWEN_30B_A3B, weights) == 4 * (SLAB_BYTES + qkv)
+    per_token = step_bytes(QWEN_30B_A3B, 2, 1) - step_bytes(QWEN_30B_A3B, 1, 1)
+    assert per_token == 8 * 2048 + 4 * 8 * 2048 + 6 * 2 * 8 * 768
+    device = CudaDevice(planned_gpu(80 * GIB), CudaOptions())
+    assert device.step_tokens(QWEN_30B_A3B) == 2048
+    assert 9 * QWEN_30B_A3B.active_elements < QWEN_30B_A3B.matrix_elements
+
+
+def test_width_of_experts_must_suit_the_kernels() -> None:
+    experts = QWEN_30B_A3B.layer(0).experts
+    assert experts
+    assert why_unsupported(QWEN_30B_A3B) is None
+    odd = replace(QWEN_30B_A3B, layout=(LayerConfig(experts=replace(experts, hidden=760)),) * 48)
+    assert why_unsupported(odd) == "its MLP is 760, not a multiple of 16"
 
 
 def test_step_estimate_grows_with_tokens_and_rows() -> None:
