@@ -30,11 +30,12 @@ def main() -> int:
     os.environ |= {"TRITON_CACHE_DIR": str(given.folder), "TRITON_STORE_BINARY_ONLY": "1"}
     from tests.gpu.compiled_models import compile_model
     from tests.kernels.cards import CARDS
-    from tests.kernels.shapes import LLAMA_8B, TINY
+    from tests.kernels.shapes import LLAMA_8B, QWEN_30B_A3B, TINY
 
     card = next(card for card in CARDS if card.name.endswith(given.card))
-    for mix in ("BF16",) if given.tiny else MIXES:
-        count = compile_model(card, TINY if given.tiny else LLAMA_8B, mix, CONTEXT, 4 if given.tiny else REQUESTS)
+    models = [(mix, LLAMA_8B) for mix in MIXES] + [("Q4_K_M", QWEN_30B_A3B)]
+    for mix, model in [("BF16", TINY)] if given.tiny else models:
+        count = compile_model(card, model, mix, CONTEXT, 4 if given.tiny else REQUESTS)
         print(f"{mix}: {count} kernels, {folder_bytes(given.folder) / 1e6:.1f} MB", flush=True)
     return 0 if folder_bytes(given.folder) < MOST_BYTES else 1
 

@@ -4,7 +4,7 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,18 +17,28 @@ from engine.loading import load_engine
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
 from tests.gpu.random_checkpoint import RandomCheckpoint
-from tests.kernels.shapes import LLAMA_8B, TINY
+from tests.kernels.shapes import LLAMA_8B, QWEN_30B_A3B, TINY, TINY_EXPERTS
 from tests.support.weight_mixes import Q4_K_M
 
 DRY_MIXES = {Q4_K_M: "BF16"}  # the cheapest weights for the interpreter
 CONTEXT = 4096 + 512
 BATCHES = (8, 32, 128)
 COLD_SECONDS = 60.0  # limit for the first token with an empty kernel cache
+EXPERT_LAYERS = 16  # of 48, so that loading takes less time
+# limits of the rate of one stream, as a fraction of the rate at which all weights in use are read
+LEAST_OF_FLOOR = {"INT4": 0.65, "INT4 experts": 0.55}
+LEAST_OF_PEAK = 0.35  # of a prompt of 4096 tokens
 INT4, FP8, BF16 = (Q4_K_M, "INT4"), ("e4m3 channel", "FP8"), ("BF16", "BF16")
 
 
 def int4(machine: Machine) -> Iterator[Figure]:
     yield from _figures(machine, *INT4)
+
+
+def experts(machine: Machine) -> Iterator[Figure]:
+    """Measure some layers of Qwen3 30B A3B."""
+    model = TINY_EXPERTS if machine.dry else replace(QWEN_30B_A3B, layers=EXPERT_LAYERS)
+    yield from _figures(machine, Q4_K_M, "INT4 experts", model)
 
 
 def cold(machine: Machine) -> Iterator[Figure]:
@@ -58,11 +68,12 @@ def deterministic(machine: Machine) -> Iterator[Figure]:
         )
 
 
-def _figures(machine: Machine, mix: str, name: str, *, cold: bool = False) -> Iterator[Figure]:
+def _figures(
+    machine: Machine, mix: str, name: str, model: ModelConfig | None = None, *, cold: bool = False
+) -> Iterator[Figure]:
     start = time.perf_counter()
-    checkpoint = random_checkpoint(machine, _model(machine), mix)
-    # seconds of a step that only reads all weights once
-    floor = fraction(float(checkpoint.bytes_per_step), machine.peaks.copy)
+    model = model or _model(machine)
+    checkpoint = random_checkpoint(machine, model, mix)
     with _running(machine, checkpoint) as runs:
         loaded = time.perf_counter() - start
         runs.sample(Load(machine.scaled(16, 1), 1))
@@ -72,21 +83,34 @@ def _figures(machine: Machine, mix: str, name: str, *, cold: bool = False) -> It
             yield Figure(f"{name}: of that, to the end of loading", loaded, "s")
         for load, rate in _loads(machine).items():
             sample = runs.measured(load)
-            yield _figure(name, load, rate, sample.rates[rate], floor)
+            if rate is Rate.PREFILL:
+                yield _prompt(machine, name, load, sample.rates[rate], model)
+            else:
+                # seconds of a step that only reads all weights in use once
+                floor = fraction(float(checkpoint.bytes_per_step(load.streams)), machine.peaks.copy)
+                yield _decode(name, load, sample.rates[rate], floor)
             if load.streams == 1 and rate is Rate.PREFILL:
                 waited = 1e3 * sample.first_token[0]
                 yield Figure(f"{name}: first token of {load.prompt_tokens} tokens", waited, "ms")
 
 
-def _figure(name: str, load: Load, rate: Rate, value: float, floor: float | None) -> Figure:
+def _prompt(machine: Machine, name: str, load: Load, value: float, model: ModelConfig) -> Figure:
+    """Compare a prompt with the peak of the matrix units. The operations are those of the layers' matrices."""
+    operations = 2 * (model.active_elements - 2 * model.vocab_size * model.hidden)
+    least = LEAST_OF_PEAK if model.active_experts and load.prompt_tokens == 4096 else None
+    part = fraction(value * operations, machine.peaks.bfloat16)
+    return Figure(f"{name}: {_title(load, Rate.PREFILL)}", value, "tok/s", part, "bf16 peak", least if part else None)
+
+
+def _decode(name: str, load: Load, value: float, floor: float | None) -> Figure:
     """Compare decode with a step that only reads all weights once."""
-    title = f"{name}: {_title(load, rate)}"
-    if rate is not Rate.DECODE or floor is None:
+    title = f"{name}: {_title(load, Rate.DECODE)}"
+    if floor is None:
         return Figure(title, value, "tok/s")
     steps = floor * value / load.streams  # ratio of the floor to the real step time
     if load.streams == 32:
         return Figure(f"{title}, steps of", 1e3 * load.streams / value, "ms", 1 / steps, "floor (times)", most=2.5)
-    least = 0.65 if load.streams == 1 and name == INT4[1] else None
+    least = LEAST_OF_FLOOR.get(name) if load.streams == 1 else None
     return Figure(title, value, "tok/s", steps, "floor", least)
 
 

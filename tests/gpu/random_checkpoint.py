@@ -18,7 +18,7 @@ META = torch.device("meta")
 
 
 class RandomCheckpoint:
-    """A Llama checkpoint; implements `engine.checkpoints.checkpoint.Checkpoint`.
+    """A Llama checkpoint, or a Qwen 3 checkpoint with experts; implements `engine.checkpoints.checkpoint.Checkpoint`.
 
     `mix`: a kind of weights for all matrices, or Q4_K_M.
     """
@@ -44,16 +44,30 @@ class RandomCheckpoint:
             "rms_norm_eps": model.norm.epsilon,
             "rope_theta": model.ropes[0].base,
         }
-        return Metadata(values, "llama", is_config=True)
+        experts = model.layer(0).experts
+        if experts is None:
+            return Metadata(values, "llama", is_config=True)
+        values |= {
+            "num_experts": experts.routing.experts,
+            "num_experts_per_tok": experts.routing.active,
+            "moe_intermediate_size": experts.hidden,
+            "norm_topk_prob": experts.routing.normalized,
+        }
+        return Metadata(values, "qwen3_moe", is_config=True)
 
     def weights(self, names: Names) -> Mapping[str, StoredWeight]:
         return {f"{name}.weight": self._stored(name, shape) for name, shape in _shapes(self._model).items()}
 
-    @property
-    def bytes_per_step(self) -> int:
-        """Bytes of weights that every step reads: all except the embedding."""
-        shapes = _shapes(self._model)
-        return sum(self._make(name, shape, META).nbytes for name, shape in shapes.items() if name != "token_embd")
+    def bytes_per_step(self, tokens: int = 1) -> int:
+        """Bytes of weights that a step reads: all except the embedding, and of experts those in use.
+
+        Experts are in use with equal probability.
+        """
+        shapes = {name: shape for name, shape in _shapes(self._model).items() if name != "token_embd"}
+        experts = {name for name in shapes if name.rpartition(".")[2].isdigit()}
+        sizes = {name: self._make(name, shape, META).nbytes for name, shape in shapes.items()}
+        used = sum(sizes[name] for name in experts) * _share_in_use(self._model, tokens)
+        return sum(size for name, size in sizes.items() if name not in experts) + round(used)
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> StoredWeight:
         nbytes = self._make(name, shape, META).nbytes
@@ -61,7 +75,9 @@ class RandomCheckpoint:
         return StoredWeight(name, nbytes, self._kind(name), make, partial(self._make, name, (2, 256), META), shape)
 
     def _kind(self, name: str) -> str:
-        return kind_in_mix(name, self._model.layers) if self._mix == Q4_K_M else self._mix
+        if name.endswith("ffn_gate_inp"):
+            return "F32"
+        return kind_in_mix(name.rstrip(".0123456789"), self._model.layers) if self._mix == Q4_K_M else self._mix
 
     def _make(self, name: str, shape: tuple[int, ...], device: torch.device) -> QTensor:
         if len(shape) == 1:
@@ -87,6 +103,20 @@ def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         layer = f"blk.{number}."
         shapes |= {f"{layer}attn_norm": (model.hidden,), f"{layer}ffn_norm": (model.hidden,)}
         shapes |= {f"{layer}attn_{it}": (width, model.hidden) for it, width in (("q", q), ("k", kv), ("v", kv))}
-        shapes |= {f"{layer}attn_output": (model.hidden, q), f"{layer}ffn_down": (model.hidden, model.mlp_hidden)}
-        shapes |= {f"{layer}ffn_{it}": (model.mlp_hidden, model.hidden) for it in ("gate", "up")}
+        shapes |= {f"{layer}attn_output": (model.hidden, q)}
+        if model.head_norm:
+            shapes |= {f"{layer}attn_{it}_norm": (model.head_dim,) for it in "qk"}
+        if experts := model.layer(number).experts:
+            shapes[f"{layer}ffn_gate_inp"] = experts.routing.experts, model.hidden
+        suffixes = [f".{it}" for it in range(experts.routing.experts)] if experts else [""]
+        width = experts.hidden if experts else model.mlp_hidden
+        for suffix in suffixes:
+            shapes |= {f"{layer}ffn_{it}{suffix}": (width, model.hidden) for it in ("gate", "up")}
+            shapes[f"{layer}ffn_down{suffix}"] = model.hidden, width
     return shapes | {"output_norm": (model.hidden,), "output": (model.vocab_size, model.hidden)}
+
+
+def _share_in_use(model: ModelConfig, tokens: int) -> float:
+    """Return the expected share of the experts that at least one of the tokens uses."""
+    experts = model.layer(0).experts
+    return 1 - (1 - experts.routing.active / experts.routing.experts) ** tokens if experts else 0.0

@@ -1,10 +1,12 @@
 """Checkpoints with random weights load like files and are as large as real ones."""
 
+from dataclasses import replace
+
 from engine import models
 from engine.models.llama import NAMES
 from quant.tensor import CodedTensor
 from tests.gpu.random_checkpoint import META, RandomCheckpoint
-from tests.kernels.shapes import LLAMA_8B
+from tests.kernels.shapes import LLAMA_8B, QWEN_30B_A3B
 from tests.support.weight_mixes import Q4_K_M
 
 
@@ -21,7 +23,18 @@ def test_weights_are_as_large_as_in_a_real_file() -> None:
     assert sum(it.nbytes for it in plain.weights(NAMES).values()) // 10**7 == 1606
     assert 4.8e9 < sum(it.nbytes for it in mixed.weights(NAMES).values()) < 5.1e9
     embedding = mixed.weights(NAMES)["token_embd.weight"].nbytes
-    assert mixed.bytes_per_step + embedding == sum(it.nbytes for it in mixed.weights(NAMES).values())
+    assert mixed.bytes_per_step() + embedding == sum(it.nbytes for it in mixed.weights(NAMES).values())
+
+
+def test_checkpoint_with_experts_reads_those_in_use() -> None:
+    checkpoint = RandomCheckpoint(replace(QWEN_30B_A3B, layers=1), Q4_K_M, META)
+    read = models.read_config(checkpoint.metadata)
+    assert (read.layer(0), read.head_norm) == (QWEN_30B_A3B.layer(0), QWEN_30B_A3B.head_norm)
+    stored = checkpoint.weights(NAMES)
+    experts = sum(it.nbytes for name, it in stored.items() if "ffn_" in name and name.split(".")[3].isdigit())
+    others = sum(it.nbytes for it in stored.values()) - experts - stored["token_embd.weight"].nbytes
+    assert checkpoint.bytes_per_step() == others + experts // 16
+    assert checkpoint.bytes_per_step(1000) == others + experts
 
 
 def test_weights_are_made_on_the_given_device() -> None:

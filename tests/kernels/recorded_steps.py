@@ -198,7 +198,7 @@ class RecordedModel:
         operations = CudaOperations(CudaBackend(META, card, deterministic=False), card, deterministic=False)
         weights = Weights(checkpoint.path, models.stored_weights(checkpoint))
         self._loaded = models.load(self.model, weights, operations, model.context_length)
-        self.weight_bytes = checkpoint.bytes_per_step
+        self.weight_bytes = checkpoint.bytes_per_step()
 
     @property
     def step_tokens(self) -> int:

@@ -82,6 +82,12 @@ QWEN_30B_A3B = ModelConfig(  # a mixture of experts
     head_norm=HeadNorm.EACH,
 )
 TINY = replace(LLAMA_8B, layers=1, hidden=64, heads=2, kv_heads=1, head_dim=32, mlp_hidden=64, vocab_size=64)
+TINY_EXPERTS = replace(
+    TINY,
+    architecture="qwen3moe",
+    head_norm=HeadNorm.EACH,
+    layout=(LayerConfig(experts=ExpertConfig(Routing(4, 2), 32)),),
+)
 SHAPES = (LLAMA_8B, QWEN_32B, GEMMA_9B, SMALL_135M)
 
 
