@@ -136,7 +136,8 @@ def stacked(layers: Iterable[Sequence[CudaMatrix]], count: int) -> list[CudaMatr
 
 
 def _form(matrix: CudaMatrix) -> object:
-    return matrix.shape, joining_form(0, matrix)
+    tensors = [(name, tensor.shape, tensor.dtype) for name, tensor in matrix.row_tensors.items()]
+    return matrix.shape, joining_form(0, matrix), tensors
 
 
 def _checked(matrix: CudaMatrix) -> CudaMatrix:

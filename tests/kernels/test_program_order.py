@@ -21,6 +21,7 @@ from quant.cuda.linear import CudaLinear
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import PackedMatrix
 from quant.kernels.tiles import TOKENS, ProductShape, ProductTile
+from quant.kernels.token_tiles import token_tiles
 from tests.engine.backends.cuda.two_devices import INTERPRETED, load, tokens
 from tests.kernels.weights import weight
 from tests.support import random_gguf
@@ -132,6 +133,18 @@ def test_products_that_several_programs_share(count: int, rows: int, limit: int,
     x = torch.randn(count, 2048).bfloat16()
     added = torch.randn(count, 64)
     assert not depends_on_order(lambda: layer.multiply(x, add_to=added.clone()), seed)
+
+
+def test_grouping_of_tokens_by_expert(seed: int) -> None:
+    ids = torch.randint(0, 5, (40, 1), dtype=torch.int32)
+    used = 16 * sum(-(-count // 16) for count in ids.flatten().bincount().tolist())
+
+    def grouped() -> Tensor:
+        tiles = token_tiles(ids, 5, 16)
+        assert tiles.slots is not None
+        return torch.cat([tiles.experts, tiles.slots[:used]])
+
+    assert not depends_on_order(grouped, seed)
 
 
 def test_sampling(seed: int) -> None:
