@@ -21,6 +21,7 @@ from engine.errors import UnsupportedModel
 from engine.kv.cache import KVCache
 from engine.operations import ExpertMLP, GatedMLP, Operations, Router
 from quant.cpu.activations import Form
+from quant.cpu.linear import cpu_layer
 from quant.tensor import QTensor
 from tests.engine.backends.cpu.recorded import compute, plain, record
 from tests.engine.backends.cpu.test_operations import ROWS, batch_of, every_row, normal, rows
@@ -202,3 +203,25 @@ def test_experts_with_permuted_columns_are_rejected(cpu_kernels: Path) -> None:
     mixture = Mixture(PLAIN, ("int4 g32 zeros 1", "int4 g32 zeros 1", "F32"))
     with pytest.raises(UnsupportedModel, match="act-order"):
         record(cpu_kernels, lambda ops, batch, kv: mixture.apply(ops, rows(ops, batch, mixture.x), None))
+
+
+def test_step_reads_only_the_chosen_experts(cpu_kernels: Path) -> None:
+    """After the weights of all other experts are overwritten, a token's row keeps its bits."""
+    mixture, made = Mixture(Routing(16, 2), ("Q4_1", "Q4_1", "Q8_0")), list[GatedMLP]()
+
+    def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
+        mlp = mixture.make(ops)
+        made.extend(mlp.experts)
+        x = rows(ops, batch, mixture.x)
+        return ops.experts(x, ops.route(x, mlp.router), mlp)
+
+    step = record(cpu_kernels, forward).step
+    before = compute(step, batch_of([5]))
+    (ids,) = (region for region, _ in step.arena._regions if region.name == "ids")
+    chosen = ids.view(np.int64, 2).tolist()
+    for number, mlp in enumerate(made):
+        parts = [*cpu_layer(mlp.gate_up).parts, *cpu_layer(mlp.down).parts]
+        for part in parts if number not in chosen else ():
+            part.region.bytes[:] = 0xFF
+    assert torch.equal(compute(step, batch_of([5])), before)
+    assert not compute(step, batch_of(range(ROWS))).isfinite().all()
