@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from app.cli import ingle
 from app.models.decode_rate import DecodeRate, remember_rate
+from tests.engine.models import family_checkpoints as families
 from tests.engine.models.tiny_llama import make
 
 
@@ -18,6 +19,18 @@ def fit(*words: object) -> Result:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("tiny"), head_dim=32).path
+
+
+@pytest.mark.parametrize("name", ["qwen3 moe", "llama"])
+def test_weights_that_a_token_reads_are_shown(tmp_path: Path, name: str) -> None:
+    has_experts = name != "llama"
+    path = families.make(tmp_path, name, "folder").path
+    found = json.loads(fit(path, "--device", "cpu", "--json").stdout)
+    assert (found["active_parameters"] < found["parameters"]) is has_experts
+    assert (found["active_weights"] < found["weights"]) is has_experts
+    share = found["active_parameters"] / found["parameters"]
+    assert found["active_weights"] == pytest.approx(found["weights"] * share, abs=1)
+    assert ("each token reads" in fit(path, "--device", "cpu").stdout) is has_experts
 
 
 def test_formula_gives_kv_and_weight_sizes() -> None:

@@ -1,6 +1,7 @@
 """`ingle show`: details of a model, from its headers only."""
 
 import json
+import math
 import re
 import shutil
 import struct
@@ -9,11 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
 
 from app.cli import ingle
 from tests.app.models.checkpoint_folder import whole_files, write
 from tests.app.models.tiny_chat import save
+from tests.engine.checkpoints.quantized_folders import edit_config
+from tests.engine.models.family_checkpoints import make
 
 
 def show(*arguments: str) -> Result:
@@ -46,6 +51,21 @@ def test_details_of_a_gguf_file_are_read(smollm2: Path) -> None:
         "MLP": ["Q4_1"],
         "norms": ["F32"],
     }
+
+
+def test_experts_and_unused_tensors_are_counted(tmp_path: Path) -> None:
+    """Each of 8 experts has 3 matrices of 64 x 128 in 2 layers, and 3 of 8 compute a token."""
+    make(tmp_path, "glm moe", "folder")
+    stored = load_file(tmp_path / "model.safetensors")
+    save_file(stored | {"model.layers.3.eh_proj.weight": torch.ones(128, 256)}, tmp_path / "model.safetensors")
+    edit_config(tmp_path, num_nextn_predict_layers=1)
+    shown, parameters = as_json(tmp_path), sum(math.prod(it.shape) for it in stored.values())
+    assert shown["parameters"] == parameters
+    assert shown["active_parameters"] == parameters - 2 * 5 * 3 * 64 * 128
+    classes = {part["name"]: part for part in shown["tensors"]}  # type: ignore[attr-defined]
+    assert (classes["unused"]["tensors"], classes["unused"]["parameters"]) == (1, 128 * 256)
+    active = f"{parameters:,}, of which about {parameters - 245_760:,} compute each token"
+    assert active in show(str(tmp_path)).output
 
 
 def test_sampling_comes_from_the_files_or_is_the_default(folder: Path, smollm2: Path) -> None:

@@ -1,5 +1,7 @@
 """Classes of tensors: which one a tensor belongs to, and the size of each class."""
 
+import re
+
 import pytest
 
 from app.models.tensor_classes import HeaderTensor, TensorClass, class_of, classes_of
@@ -43,6 +45,14 @@ def test_size_of_a_class_is_summed() -> None:
     assert classes_of(tensors) == [
         TensorClass("embedding", {"F16": 64}, 1, 32, 64),
         TensorClass("MLP", {"F16": 256, "Q4_1": 160}, 3, 384, 416),
+    ]
+
+
+def test_ignored_tensors_are_a_class() -> None:
+    tensors = [HeaderTensor(f"blk.{it}.ffn_up.weight", "F16", (2, 4), 16) for it in range(3)]
+    assert classes_of(tensors, ignored=re.compile(r"blk\.2\..+")) == [
+        TensorClass("MLP", {"F16": 32}, 2, 16, 32),
+        TensorClass("unused", {"F16": 16}, 1, 8, 16),
     ]
 
 

@@ -137,6 +137,12 @@ def test_bits_of_a_row_do_not_depend_on_the_others(rows: int, score: Score) -> N
     assert torch.equal(part_weights, weights[:rows])
 
 
+def test_experts_of_other_groups_are_not_chosen_even_if_all_scores_are_negative() -> None:
+    routing = Routing(4, 2, Score.SIGMOID, groups=2, active_groups=1)
+    ids, _ = route(torch.tensor([[0.0, 1.0, 2.0, 3.0]]), routing, torch.full((4,), -5.0))
+    assert ids.tolist() == [[2, 3]]
+
+
 def test_bias_changes_the_choice_but_not_the_weights() -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     routing = Routing(4, 2, Score.SIGMOID, normalized=False)
