@@ -28,6 +28,6 @@ def test_experts_are_measured_with_tiles_of_one_and_of_several_slots(device: tor
     of_experts = [shape for shape in tuning.shapes if shape.experts]
     assert [(it.outputs, it.inputs, it.tokens, it.experts) for it in of_experts] == gate_up + down
     assert {shape.tokens for shape in tuning.shapes if not shape.experts} == set(TOKENS)
-    for shape in (of_experts[0], of_experts[-1]):
+    for shape in (of_experts[0], of_experts[len(gate_up) + 1]):
         assert tuning._seconds(shape, rule_tile(shape, INTERPRETED)) == 1.0
     assert measured == [1, 1]
