@@ -17,6 +17,7 @@ from engine.kernels.sampling_rows import SampleTarget, build_rows
 from engine.request import Request
 from engine.sampling.masks import NO_MASKS
 from engine.sampling_params import SamplingParams
+from quant.cuda.backend import CudaBackend
 from quant.cuda.linear import CudaLinear
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import PackedMatrix
@@ -133,6 +134,16 @@ def test_products_that_several_programs_share(count: int, rows: int, limit: int,
     x = torch.randn(count, 2048).bfloat16()
     added = torch.randn(count, 64)
     assert not depends_on_order(lambda: layer.multiply(x, add_to=added.clone()), seed)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "BF16"])
+@pytest.mark.parametrize("slots", [1, 16])
+def test_products_of_experts(slots: int, kind: str, seed: int) -> None:
+    layers = [[weight(kind, 24, 256, torch.device("cpu"))] for _ in range(3)]
+    stack = CudaBackend(torch.device("cpu"), INTERPRETED, deterministic=False).stack(layers, 3)
+    tiles = token_tiles(torch.tensor([[0], [2], [0], [1]], dtype=torch.int32), 3, slots)
+    x = torch.randn(4, 256)
+    assert not depends_on_order(lambda: stack.multiply(x, tiles), seed)
 
 
 def test_grouping_of_tokens_by_expert(seed: int) -> None:

@@ -54,7 +54,9 @@ def test_ids_are_valid_and_distinct_for_any_logits(name: str, bad: float, device
     logits = torch.randn(3, routing.experts)
     logits[0], logits[1, 1:] = bad, bad
     logits[2, 3] = bad
-    for row in route(logits.to(device), routing)[0].tolist():
+    bias = torch.full((routing.experts,), bad)
+    both = torch.cat([route(logits.to(device), routing, it)[0] for it in (None, bias.to(device))])
+    for row in both.tolist():
         assert row == sorted(set(row))
         assert len(row) == routing.active
         assert 0 <= row[0] <= row[-1] < routing.experts
