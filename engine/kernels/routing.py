@@ -1,7 +1,7 @@
 """Choose the experts of each token from the logits of a router. Reference implementation: `reference.route`.
 
-A program chooses the experts of one token. The lower bound is reading the logits, 4 bytes per expert and token: 2 MB for
-4096 tokens and 128 experts, or 0.6 us on an H100. A launch takes longer.
+A program chooses the experts of one token. The lower bound is reading the logits, 4 bytes per expert and token: 2 MB
+for 4096 tokens and 128 experts, or 0.6 us on an H100. A launch takes longer.
 """
 
 import torch

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -25,6 +26,7 @@ from quant.kernels.tiles import TOKENS, ProductShape, ProductTile
 from quant.kernels.token_tiles import token_tiles
 from tests.engine.backends.cuda.two_devices import INTERPRETED, load, tokens
 from tests.kernels.weights import weight
+from tests.quant.cpu.random_weights import random_weight
 from tests.support import random_gguf
 from tests.support.held_request import HeldRequest
 from tests.support.triton_interpreter import programs_in_order
@@ -139,7 +141,7 @@ def test_products_that_several_programs_share(count: int, rows: int, limit: int,
 @pytest.mark.parametrize("kind", ["Q4_K", "BF16"])
 @pytest.mark.parametrize("slots", [1, 16])
 def test_products_of_experts(slots: int, kind: str, seed: int) -> None:
-    layers = [[weight(kind, 24, 256, torch.device("cpu"))] for _ in range(3)]
+    layers = [[random_weight(kind, 24, 256, np.random.default_rng(seed + number))] for number in range(3)]
     stack = CudaBackend(torch.device("cpu"), INTERPRETED, deterministic=False).stack(layers, 3)
     tiles = token_tiles(torch.tensor([[0], [2], [0], [1]], dtype=torch.int32), 3, slots)
     x = torch.randn(4, 256)
