@@ -1,6 +1,7 @@
 """Run the GPU benchmark within a time limit. Every part runs in its own process, so a failure does not stop the others.
 
-    python -m tests.gpu.bench [--seconds 330] [--json FILE] [--gguf FILE --llama-bench FILE] [--dry-run]
+    python -m tests.gpu.bench [--seconds 330] [--json FILE] [--gguf FILE --llama-bench FILE] [--part NAME ...]
+                              [--dry-run]
 
 The table is printed at the end, with a line for each part that failed or had no time left. With --dry-run all parts run
 in this process, with toy sizes and without a GPU; the figures are meaningless then.
@@ -80,9 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     parser.add_argument("--gguf", type=Path, help="a model to compare with llama.cpp")
     parser.add_argument("--llama-bench", type=Path, help="llama-bench of a CUDA build")
+    names = [part.name for part in PARTS]
+    parser.add_argument(
+        "--part", action="append", choices=names, metavar="NAME", help="run only the peaks and this part"
+    )
     parser.add_argument("--dry-run", action="store_true", help="toy sizes, without a GPU")
     given = parser.parse_args(arguments)
-    parts = list(PARTS)
+    parts = [part for part in PARTS if not given.part or part is PEAKS or part.name in given.part]
     if given.gguf and given.llama_bench:
         parts.insert(4, Part("llama.cpp", 60, "llama_cpp:figures", paths=(given.gguf, given.llama_bench)))
     results = measure(parts, run_dry if given.dry_run else run_in_process, given.seconds)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Run the GPU tests and the GPU benchmark in less than nine minutes, and print the table of figures at the end.
 # --only tests and --only bench take less than nine minutes each. --only memcheck runs the tests of small kernels under
-# compute-sanitizer, which must be installed.
+# compute-sanitizer, which must be installed. --only bench --part experts runs one part of the benchmark.
 #
 #     tests/gpu/run.sh [--wheels FOLDER] [--compiled FOLDER] [--out FOLDER] [--only tests|bench|memcheck]
-#                      [--gguf FILE --llama-bench FILE] [--dry-run]
+#                      [--gguf FILE --llama-bench FILE] [--part NAME ...] [--dry-run]
 #
 # Needs Python 3.11 or newer with torch and triton; the tests also need numpy, llvmlite, platformdirs, filelock, click,
 # huggingface_hub, transformers, gguf, hypothesis, pytest, and pytest-xdist. Missing packages are installed from the
@@ -19,7 +19,7 @@ while [ $# -gt 0 ]; do
     --compiled) compiled=$2 && shift 2 ;;
     --out) out=$2 && shift 2 ;;
     --only) only=$2 && shift 2 ;;
-    --gguf | --llama-bench) bench+=("$1" "$2") && shift 2 ;;
+    --gguf | --llama-bench | --part) bench+=("$1" "$2") && shift 2 ;;
     --dry-run) dry=1 && bench+=("$1") && shift ;;
     *) sed -n 2,11p "$0" >&2 && exit 2 ;;
   esac

@@ -79,6 +79,11 @@ def test_results_are_written_to_a_file(
     assert Results().json() == {"figures": {}, "faults": {}}
 
 
+def test_single_part_runs_after_the_peaks(tmp_path: Path) -> None:
+    assert main(["--dry-run", "--part", "experts", "--json", str(tmp_path / "figures.json")]) == 0
+    assert [*json.loads((tmp_path / "figures.json").read_text())["figures"]] == ["peaks", "experts"]
+
+
 def test_agreement_of_best_tokens_can_fail() -> None:
     want = torch.randn(64, ROWS) * SPREAD
     repeated = want.repeat(1, 4)  # as the rows of random weights do, so that the best logits are equal
