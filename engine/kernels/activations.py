@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.config import Gate
+from quant.kernels.gating import gated_values
 
 BLOCK = 1024  # columns per program
 
@@ -17,9 +18,8 @@ def _gate_kernel(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, GELU: tl.
     inside = columns < width
     first = tl.load(gate_up + token * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(gate_up + token * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
-    # Both gates have the form x * sigmoid(y). This holds for GELU with tanh because tanh(z) = 2 * sigmoid(2 * z) - 1.
-    slope = 1.5957691216057308 * (first + 0.044715 * first * first * first) if GELU else first
-    tl.store(out + token * width + columns, (first * tl.sigmoid(slope) * second).to(out.dtype.element_ty), mask=inside)
+    values = gated_values(first, second, GELU)
+    tl.store(out + token * width + columns, values.to(out.dtype.element_ty), mask=inside)
 
 
 def gated(gate_up: Tensor, gate: Gate) -> Tensor:

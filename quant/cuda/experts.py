@@ -16,9 +16,9 @@ from quant.cuda.matrix import DENSE, TILE_ROWS, CudaMatrix, PackedMatrix
 from quant.errors import UnsupportedQuantization
 from quant.kernels import float8_matmul
 from quant.kernels.card import Card
-from quant.kernels.packed_product import packed_expert_product
+from quant.kernels.packed_product import gated_expert_product, has_vector_kernel, packed_expert_product
 from quant.kernels.plain_experts import plain_expert_product
-from quant.kernels.tiles import FIXED_TOKENS, TOKENS, MeasuredTiles, TileTable
+from quant.kernels.tiles import FIXED_TOKENS, TOKENS, MeasuredTiles, ProductTile, TileTable
 from quant.kernels.token_tiles import TokenTiles, token_tiles
 
 TILE_TOKENS = tuple(it for it in TOKENS if it >= FIXED_TOKENS)  # slots of a tile, unless each slot is a tile
@@ -67,15 +67,30 @@ class ExpertStack:
             self._multiply(matrix, x, out[:, columns], tiles)
         return out
 
+    def multiply_gated(self, x: Tensor, tiles: TokenTiles, *, gelu: bool) -> Tensor | None:
+        """Return gate(first half) * second half of each row of the product, bfloat16 [slots, outputs / 2].
+
+        `gelu`: the gate is GELU with tanh instead of SiLU. Returns None if no kernel does this, as for most tiles.
+        """
+        matrix = self.matrices[0]
+        if tiles.slots is not None or not tiles.count or len(self.matrices) > 1 or self.outputs % (2 * TILE_ROWS):
+            return None
+        if not isinstance(matrix, PackedMatrix) or matrix.order is not None or not has_vector_kernel(matrix):
+            return None
+        out = torch.empty(tiles.count, self.outputs // 2, dtype=DENSE, device=x.device)
+        tile = self._tile(matrix, self.outputs, tiles)
+        gated_expert_product(matrix, x.to(DENSE).contiguous(), out, tile, tiles, gelu=gelu)
+        return out
+
+    def _tile(self, matrix: PackedMatrix, rows: int, tiles: TokenTiles) -> ProductTile:
+        form, experts = matrix.form, tiles.active if tiles.slots is None else self.count
+        table = TileTable(self.card, self.measured or {})
+        return table.of_experts(form.kind, rows, form.columns, tiles.tokens, form.few_tokens, experts)
+
     def _multiply(self, matrix: CudaMatrix, x: Tensor, out: Tensor, tiles: TokenTiles) -> None:
         if isinstance(matrix, PackedMatrix):
-            form = matrix.form
-            tile = TileTable(self.card, self.measured or {}).of_experts(
-                form.kind, out.shape[1], form.columns, tiles.tokens, form.few_tokens,
-                tiles.active if tiles.slots is None else self.count,
-            )  # fmt: skip
             ordered = x if matrix.order is None else x.index_select(1, matrix.order)
-            packed_expert_product(matrix, ordered, out, tile, tiles)
+            packed_expert_product(matrix, ordered, out, self._tile(matrix, out.shape[1], tiles), tiles)
         elif isinstance(matrix, Float8Matrix):
             out.copy_(float8_matmul.multiply_experts(x, matrix, tiles, out.shape[1], out_dtype=out.dtype))
         else:

@@ -84,6 +84,23 @@ def packed_expert_product(matrix: PackedMatrix, x: Tensor, out: Tensor, tile: Pr
     _launch(matrix, x, out, tile, {"bias": None, "split_stride": 0, "add": 0}, tiles)
 
 
+def gated_expert_product(
+    matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, tiles: TokenTiles, *, gelu: bool
+) -> None:
+    """Write gate(first half) * second half of the product of each slot and its expert to `out` [slots, rows / 2].
+
+    Each slot is a tile, and `has_vector_kernel` holds. `gelu`: the gate is GELU with tanh instead of SiLU. The rest is
+    as in `packed_expert_product`, but saves a launch and its traffic.
+    """
+    ending = {"bias": None, "split_stride": 0, "add": 0, "GATED": True, "GELU": gelu}
+    _launch(matrix, x, out, tile, ending, tiles, rows=2 * out.shape[1])
+
+
+def has_vector_kernel(matrix: PackedMatrix) -> bool:
+    """Whether one token has a separate kernel."""
+    return matrix.form.group in VECTOR_GROUPS
+
+
 def _launch(
     matrix: PackedMatrix,
     x: Tensor,
@@ -91,9 +108,13 @@ def _launch(
     tile: ProductTile,
     ending: dict[str, Any],
     routed: TokenTiles | None = None,
+    rows: int = 0,
 ) -> None:
-    """Write the product to `out`, [..., tokens, rows]. `ending`: arguments of what follows the product."""
-    form, (tokens, rows) = matrix.form, out.shape[-2:]
+    """Write the product to `out`, [..., tokens, rows]. `ending`: arguments of what follows the product.
+
+    `rows` is the width of `out`, unless given.
+    """
+    form, tokens, rows = matrix.form, out.shape[-2], rows or out.shape[-1]
     stages = tile.stages if form.table is None else 1  # loads from the table would be pipelined as well
     numbers = {"numbers": matrix.number_pairs}
     common = {**matrix.operands, **form.sizes, **form.constants, **ending, "x": x, "out": out, "rows": rows}
@@ -103,9 +124,10 @@ def _launch(
     grid = triton.cdiv(rows, tile.rows), routed.number if routed else triton.cdiv(tokens, tile.tokens), tile.splits
     if tile.rows in BATCH_ROWS:
         _batch_kernel[grid](**common, **batch, ROWS=tile.rows, TOKENS=tile.tokens, num_stages=stages)
-    elif tile.tokens == 1 and form.group in VECTOR_GROUPS:
+    elif tile.tokens == 1 and has_vector_kernel(matrix):
         grid_of_one = triton.cdiv(rows, VECTOR_ROWS), tile.splits, routed.number if routed else 1
-        _vector_kernel[grid_of_one](**common | numbers, base=BASE, WARPS=tile.warps, num_stages=1)
+        gate = {"GATED": False, "GELU": False}
+        _vector_kernel[grid_of_one](**gate | common | numbers, base=BASE, WARPS=tile.warps, num_stages=1)
     else:
         _product_kernel[grid](
             **common | numbers | batch,

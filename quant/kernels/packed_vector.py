@@ -3,11 +3,15 @@
 Matrix units multiply 16 rows by 8 tokens. With one token, the eight columns of the result are eight groups instead: in
 the right operand, column n has the x of group n and zeros elsewhere. So one chain of products sums eight groups, and
 scales multiply the sums of groups, of which a thread has four for eight groups. Weights are never rounded.
+
+With GATED, the first half of the rows is the gate of an MLP and the second half is up. A program has eight rows of
+each, and writes the gated values.
 """
 
 import triton
 import triton.language as tl
 
+from quant.kernels.gating import gated_values
 from quant.kernels.packed_values import HIGH_BASE, code_pairs, group_scales, table_values, words_of
 
 
@@ -78,6 +82,8 @@ def _vector_kernel(
     NESTED_BLOCK: tl.constexpr,
     WARPS: tl.constexpr,
     STAGES: tl.constexpr,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
 ) -> None:
     tl.static_assert(GROUP == UNIT and GROUP <= 32)
     RUN: tl.constexpr = GROUP // 4
@@ -93,9 +99,12 @@ def _vector_kernel(
         x += (slot // sharing).to(tl.int64) * columns
         out += slot.to(tl.int64) * out_stride
     unit = tl.arange(0, PARTS * 2 * WARPS)[:, None]
-    row_tile = tl.minimum(tl.program_id(0) * 2 + unit // WARPS % 2, last).to(tl.int64) + expert * (rows // 8)
     scale_unit = tl.arange(0, 2 * WARPS)[:, None]
-    scale_row_tile = tl.minimum(tl.program_id(0) * 2 + scale_unit // WARPS, last).to(tl.int64) + expert * (rows // 8)
+    # the first of the program's two tiles of rows, and the distance to the second
+    first = tl.program_id(0) if GATED else tl.program_id(0) * 2
+    other = rows // 16 if GATED else 1
+    row_tile = tl.minimum(first + unit // WARPS % 2 * other, last).to(tl.int64) + expert * (rows // 8)
+    scale_row_tile = tl.minimum(first + scale_unit // WARPS * other, last).to(tl.int64) + expert * (rows // 8)
     warp = tl.arange(0, WARPS)[:, None]
     pair = tl.arange(0, 16 * RUN)[None, :]
     x_pairs = x.to(tl.pointer_type(tl.int32), bitcast=True)
@@ -143,6 +152,11 @@ def _vector_kernel(
             excess = (b + EXCESS * s).reshape(2, WARPS, 8, 4, 2)
             total -= excess * _sums_of_inputs(inputs, WARPS, RUN)[None]
     result = tl.sum(tl.sum(tl.sum(total, 4), 3), 1)
+    if GATED:
+        gate, up = tl.split(tl.trans(result))
+        own_row = tl.program_id(0) * 8 + tl.arange(0, 8)
+        tl.store(out + own_row, gated_values(gate, up, GELU).to(out.dtype.element_ty), mask=own_row < rows // 2)
+        return
     row = tl.program_id(0) * 16 + tl.arange(0, 2)[:, None] * 8 + tl.arange(0, 8)[None, :]
     if bias is not None:
         result += tl.load(bias + row, mask=row < rows, other=0.0)

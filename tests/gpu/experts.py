@@ -41,8 +41,10 @@ class Layer:
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, stream: Tensor) -> Tensor:
         tiles = tiles_of_experts(ids, (self.gate_up, self.down))
-        both = self.gate_up.multiply(x, tiles)
-        outputs = self.down.multiply(gated(both, Gate.SILU), tiles, torch.float32)
+        inner = self.gate_up.multiply_gated(x, tiles, gelu=False)
+        if inner is None:
+            inner = gated(self.gate_up.multiply(x, tiles), Gate.SILU)
+        outputs = self.down.multiply(inner, tiles, torch.float32)
         return expert_sum(outputs, weights, add_to=stream)
 
     @property

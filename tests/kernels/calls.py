@@ -158,6 +158,8 @@ def _experts(setting: Setting) -> None:
             all_tiles = [token_tiles(ids, routing.experts, it) for it in TILE_TOKENS if it <= gate_up.most_slots]
         for tiles in all_tiles:
             gate_up.multiply(blank(setting.tokens, hidden), tiles)
+            for gelu in (False, True):
+                gate_up.multiply_gated(blank(setting.tokens, hidden), tiles, gelu=gelu)
             outputs = down.multiply(blank(tiles.count, width), tiles, torch.float32)
     stream = blank(setting.tokens, hidden, dtype=torch.float32)
     for added in (None, stream):

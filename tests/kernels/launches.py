@@ -31,7 +31,8 @@ PACKING = {
         "RAGGED",
     ),
 }
-FORM = PACKING | {"SIGMOID", "NORMALIZED", "GROUPED", "ADD", "SINKS", "CAPPED", "WINDOWED", "EXPONENT", "WIDTH"}
+GATES = {"GATED", "GELU", "SIGMOID", "NORMALIZED", "GROUPED"}
+FORM = PACKING | GATES | {"ADD", "SINKS", "CAPPED", "WINDOWED", "EXPONENT", "WIDTH"}
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 # Properties of arguments (multiple of 16, 64-bit index, equal to one) are the same for all architectures.
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))

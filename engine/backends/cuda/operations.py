@@ -81,7 +81,10 @@ class CudaOperations:
     ) -> Tensor:
         gate_up, down = _stack(mlp.experts[0].gate_up), _stack(mlp.experts[0].down)
         tiles = tiles_of_experts(routes.ids, (gate_up, down))
-        outputs = down.multiply(gated(gate_up.multiply(x, tiles), gate), tiles, torch.float32)
+        inner = gate_up.multiply_gated(x, tiles, gelu=gate is Gate.GELU)
+        if inner is None:
+            inner = gated(gate_up.multiply(x, tiles), gate)
+        outputs = down.multiply(inner, tiles, torch.float32)
         shared = None
         if mlp.shared:
             both = _cuda_layer(mlp.shared.gate_up).multiply(x)
