@@ -19,6 +19,7 @@ from engine.loading import _resolve, load_engine, open_checkpoint
 from tests.app.models import tiny_chat
 from tests.engine.checkpoints.quantized_folders import KINDS, quantized_folder
 from tests.engine.models import family_checkpoints, tiny_bert
+from tests.engine.models.family import WINDOW
 from tests.engine.models.tiny_llama import MIXES, make
 
 WHOLE = 512  # context length of the tiny models, in tokens
@@ -100,10 +101,10 @@ def test_token_bytes_are_listed_per_window(tmp_path: Path) -> None:
     with open_checkpoint(path) as checkpoint:
         (cache, *_) = fit(checkpoint, LoadOptions(), memory=1 << 30).caches
         model = models.read_config(checkpoint.metadata)
-    assert set(cache.token_bytes) == {None, family_checkpoints.WINDOW}
+    assert set(cache.token_bytes) == {None, WINDOW}
     windowed = sum(model.layer(number).window is not None for number in range(model.layers))
     one_layer = cache.token_bytes[None] // (model.layers - windowed)
-    assert cache.token_bytes[family_checkpoints.WINDOW] == windowed * one_layer
+    assert cache.token_bytes[WINDOW] == windowed * one_layer
 
 
 def test_embedding_model_needs_only_its_weights(tmp_path: Path) -> None:

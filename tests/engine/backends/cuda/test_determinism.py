@@ -1,20 +1,22 @@
 """With --deterministic, a token's logits have the same bits alone, in a batch, and with any chunking of its prompt."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen2MoeConfig
 
 from engine.backends.cuda.device import CudaDevice, CudaOptions
 from engine.sampling_params import SamplingParams
 from tests.engine.backends.cuda.two_devices import Loaded, gpu, load, tokens
-from tests.engine.models.family_checkpoints import EXPERTS, Family, random_model
+from tests.engine.models.expert_families import EXPERT_FAMILIES
+from tests.engine.models.family_checkpoints import random_model
 from tests.engine.models.tiny_llama import MIXES, make
 from tests.support.held_request import HeldRequest
 
-ONE_LAYER = EXPERTS | {"shared_expert_intermediate_size": 32, "num_hidden_layers": 1}
+QWEN2 = EXPERT_FAMILIES["qwen2 moe"]
+ONE_LAYER = replace(QWEN2, options={**QWEN2.options, "num_hidden_layers": 1})
 
 
 def request(ids: list[int], *blocks: int) -> HeldRequest:
@@ -33,7 +35,7 @@ def quantized(folder: Path) -> Path:
 
 
 def experts(folder: Path) -> Path:
-    random_model(Family(Qwen2MoeConfig, ONE_LAYER), seed=3).save_pretrained(folder)
+    random_model(ONE_LAYER, seed=3).save_pretrained(folder)
     return folder
 
 
