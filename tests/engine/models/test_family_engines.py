@@ -11,6 +11,7 @@ from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from tests.engine.models.expert_families import EXPERT_FAMILIES
 from tests.engine.models.family import ORIGINAL, VOCABULARY
 from tests.engine.models.family_checkpoints import FAMILIES, TinyModel, make
 
@@ -104,7 +105,11 @@ def test_short_context_uses_the_short_rope_factors(tmp_path: Path, name: str) ->
 @pytest.mark.share(15)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_cpu_kernels_are_close_to_transformers(tmp_path: Path, cpu_kernels: Path, name: str) -> None:
-    """The CPU kernels use 14-bit activations, and float16 keys and values."""
+    """The CPU kernels use 14-bit activations, and float16 keys and values.
+
+    A router whose largest scores are nearly equal may therefore choose another expert, so that more than rounding
+    differs. The limit is then on most tokens instead of all.
+    """
     tiny = make(tmp_path, name, "folder")
     options = LoadOptions("cpu", CONTEXT, threads=1, activation_bits=14, code_cache=cpu_kernels)
     with open_checkpoint(tiny.path) as checkpoint:
@@ -120,4 +125,6 @@ def test_cpu_kernels_are_close_to_transformers(tmp_path: Path, cpu_kernels: Path
                 found[event.request_id].append(event.logprobs.logprob)
     for number, it in requests.items():
         wanted = predictions(tiny, it, CONTEXT).log_softmax(-1).gather(1, torch.tensor(it.output_ids).unsqueeze(1))
-        torch.testing.assert_close(torch.tensor(found[number]), wanted.squeeze(1), rtol=0, atol=0.05)
+        errors = (torch.tensor(found[number]) - wanted.squeeze(1)).abs()
+        far = int((errors > 0.05).sum())
+        assert far <= (REPLY // 10 if name in EXPERT_FAMILIES else 0), errors
