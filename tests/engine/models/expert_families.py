@@ -146,6 +146,8 @@ GRANITE = LOCAL | {
     "rms_norm_eps": 1e-3,
 }
 GLM = SHAPE | {"n_routed_experts": EXPERTS, "routed_scaling_factor": 1.7, "num_nextn_predict_layers": 0}
+# llama.cpp requires as many KV heads as heads
+OLMOE: dict[str, Any] = {"num_experts": EXPERTS, "num_experts_per_tok": ACTIVE, "num_key_value_heads": 4}
 ERNIE: dict[str, Any] = {
     "intermediate_size": 256,
     "moe_intermediate_size": 64,
@@ -169,10 +171,8 @@ EXPERT_FAMILIES: dict[str, Family] = {
         Qwen2MoeConfig, QWEN | {"shared_expert_intermediate_size": 96}, form("qwen2moe", width, qwen2_moe)
     ),
     "mixtral moe": Family(MixtralConfig, LOCAL, form("llama", interleaved=True)),
-    "olmoe": Family(OlmoeConfig, {"num_experts": EXPERTS, "num_experts_per_tok": ACTIVE}, form("olmoe")),
-    "olmoe with normalized weights": Family(
-        OlmoeConfig, {"num_experts": EXPERTS, "num_experts_per_tok": ACTIVE, "norm_topk_prob": True}
-    ),
+    "olmoe": Family(OlmoeConfig, OLMOE, form("olmoe")),
+    "olmoe with normalized weights": Family(OlmoeConfig, OLMOE | {"norm_topk_prob": True}),
     "granite moe": Family(GraniteMoeConfig, GRANITE, form("granitemoe", granite, interleaved=True)),
     "granite moe shared": Family(
         GraniteMoeSharedConfig,
