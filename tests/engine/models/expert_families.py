@@ -75,6 +75,7 @@ def ernie(writer: GGUFWriter, config: PreTrainedConfig) -> None:
 
 def minimax(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
     writer.add_rope_dimension_count(rotary_dimensions(config))
 
 
@@ -193,7 +194,7 @@ EXPERT_FAMILIES: dict[str, Family] = {
     ),
     "minimax moe": Family(
         MiniMaxM2Config,
-        LOCAL | {"head_dim": 64, "rotary_dim": 32},
+        LOCAL | {"head_dim": 64, "rotary_dim": 32, "scoring_func": "sigmoid"},
         form("minimax-m2", head_dim, minimax),
     ),
 }

@@ -122,7 +122,7 @@ def test_each_expert_matters(tiny: TinyModel) -> None:
 
 
 def with_draft_layer() -> tuple[Family, PreTrainedModel]:
-    """Return a GLM with four layers, of which the last one is to be taken for a draft layer."""
+    """Return a GLM with four layers. Its checkpoints declare the last one a draft layer."""
     family = EXPERT_FAMILIES["glm moe"]
     family = replace(family, options={**family.options, "num_hidden_layers": 4})
     return family, random_model(family, seed=7)
