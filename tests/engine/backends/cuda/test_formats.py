@@ -1,14 +1,20 @@
 """Checkpoints of every quantization format on a GPU, against the reference with the same dequantized values."""
 
+from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import torch
 
-from engine.backends.cuda.device import CudaOptions
-from tests.engine.backends.cuda.two_devices import CLOSE, TwoDevices, check_close, gpu
+from engine.backends.cuda.device import CudaDevice, CudaOptions
+from engine.backends.reference import ReferenceDevice
+from quant.tensor import PlainTensor, QTensor
+from tests.engine.backends.cuda.two_devices import CLOSE, TwoDevices, check_close, gpu, load_checkpoint
 from tests.engine.checkpoints.quantized_folders import KINDS, quantized_folder
 from tests.engine.models import tiny_llama
+from tests.gpu.random_checkpoint import RandomCheckpoint
+from tests.kernels.shapes import TINY_EXPERTS
 from tests.support import random_gguf
 
 ONE_LAYER = random_gguf.Shape(1, 256, 4, 2, 64, 256, 272)
@@ -27,6 +33,28 @@ def test_quantized_folder_is_close_to_the_reference(tmp_path: Path, kind: str, d
 def test_gguf_types_are_close_to_the_reference(tmp_path: Path, kinds: str, device: torch.device) -> None:
     random_gguf.write(path := tmp_path / "random.gguf", kinds, ONE_LAYER)
     check_close(*TwoDevices.of(path, gpu(device)).prefill_and_decode())
+
+
+class ShuffledCheckpoint(RandomCheckpoint):
+    """A random checkpoint with the rows of each matrix in another order, so that experts differ.
+
+    The norm before the experts makes their outputs as large as the residual stream.
+    """
+
+    def _make(self, name: str, shape: tuple[int, ...], device: torch.device) -> QTensor:
+        made = super()._make(name, shape, device)
+        if isinstance(made, PlainTensor):
+            return replace(made, values=20 * made.values) if name.endswith("ffn_norm") else made
+        return made.rows(torch.randperm(shape[0], generator=torch.Generator().manual_seed(crc32(name.encode()))))
+
+
+@pytest.mark.share(1)
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "MXFP4", "int4 g32 zeros"])
+def test_quantized_experts_are_close_to_the_reference(kind: str, device: torch.device) -> None:
+    checkpoint = ShuffledCheckpoint(TINY_EXPERTS, kind, torch.device("cpu"))
+    reference = ReferenceDevice(keep_dequantized=True, threads=1)
+    devices = CudaDevice(gpu(device), CudaOptions()), reference
+    check_close(*TwoDevices(*(load_checkpoint(checkpoint, it) for it in devices)).prefill_and_decode())
 
 
 @pytest.mark.parametrize(("kv_type", "close"), [(torch.float16, CLOSE), (torch.uint8, 0.02)])

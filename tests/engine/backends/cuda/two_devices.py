@@ -12,6 +12,7 @@ from engine.backends.cuda.device import CudaDevice, CudaOptions
 from engine.backends.cuda.gpu import Gpu, read_card
 from engine.backends.reference import ReferenceDevice
 from engine.batch import Batch, build_batch
+from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig
 from engine.device import Device, LoadedModel
@@ -63,10 +64,14 @@ class Loaded:
 
 def load(path: Path, device: Device) -> Loaded:
     with open_checkpoint(path) as checkpoint:
-        model = models.read_config(checkpoint.metadata)
-        groups = tuple(GroupConfig(window) for window in model.windows)
-        config = EngineConfig(device.name, CONTEXT, BLOCKS, max_step_tokens=32, max_running=4, groups=groups)
-        loaded = device.load(model, Weights(checkpoint.path, models.stored_weights(checkpoint)), config)
+        return load_checkpoint(checkpoint, device)
+
+
+def load_checkpoint(checkpoint: Checkpoint, device: Device) -> Loaded:
+    model = models.read_config(checkpoint.metadata)
+    groups = tuple(GroupConfig(window) for window in model.windows)
+    config = EngineConfig(device.name, CONTEXT, BLOCKS, max_step_tokens=32, max_running=4, groups=groups)
+    loaded = device.load(model, Weights(checkpoint.path, models.stored_weights(checkpoint)), config)
     for pool in loaded.kv.pools:  # bytes of NaN in every dtype, so that reading an unwritten block is noticed
         pool.view(torch.uint8).fill_(255)
         pool[0] = 0
