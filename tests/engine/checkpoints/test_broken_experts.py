@@ -197,7 +197,7 @@ def broken(write: Write, values: dict[str, Any], changes: dict[str, Change]) -> 
             writer.kv_data[0].pop(PREFIX + name, None)
             add = writer.add_array if isinstance(value, list) else writer.add_uint32
             add(PREFIX + name, value)
-        plain = writer.add_tensor
+        plain: Callable[..., None] = writer.add_tensor
 
         def add_tensor(name: str, tensor: Any) -> None:
             change = changes.get(name.removesuffix(".weight"), lambda it: it)

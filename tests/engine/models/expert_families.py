@@ -95,12 +95,12 @@ def balance_routers(model: PreTrainedModel) -> None:
     def center(router: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         mean = inputs[0].flatten(0, -2).mean(0)
         weight = router.get_parameter("weight")
-        weight -= torch.outer(weight @ mean, mean) / mean.square().sum()
+        weight.sub_(torch.outer(weight @ mean, mean) / mean.square().sum())
 
     hooks = [it.register_forward_pre_hook(center) for it in routers(model)]
     if hooks:
         with torch.no_grad():
-            model.get_input_embeddings().weight *= 5
+            model.get_input_embeddings().get_parameter("weight").mul_(5)
             model(torch.arange(VOCABULARY).unsqueeze(0))
     for hook in hooks:
         hook.remove()

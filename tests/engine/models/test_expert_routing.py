@@ -132,7 +132,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others(size: int, score: Score) -> N
     torch.manual_seed(3)
     logits, bias = torch.randn(480, 12), torch.rand(12)
     whole = route(logits, routing, bias)
-    parts = [route(rows, routing, bias) for rows in (logits.split(size) if size else (logits[:0], logits))]
+    parts = [route(rows, routing, bias) for rows in (torch.split(logits, size) if size else (logits[:0], logits))]
     for ours, found in zip(whole, zip(*parts, strict=True), strict=True):
         assert torch.equal(torch.cat(found), ours)
 
