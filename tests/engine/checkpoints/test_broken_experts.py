@@ -200,8 +200,8 @@ def broken(write: Write, values: dict[str, Any], changes: dict[str, Change]) -> 
         plain: Callable[..., None] = writer.add_tensor
 
         def add_tensor(name: str, tensor: Any) -> None:
-            change = changes.get(name.removesuffix(".weight"), lambda it: it)
-            plain(name, change(torch.from_numpy(tensor)).contiguous().numpy())
+            change, values = changes.get(name.removesuffix(".weight")), torch.from_numpy(tensor)
+            plain(name, (change(values) if change else values).contiguous().numpy())
 
         writer.add_tensor = add_tensor  # type: ignore[method-assign, assignment]
 
