@@ -178,7 +178,6 @@ def edited(tiny: TinyLlama, key: str, value: int | str) -> dict[str, object]:
         ("llama.rope.scaling.type", "bent"),
         ("llama.rope.freq_base", float("nan")),
         ("llama.attention.layer_norm_rms_epsilon", 2.0),
-        ("llama.expert_count", 8),
         ("llama.context_length", True),
     ],
 )
