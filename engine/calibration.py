@@ -4,6 +4,7 @@ The reference operations run the model on one chunk of the text after another. A
 format, and one layer at a time is converted to float32.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -38,7 +39,8 @@ Report = Callable[[int], None]  # called with the number of tokens computed so f
 def input_squares(checkpoint: Checkpoint, ids: Sequence[int], report: Report) -> dict[str, Tensor]:
     """Return the mean squares of the input columns, float32 [columns], by the name of the weight in the file.
 
-    The result covers every linear layer of the blocks. `ids` is one text; tokens past the model's context are ignored.
+    The result covers every linear layer of the blocks, except experts that share a tensor, which is not quantized.
+    `ids` is one text; tokens past the model's context are ignored.
     Raises UnsupportedModel, ModelFileError, OutOfMemory, or EngineError if the model computes NaN or infinity.
     """
     with raising_out_of_memory(), torch.inference_mode():
@@ -49,10 +51,11 @@ def input_squares(checkpoint: Checkpoint, ids: Sequence[int], report: Report) ->
         weights = _NamedWeights(checkpoint.path, stored)
         operations = _MeasuringOperations(weights.names)
         _compute(models.load(config, weights, operations, len(ids)), ids, report)
+        uses = Counter(weight.name for weight in stored.values())
         found = {
             stored[name].name: (layer.squares / len(ids)).float()
             for name, layer in operations.weights.layers.items()
-            if is_linear_weight(name, (layer.outputs, layer.inputs))
+            if is_linear_weight(name, (layer.outputs, layer.inputs)) and uses[stored[name].name] == 1
         }
     if not all(squares.isfinite().all() for squares in found.values()):
         raise EngineError(f"The model in {checkpoint.path} computes NaN or infinite activations")
