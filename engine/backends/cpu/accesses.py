@@ -157,7 +157,7 @@ def _choices(row: Instruction, limits: Limits) -> int:
 
 def _sort_routes(row: Instruction, limits: Limits) -> Touched:
     rows = _choices(row, limits)
-    for name in ("ids", "place_of", "token_of"):
+    for name in ("ids", "row_of", "token_of"):
         yield name, row[name], 8 * rows
     yield from _blocks(row, rows)
 
@@ -201,7 +201,7 @@ def _expert_matmul(row: Instruction, limits: Limits) -> Touched:
 def _combine(row: Instruction, limits: Limits) -> Touched:
     tokens, rows, size = _rows_of(row, limits), _choices(row, limits), 4 * GROUP * row["groups"]
     yield "weights", row["weights"], 4 * tokens * (row["choices"] + 1)
-    yield "place_of", row["place_of"], 8 * rows
+    yield "row_of", row["row_of"], 8 * rows
     yield "x", row["x"], (rows - 1) * row["x_stride"] + size
     if row["shared"]:
         yield "shared", row["shared"], (tokens - 1) * row["shared_stride"] + size

@@ -62,7 +62,7 @@ class RouteBuffers:
 
     ids: Region
     weights: Region
-    place_of: Region
+    row_of: Region
     token_of: Region
     blocks: Region
 
@@ -70,7 +70,7 @@ class RouteBuffers:
         return {
             "ids": self.ids.address,
             "weights": self.weights.address,
-            "place_of": self.place_of.address,
+            "row_of": self.row_of.address,
             "token_of": self.token_of.address,
             "blocks": self.blocks.address,
         }
@@ -138,10 +138,10 @@ class Buffers:
         if (experts, choices) not in self._routes:
             tokens = max(self._limits.tokens, self._limits.outputs)
             rows = tokens * choices
-            ids, place_of, token_of = (self._arena.allocate(name, 8 * rows) for name in ("ids", "places", "tokens"))
+            ids, row_of, token_of = (self._arena.allocate(name, 8 * rows) for name in ("ids", "rows_of", "tokens"))
             weights = self._arena.allocate("expert weights", 4 * (rows + tokens))
             blocks = self._arena.allocate("blocks", 8 * (1 + BLOCK_WORDS * most_blocks(rows, experts)))
-            self._routes[experts, choices] = RouteBuffers(ids, weights, place_of, token_of, blocks)
+            self._routes[experts, choices] = RouteBuffers(ids, weights, row_of, token_of, blocks)
         return self._routes[experts, choices]
 
     def floats(self, *values: float) -> Region:

@@ -209,7 +209,7 @@ def route(a: Record, first: int, last: int, scratch: int) -> None:
 def sort_routes(a: Record, n: int, scratch: int) -> None:
     """Sort the choices of n tokens by expert, and divide the rows of each expert into blocks of up to TOKENS rows."""
     ids, ends = _integers(a.ids, n * a.choices), _integers(scratch, a.experts)
-    token_of, place_of = _integers(a.token_of, n * a.choices), _integers(a.place_of, n * a.choices)
+    token_of, row_of = _integers(a.token_of, n * a.choices), _integers(a.row_of, n * a.choices)
     for expert in range(a.experts):
         ends[expert] = 0
     for index in range(n * a.choices):
@@ -221,13 +221,13 @@ def sort_routes(a: Record, n: int, scratch: int) -> None:
             block = _integers(a.blocks + 8 * (1 + BLOCK_WORDS * count), BLOCK_WORDS)
             block[0], block[1], block[2] = expert, start + done, min(TOKENS, rows - done)
             count += 1
-        ends[expert] = start  # from here on, the place of the expert's next row
+        ends[expert] = start  # from here on, where the next row of the expert is
         start += rows
     _integers(a.blocks, 1)[0] = count
     for index in range(n * a.choices):
-        place = ends[ids[index]]
+        row = ends[ids[index]]
         ends[ids[index]] += 1
-        place_of[index], token_of[place] = place, index // a.choices
+        row_of[index], token_of[row] = row, index // a.choices
 
 
 # -- products
@@ -235,9 +235,9 @@ def sort_routes(a: Record, n: int, scratch: int) -> None:
 
 @jit
 def gather_rows(a: Record, first: int, last: int) -> None:
-    """Copy the rows of tokens to the places first..last in the order of experts."""
-    for place in range(first, last):
-        copy_floats(a.x + word(a.token_of, place) * a.x_stride, a.words, a.out + place * a.out_stride)
+    """Write rows first..last in the order of experts, copied from the rows of tokens."""
+    for row in range(first, last):
+        copy_floats(a.x + word(a.token_of, row) * a.x_stride, a.words, a.out + row * a.out_stride)
 
 
 @jit
@@ -287,11 +287,11 @@ def combine(a: Record, first: int, last: int, scratch: int) -> None:
     """Write the weighted sums of the experts' rows and the shared MLP's row, or add them to existing rows."""
     width = GROUP * a.groups
     for m in range(first, last):
-        weights, places = a.weights + 4 * (a.choices + 1) * m, a.place_of + 8 * a.choices * m
-        copy_floats(a.x + word(places, 0) * a.x_stride, width, scratch)
+        weights, rows_of = a.weights + 4 * (a.choices + 1) * m, a.row_of + 8 * a.choices * m
+        copy_floats(a.x + word(rows_of, 0) * a.x_stride, width, scratch)
         multiply_floats(scratch, width, word(weights, 0) & 0xFFFFFFFF)
         for k in range(1, a.choices):
-            add_scaled_floats(a.x + word(places, k) * a.x_stride, width, weights + 4 * k, scratch)
+            add_scaled_floats(a.x + word(rows_of, k) * a.x_stride, width, weights + 4 * k, scratch)
         if a.shared != 0:
             add_scaled_floats(a.shared + m * a.shared_stride, width, weights + 4 * a.choices, scratch)
         if a.add:

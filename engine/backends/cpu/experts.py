@@ -70,7 +70,7 @@ class ExpertRecorder:
             choice_bias=0 if bias is None else self._buffers.constant(bias).address, **logits.words("x"),
             **routes.words("experts", "choices", "ids", "weights"),
         )  # fmt: skip
-        sorted_words = routes.words("experts", "choices", "ids", "place_of", "token_of", "blocks")
+        sorted_words = routes.words("experts", "choices", "ids", "row_of", "token_of", "blocks")
         self._program.append(Op.SORT_ROUTES, selected=logits.selected, **sorted_words)
         return routes
 
@@ -96,7 +96,7 @@ class ExpertRecorder:
         self._program.append(
             Op.COMBINE, selected=rows.selected, add=add_to is not None, groups=rows.width // GROUP,
             shared=shared.buffer.region.address if shared else 0, shared_stride=shared.buffer.stride if shared else 0,
-            **rows.words("x"), **out.words("out"), **routes.words("choices", "weights", "place_of"),
+            **rows.words("x"), **out.words("out"), **routes.words("choices", "weights", "row_of"),
         )  # fmt: skip
         return out
 

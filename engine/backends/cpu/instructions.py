@@ -116,7 +116,7 @@ WORDS = (
     "gates_shared",  # 1: the last logit gives the weight of the shared MLP
     "ids",  # address of the chosen experts, int64 [tokens][choices]
     "weights",  # address of their weights and of that of the shared MLP, float32 [tokens][choices + 1]
-    "place_of",  # address of the row of each choice in the order of experts, int64 [tokens][choices]
+    "row_of",  # address of the row of each choice in the order of experts, int64 [tokens][choices]
     "token_of",  # address of the token of each of these rows, int64 [tokens * choices]
     "blocks",  # address of the number of blocks, int64, and of the blocks [BLOCK_WORDS]
     "single",  # address of x in a step of one token

@@ -45,7 +45,7 @@ ADDRESSES = (
     "settings",
     "ids",
     "weights",
-    "place_of",
+    "row_of",
     "token_of",
     "blocks",
     *LONGER,
