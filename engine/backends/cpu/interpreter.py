@@ -127,7 +127,7 @@ def _replay(program: Records, h: Record, tickets: int, shared: int, thread: int,
         while first < last:
             compute(a, h, first, last, thread)
             first, last = _claim(tickets, i, len(program), units, thread, threads)
-        if a.barrier and units > 0:  # an instruction without units writes nothing that others wait for
+        if a.barrier:  # also after the last instruction: the next step overwrites the header that threads read
             _barrier(shared, threads)
 
 
