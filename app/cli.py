@@ -178,6 +178,8 @@ def _unexpected(problem: Exception) -> int:
 
 
 def _complain(message: str, remedy: str = "") -> None:
-    click.echo(f"error: {sanitize(message)}", err=True)  # the message may quote a model file
+    from app.progress import wrapped_line
+
+    click.echo(wrapped_line(f"error: {sanitize(message)}"), err=True)  # the message may quote a model file
     if remedy:
-        click.echo(f"try: {sanitize(remedy)}", err=True)
+        click.echo(wrapped_line(f"try: {sanitize(remedy)}"), err=True)

@@ -96,7 +96,7 @@ class BarProgress:
             bar.hide()
 
     def say(self, line: str) -> None:
-        wrapped = "\n".join(_wrapped(one) for one in line.splitlines())
+        wrapped = "\n".join(map(wrapped_line, line.splitlines()))
         if self._bars:
             self._bars[0].say(wrapped)
         else:
@@ -149,7 +149,7 @@ class _Bar:
             self._bar.stop()
 
 
-def _wrapped(line: str) -> str:
+def wrapped_line(line: str) -> str:
     """Wrap a line between words at the width of the terminal on stderr, which would break words."""
     width = 0
     with suppress(OSError):  # not a terminal

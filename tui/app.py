@@ -44,6 +44,7 @@ from tui.widgets.textual_internals import (
 _BRIEF = 2.5  # seconds to show a short confirmation
 _BRIEF_LENGTH = 40  # characters
 _MOST_NOTIFICATIONS = 2  # more would cover the chat
+_LOW = 20  # rows; a lower terminal has room for one notification
 _PAGES = ("pageup", "pagedown")
 
 
@@ -189,7 +190,7 @@ class ChatApp(App[None]):
         if timeout is None and severity == "information" and not title and len(message) <= _BRIEF_LENGTH:
             timeout = _BRIEF
         super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
-        self.call_later(limit_notifications, self, _MOST_NOTIFICATIONS)
+        self.call_later(limit_notifications, self, 1 if self.size.height < _LOW else _MOST_NOTIFICATIONS)
 
     def _on_downloaded(self, name: str) -> None:
         self.notify(f"Downloaded {name}.", markup=False)
@@ -254,9 +255,8 @@ class ChatApp(App[None]):
             self.theme = found
             return
         rows = [self._theme_row(one) for one in themes.ordered(self.available_themes)]
-        self.push_screen(ChoiceScreen("Themes", rows, self.theme), self._use_chosen)
-        if name:
-            self.notify(f"No theme {name}. Choose one of the list.", severity="warning", markup=False)
+        title = f"No theme {name}. Choose one of the list." if name else "Themes"
+        self.push_screen(ChoiceScreen(title, rows, self.theme), self._use_chosen)
 
     def _theme_row(self, name: str) -> Suggestion:
         brightness = "dark" if self.available_themes[name].dark else "light"

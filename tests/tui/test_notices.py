@@ -34,6 +34,15 @@ def test_notifications_close_soon_and_do_not_pile_up() -> None:
     run(ScriptedClient(), flow)
 
 
+def test_low_terminal_shows_one_notification() -> None:
+    async def flow(chat: Chatting) -> None:
+        for text in ("It failed.", "And then this."):
+            chat.app.notify(text, title="Error", severity="error")
+        await chat.until(lambda: chat.notices() == ["Error And then this."])
+
+    run(ScriptedClient(), flow, size=(60, 15))
+
+
 def test_shown_notification_is_not_repeated() -> None:
     async def flow(chat: Chatting) -> None:
         for _ in range(2):

@@ -22,6 +22,23 @@ def test_typed_text_is_visible_in_low_terminals(height: int) -> None:
     run(ScriptedClient(), flow, size=(80, height))
 
 
+def test_typed_joiners_are_kept() -> None:
+    """Emoji of several people and Persian words contain joiners."""
+    text = "می\u200cخواهم 👩\u200d👩\u200d👧"
+
+    async def flow(chat: Chatting) -> None:
+        for character in text:
+            chat.app.post_message(events.Key("x", character))
+        await chat.until(lambda: chat.composer.area.text == text)
+        await chat.pilot.press("f7")
+        await chat.until(lambda: isinstance(chat.app.focused, Input))
+        for character in text:
+            chat.app.post_message(events.Key("x", character))
+        await chat.until(lambda: chat.app.screen.query_one(Input).value == text)
+
+    run(ScriptedClient(), flow)
+
+
 @pytest.mark.share(1)
 @pytest.mark.parametrize("pasted", LINES)
 def test_pasted_line_ends_become_line_breaks(pasted: str) -> None:

@@ -21,6 +21,14 @@ async def run_binding(field: Widget, event: Key) -> None:
             return
 
 
+JOINERS = "\u200c\u200d"  # Python does not count them as printable, but emoji and some scripts need them
+
+
+def _is_joiner(event: Key) -> bool:
+    """Whether the key types a joiner, which Textual would ignore."""
+    return event.character is not None and event.character in JOINERS
+
+
 def _has_alt(event: Key) -> bool:
     """Whether the key is a combination with Alt, which types no character."""
     if event.key.startswith("alt+"):
@@ -33,7 +41,9 @@ class TextField(TextArea):
     """A text field with several lines."""
 
     async def _on_key(self, event: Key) -> None:
-        if not event.is_printable or _has_alt(event):
+        if _is_joiner(event):
+            self.insert(event.character or "")
+        elif not event.is_printable or _has_alt(event):
             await run_binding(self, event)
 
     async def _on_paste(self, event: Paste) -> None:
@@ -46,7 +56,9 @@ class LineField(Input):
     """A text field with one line. Pasted line breaks become spaces."""
 
     async def _on_key(self, event: Key) -> None:
-        if not event.is_printable or _has_alt(event):
+        if _is_joiner(event):
+            self.insert_text_at_cursor(event.character or "")
+        elif not event.is_printable or _has_alt(event):
             await run_binding(self, event)
 
     def _on_paste(self, event: Paste) -> None:

@@ -311,12 +311,14 @@ class EngineConnection:
             state.succeed(self._engine.model, self._warning(self._engine))
 
     def _warning(self, engine: ReadyEngine) -> str:
-        """Return a warning if the engine's context is shorter than the user asked for, or ""."""
-        held = engine.context_length
-        if self.is_remote or held is None or held >= self._settings.context:
+        """Return a warning if the engine has another context length than the user asked for, or ""."""
+        held, asked = engine.context_length, self._settings.context
+        if self.is_remote or held is None or asked in (0, held):
             return ""
-        holder = "the model" if self._server.is_started_here else "the running server"
-        return f"{holder} supports {held:,} tokens: {self._settings.stated('context')} is lowered to that"
+        stated = self._settings.stated("context")
+        if not self._server.is_started_here:
+            return f"the running server has a context of {held:,} tokens: {stated} needs a new server"
+        return f"the model supports {held:,} tokens: {stated} is lowered to that" if held < asked else ""
 
     async def _answers(self, model: str) -> bool:
         """Whether the engine in use still runs and has loaded `model`."""

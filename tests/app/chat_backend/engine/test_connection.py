@@ -638,10 +638,25 @@ def test_memory_of_an_unshared_engine_is_reclaimable(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("context", "is_told"), [(0, False), (2048, False), (4096, True)])
-@pytest.mark.parametrize("runs", [True, False])
-def test_context_shorter_than_requested_is_a_warning(
-    settings: Settings, request: pytest.FixtureRequest, started: list[StandIn], context: int, runs: bool, is_told: bool
+LOWERED = "the model supports 2,048 tokens: --context 4096 is lowered to that"
+OTHER = "the running server has a context of 2,048 tokens: --context {} needs a new server"
+
+
+@pytest.mark.parametrize(
+    ("runs", "context", "warning"),
+    [
+        (False, 0, ""),
+        (False, 512, ""),
+        (False, 2048, ""),
+        (False, 4096, LOWERED),
+        (True, 0, ""),
+        (True, 512, OTHER.format(512)),
+        (True, 2048, ""),
+        (True, 4096, OTHER.format(4096)),
+    ],
+)
+def test_context_other_than_requested_is_a_warning(
+    settings: Settings, request: pytest.FixtureRequest, started: list[StandIn], context: int, runs: bool, warning: str
 ) -> None:
     if runs:
         request.getfixturevalue("running")
@@ -654,9 +669,7 @@ def test_context_shorter_than_requested_is_a_warning(
         await connection.close()
         return state.warning
 
-    holder = "the running server" if runs else "the model"
-    warning = f"{holder} supports 2,048 tokens: --context 4096 is lowered to that"
-    assert asyncio.run(main()) == (warning if is_told else "")
+    assert asyncio.run(main()) == warning
 
 
 def test_endpoint_is_named_by_its_url_until_its_model_is_known(settings: Settings) -> None:
