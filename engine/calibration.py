@@ -40,8 +40,8 @@ def input_squares(checkpoint: Checkpoint, ids: Sequence[int], report: Report) ->
     """Return the mean squares of the input columns, float32 [columns], by the name of the weight in the file.
 
     The result covers every linear layer of the blocks, except experts that share a tensor, which is not quantized.
-    `ids` is one text; tokens past the model's context are ignored.
-    Raises UnsupportedModel, ModelFileError, OutOfMemory, or EngineError if the model computes NaN or infinity.
+    `ids` is one text; tokens past the model's context are ignored. Raises UnsupportedModel, ModelFileError,
+    OutOfMemory, or EngineError if the model computes NaN or infinity.
     """
     with raising_out_of_memory(), torch.inference_mode():
         config, stored = models.read_config(checkpoint.metadata), models.stored_weights(checkpoint)

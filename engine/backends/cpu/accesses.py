@@ -8,6 +8,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 
 from engine.backends.cpu.attention import QUERIES, SCORE_ROW
+from engine.backends.cpu.expert_units import scores_bytes
 from engine.backends.cpu.instructions import BLOCK_WORDS, SEGMENT, TOKENS, Instruction, Limits, Op, most_blocks
 from engine.backends.cpu.kv_store import KVType, head_bytes
 from engine.backends.cpu.partials import partial_bytes
@@ -238,7 +239,7 @@ def scratch_bytes(row: Instruction) -> int:
     if op in (Op.GATED, Op.EXPERT_GATED):
         return 2 * 4 * PAIR * TOKENS
     if op is Op.ROUTE:
-        return 2 * (4 * row["experts"] + 64) + max(4 * row["expert_groups"], 8)
+        return 2 * scores_bytes(row["experts"]) + max(4 * row["expert_groups"], 8)
     if op is Op.SORT_ROUTES:
         return 8 * row["experts"]
     if op is Op.COMBINE:

@@ -179,9 +179,15 @@ def _weigh(a: Record, scores: Any, ids: Any, weights: Any) -> None:
 
 
 @jit
+def scores_bytes(experts: int) -> int:
+    """Return the size of the scores of one token in bytes."""
+    return 4 * experts + 64
+
+
+@jit
 def route(a: Record, first: int, last: int, scratch: int) -> None:
     """Choose the experts of tokens first..last. A token's weights are followed by that of the shared MLP."""
-    size = 4 * a.experts + 64
+    size = scores_bytes(a.experts)
     scores, choice, sums = scratch, scratch + size, scratch + 2 * size
     for m in range(first, last):
         logits, weights = a.x + m * a.x_stride, a.weights + 4 * (a.choices + 1) * m

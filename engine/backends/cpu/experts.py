@@ -4,16 +4,16 @@ The sequence is ROUTE, SORT_ROUTES, GATHER_ROWS, EXPERT_GATED, EXPERT_MATMUL, CO
 the weights of the chosen experts only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.backends.cpu.buffers import USE_REFERENCE, Activation, Buffers, RouteBuffers, Rows
-from engine.backends.cpu.instructions import Op
+from engine.backends.cpu.instructions import Op, product_words
 from engine.backends.cpu.program import Program
 from engine.config import Gate, Score
 from engine.errors import UnsupportedModel
 from engine.operations import GatedMLP, Router
-from quant.cpu.activations import FORM_KERNELS, GELU_PRODUCTS, GROUP, SILU_PRODUCTS, Form
+from quant.cpu.activations import GELU_PRODUCTS, GROUP, SILU_PRODUCTS, Form
 from quant.cpu.linear import CpuLinear, Part, cpu_layer
 from quant.cpu.native import address_of
 
@@ -55,9 +55,11 @@ class StackedPart:
 class ExpertRecorder:
     """Records the instructions of experts into `program`."""
 
-    def __init__(self, program: Program, buffers: Buffers) -> None:
+    def __init__(self, program: Program, buffers: Buffers, rewrite: Callable[[Rows, Form], Rows]) -> None:
+        """Store the program and its buffers. `rewrite` records writing float rows in another form."""
         self._program = program
         self._buffers = buffers
+        self._rewrite = rewrite
 
     def route(self, logits: Rows, router: Router) -> Routes:
         """Record the choice of experts. `logits` are the float rows that the router returned."""
@@ -81,12 +83,10 @@ class ExpertRecorder:
         form = downs[0].form(down.part)
         hidden = self._gated(x, routes, [cpu_layer(it.gate_up) for it in experts], form, gate)
         out = self._take(Form.FLOAT, downs[0].outputs, x.selected, routes)
-        one, two, four, six = down.part.tile_kernels(form)
         self._program.append(
             Op.EXPERT_MATMUL, selected=x.selected, each=routes.choices, form=form,
-            one=one, two=two, four=four, six=six, weight=down.table, tile_bytes=down.part.tile_bytes,
-            groups=down.part.groups, rows=down.part.rows, **hidden.words("x"), **out.words("out"),
-            **routes.words("experts", "blocks"),
+            weight=down.table, groups=down.part.groups, rows=down.part.rows, **product_words(down.part, form),
+            **hidden.words("x"), **out.words("out"), **routes.words("experts", "blocks"),
         )  # fmt: skip
         return out
 
@@ -109,18 +109,15 @@ class ExpertRecorder:
         gathered = self._gather(rows, form, routes)
         direct = out_form if out_form in products else Form.FLOAT
         out = self._take(direct, width, x.selected, routes)
-        one, two, four, six = first.part.tile_kernels(form)
-        up_one, up_two, up_four, up_six = up.part.tile_kernels(form)
         self._program.append(
             Op.EXPERT_GATED, selected=x.selected, each=routes.choices, form=form, out_form=direct,
             groups=first.part.groups, rows=width, kernel=address_of(products[direct]),
-            one=one, two=two, four=four, six=six, weight=first.table, tile_bytes=first.part.tile_bytes,
-            up_one=up_one, up_two=up_two, up_four=up_four, up_six=up_six, up=up.table,
-            up_tile_bytes=up.part.tile_bytes, single=rows.buffer.region.address,
+            weight=first.table, up=up.table, **product_words(first.part, form), **product_words(up.part, form, "up_"),
+            single=rows.buffer.region.address,
             **{**gathered.words("x"), "x_copy": rows.buffer.copy}, **out.words("out"),
             **routes.words("experts", "blocks"),
         )  # fmt: skip
-        return out if direct is out_form else self._rewrite(out, out_form, routes)
+        return out if direct is out_form else self._rewrite(out, out_form)
 
     def _gather(self, rows: Rows, form: Form, routes: Routes) -> Rows:
         """Record copying the rows of tokens into the order of their experts."""
@@ -131,14 +128,6 @@ class ExpertRecorder:
             **routes.words("token_of"), **source, **gathered.words("out"),
         )  # fmt: skip
         return gathered
-
-    def _rewrite(self, rows: Rows, form: Form, routes: Routes) -> Rows:
-        out = self._take(form, rows.width, rows.selected, routes)
-        self._program.append(
-            Op.WRITE, selected=rows.selected, each=routes.choices, form=form, groups=rows.width // GROUP,
-            kernel=address_of(FORM_KERNELS[form].write_row), **rows.words("x"), **out.words("out"),
-        )  # fmt: skip
-        return out
 
     def _take(self, form: Form, width: int, selected: bool, routes: Routes) -> Rows:
         return self._buffers.take(form, width, selected=selected, each=routes.choices)

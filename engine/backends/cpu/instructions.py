@@ -12,6 +12,8 @@ import numpy as np
 
 from engine.backends.cpu.attention import PIECE
 from engine.config import BLOCK_SIZE
+from quant.cpu.activations import Form
+from quant.cpu.linear import Part
 
 TOKENS = 128  # rows of activations that are multiplied by a pair of tiles before the next pair is loaded
 SEGMENT = 4096  # logits per unit of the argmax
@@ -193,6 +195,15 @@ def float_bits(value: float) -> int:
 
 
 ONE_BITS = float_bits(1.0)
+
+
+def product_words(part: Part, form: Form, prefix: str = "") -> dict[str, int]:
+    """Return the words of the kernels that multiply a part of a weight by rows in `form`, and of its tiles.
+
+    `prefix` is "up_" for the second weight of an instruction.
+    """
+    names = (f"{prefix}{name}" for name in ("one", "two", "four", "six"))
+    return {**dict(zip(names, part.tile_kernels(form), strict=True)), f"{prefix}tile_bytes": part.tile_bytes}
 
 
 def most_blocks(rows: int, experts: int) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.backends.cpu.attention import ATTENTION_KERNELS, UNLIMITED
 from engine.backends.cpu.buffers import USE_REFERENCE, Activation, Buffers, Rows, check_multiple
 from engine.backends.cpu.experts import PRODUCTS, ExpertRecorder, Routes
-from engine.backends.cpu.instructions import SEGMENT, Op, float_bits
+from engine.backends.cpu.instructions import SEGMENT, Op, float_bits, product_words
 from engine.backends.cpu.kv_store import STORE_KERNELS, KVType, head_bytes
 from engine.backends.cpu.program import Program
 from engine.batch import Batch
@@ -51,7 +51,7 @@ class CpuOperations:
         self.weights = weights
         self._program = program
         self._buffers = Buffers(program.arena, program.limits)
-        self._experts = ExpertRecorder(program, self._buffers)
+        self._experts = ExpertRecorder(program, self._buffers, self._rewrite)
 
     def embed(self, batch: Batch, table: QLinear, scale: float = 1.0) -> Activation:
         (part,) = cpu_layer(table).parts
@@ -153,8 +153,6 @@ class CpuOperations:
         group is complete.
         """
         width, form = gates.outputs // 2, gates.form(gate)
-        one, two, four, six = gate.tile_kernels(form)
-        up_one, up_two, up_four, up_six = up.tile_kernels(form)
 
         def write(out_form: Form) -> Rows:
             source = self._rows_for(x, form, gate.order)
@@ -162,10 +160,8 @@ class CpuOperations:
             self._program.append(
                 Op.GATED, selected=x.selected, form=form, out_form=out_form, groups=gate.groups, rows=width,
                 kernel=address_of(products[out_form]),
-                one=one, two=two, four=four, six=six, weight=gate.address(0), tile_bytes=gate.tile_bytes,
-                up_one=up_one, up_two=up_two, up_four=up_four, up_six=up_six,
-                up=up.address(width), up_tile_bytes=up.tile_bytes,
-                **source.words("x"), **out.words("out"),
+                weight=gate.address(0), up=up.address(width),
+                **product_words(gate, form), **product_words(up, form, "up_"), **source.words("x"), **out.words("out"),
             )  # fmt: skip
             return out
 
@@ -274,12 +270,11 @@ class CpuOperations:
         for part in weight.parts:
             form = weight.form(part)
             target = {**out.words("out"), "out": out.buffer.region.address + 4 * part.first}
-            source, (one, two, four, six) = sources[weight.source(part)], part.tile_kernels(form)
+            source = sources[weight.source(part)]
             self._program.append(
                 Op.MATMUL, barrier=part is weight.parts[-1], selected=x.selected, form=form, add=add,
-                one=one, two=two, four=four, six=six, weight=part.region.address, tile_bytes=part.tile_bytes,
-                groups=part.groups, rows=part.rows, bias=biases and biases + 4 * part.first,
-                **source.words("x"), **target,
+                weight=part.region.address, groups=part.groups, rows=part.rows, bias=biases and biases + 4 * part.first,
+                **product_words(part, form), **source.words("x"), **target,
             )  # fmt: skip
 
     def _rows_for(self, x: Activation, form: Form, order: Region | None) -> Rows:
@@ -290,9 +285,9 @@ class CpuOperations:
         self, source: Rows, form: Form, *, gather: bool = False, local: bool = False, order: Region | None = None
     ) -> Rows:
         selected = source.selected or gather
-        out = self._buffers.take(form, source.width, selected=selected, copies=local)
+        out = self._buffers.take(form, source.width, selected=selected, copies=local, each=source.each)
         self._program.append(
-            Op.WRITE, local=local, selected=selected, gather=gather, form=form,
+            Op.WRITE, local=local, selected=selected, gather=gather, each=source.each, form=form,
             kernel=address_of(FORM_KERNELS[form].write_row), groups=source.width // GROUP,
             order=order.address if order else 0, **source.words("x"), **out.words("out"),
         )  # fmt: skip
