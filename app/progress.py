@@ -5,16 +5,17 @@ progress uses the `Progress` protocol only. The rich library handles color and t
 FORCE_COLOR. It is imported when the first bar is drawn.
 """
 
-import os
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import click
+
+from app.terminal_width import terminal_width
 
 if TYPE_CHECKING:
     import rich.progress
@@ -151,9 +152,7 @@ class _Bar:
 
 def wrapped_line(line: str) -> str:
     """Wrap a line between words at the width of the terminal on stderr, which would break words."""
-    width = 0
-    with suppress(OSError):  # not a terminal
-        width = os.get_terminal_size(sys.stderr.fileno()).columns
+    width = terminal_width(sys.stderr)
     return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) if width else line
 
 

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import click
 
-from app.commands.output import as_json, echo_table
+from app.commands.output import as_json, echo_wide_table
 from app.models.store import ModelStore
 from app.models.stored_model import last_use
 from app.models.transfer.download_turn import running_download
@@ -42,7 +42,7 @@ def ls(catalog: bool, as_array: bool) -> None:
             (m.name, format_bytes(m.size), m.quantization or "-", _day(m.stored_at), _day(use), m.path)
             for m, use in zip(models, used, strict=True)
         ]
-        echo_table([("NAME", "SIZE", "QUANT", "STORED", "USED", "PATH"), *rows])
+        echo_wide_table([("NAME", "SIZE", "QUANT", "STORED", "USED", "PATH"), *rows])
     else:
         click.echo(f"No model is stored yet.\ntry: ingle pull {settings.model}", err=True)
     _echo_unfinished(store, settings)
@@ -66,7 +66,7 @@ def _ls_catalog(store: ModelStore, *, as_array: bool) -> None:
         return
     rows = [(entry.name, "chat", "-", entry.license, "-", entry.title) for entry in store.catalog]
     rows += [(m.name, m.kind, f"{m.context:,}", m.license, m.draft or "-", m.repository.repo) for m in store.families]
-    echo_table([("NAME", "KIND", "CONTEXT", "LICENSE", "DRAFT", "REPOSITORY"), *rows])
+    echo_wide_table([("NAME", "KIND", "CONTEXT", "LICENSE", "DRAFT", "REPOSITORY"), *rows])
 
 
 def _day(moment: str | None) -> str:

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 import click
 
-from app.commands.output import as_json, echo_table
+from app.commands.output import as_json, echo_table, echo_wide_table
 from app.errors import AppError
 from app.process.instance import Instance, running_instances
 from app.settings.api_keys import own_key
@@ -38,9 +39,7 @@ def ps(as_array: bool) -> None:
     if as_array:
         click.echo(as_json(servers))
     elif servers:
-        columns = ("pid", "model", "api_url", "status", "running", "waiting", "started_at")
-        rows = [["-" if server[column] is None else server[column] for column in columns] for server in servers]
-        echo_table([("PID", "MODEL", "URL", "STATUS", "RUNNING", "WAITING", "SINCE"), *rows])
+        echo_wide_table([("PID", "MODEL", "STATUS", "SINCE", "URL"), *map(_server_row, servers)])
         click.echo()
         echo_table([("PID", "RUNNING BY CLASS", "WAITING BY CLASS", "KV BLOCKS HELD"), *map(_details, servers)])
         if prompts := [_prompt(server["pid"], one) for server in servers for one in server["reading"]]:
@@ -48,6 +47,11 @@ def ps(as_array: bool) -> None:
             echo_table([("PID", "PROMPT OF", "READ", "OF"), *prompts])
     else:
         click.echo("No server is running.\ntry: ingle serve", err=True)
+
+
+def _server_row(server: Mapping[str, Any]) -> tuple[object, ...]:
+    since = datetime.fromisoformat(server["started_at"]).astimezone()
+    return server["pid"], server["model"], server["status"], f"{since:%Y-%m-%d %H:%M}", server["api_url"]
 
 
 def _details(server: Mapping[str, Any]) -> tuple[object, ...]:
