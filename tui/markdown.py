@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_core import StateCore
@@ -25,6 +26,7 @@ _BOXES = {" ": "☐ ", "x": "☑ ", "X": "☑ "}
 # math between \( \), \[ \], $$ $$, or $ $. In $ $, no space at the ends and no digit after it: "$5 and $6" are prices
 _MATH = re.compile(r"\\\((.+?)\\\)|\\\[(.+?)\\\]|\$\$(.+?)\$\$|\$(?! )((?:\\.|[^$\n\\])+?)(?<! )\$(?!\d)", re.DOTALL)
 _BELOW_HEADER = re.compile(r"[|:\- \t]*-[|:\- \t]*")
+_EMOJI_STYLE = "\ufe0f"  # after a character that is also shown as text
 PIECE = 1500  # characters after which a text is split at the next opportunity
 _LONGEST_PIECE = 20 * PIECE  # characters after which a piece is split before any line outside of code
 _SHORTEST_LINE = 30  # a shorter line counts as this many characters, because it takes a whole line on the screen
@@ -39,6 +41,7 @@ def parser() -> MarkdownIt:
     reader.inline.ruler.before("escape", "math", _math)
     reader.core.ruler.push("shown", _show)
     reader.core.ruler.push("boxes", _show_boxes)
+    reader.core.ruler.push("cells", _narrow_emoji)
     return reader
 
 
@@ -63,6 +66,14 @@ def _show_boxes(state: StateCore) -> None:
             first = text.children[0]
             if found := _TASK.match(first.content):
                 first.content = _BOXES[found[1]] + first.content[found.end() :]
+
+
+def _narrow_emoji(state: StateCore) -> None:
+    """Remove emoji variation selectors from cells of tables: terminals disagree on the width of such an emoji."""
+    for cell, text in pairwise(state.tokens):
+        if cell.type in ("th_open", "td_open"):
+            for child in text.children or ():
+                child.content = child.content.replace(_EMOJI_STYLE, "")
 
 
 def _math(state: StateInline, silent: bool) -> bool:

@@ -40,6 +40,18 @@ def test_rows_are_separated_if_one_has_several_lines() -> None:
     assert asyncio.run(rules([*short, ["a long text that is wrapped", "h"]])) == 3
 
 
+def test_emoji_with_a_disputed_width_do_not_move_borders() -> None:
+    async def lines() -> list[str]:
+        page = DocumentPage(table([["\u2764\ufe0f", "b"], ["**\u26a0\ufe0f**", "1\ufe0f\u20e3"]]))
+        async with page.run_test(size=(24, 30)) as pilot:
+            await pilot.pause()
+            return lines_of(page)
+
+    shown = asyncio.run(lines())
+    assert not any("\ufe0f" in line for line in shown)
+    assert shown[1] == "│ \u2764   │ b   │"
+
+
 def test_all_cells_are_readable_at_any_width() -> None:
     async def show(width: int) -> None:
         columns = random.randrange(1, 5)
