@@ -198,10 +198,10 @@ def _tokens(number: int) -> str:
 
 
 def budget_share(context: ContextBudget) -> str:
-    """Return the share of the context that the prompt takes: "context 15 %"."""
+    """Return the share of the context that the prompt takes: "context 15 %". At most 100 %."""
     if context.limit is None:
         return f"{_tokens(context.used)} (limit unknown)"
-    return f"context {percent(context.used, context.limit)}"
+    return f"context {percent(min(context.used, context.limit), context.limit)}"
 
 
 def budget_details(context: ContextBudget) -> str:
@@ -210,9 +210,14 @@ def budget_details(context: ContextBudget) -> str:
     Example: "System prompt 120 + messages 1,100 = 15 % of 8,192 tokens. 1,024 tokens are kept free for the reply."
     """
     prompt = f"System prompt {context.system:,} + messages {context.history:,}"
-    share = "" if context.limit is None else f"{percent(context.used, context.limit)} of "
+    share = "" if context.limit is None else f"{_share(context.used, context.limit)} of "
     total = f"{context.limit or context.used:,} tokens"
     return f"{prompt} = {share}{total}. {context.reserve:,} tokens are kept free for the reply."
+
+
+def _share(used: int, limit: int) -> str:
+    """Return a share in percent; above 100 %, return the tokens: "9,120"."""
+    return percent(used, limit) if used <= limit else f"{used:,}"
 
 
 def retry_note(usage: Usage) -> str:

@@ -10,6 +10,7 @@ from app.chat_backend.converters import message_id
 from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.engine.server import ReadyEngine
 from app.chat_backend.prompt_messages import prompt_messages, prompt_text
+from app.chat_backend.token_counter import TokenCounter, token_counter
 from app.history.records import Chat as StoredChat
 from app.history.records import Role, StoredMessage, Trim, path_to
 from tui.client import ClientError
@@ -32,7 +33,8 @@ class ChatContext:
     async def budget(self, chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
         async with self._connection.use() as engine:
             found, branch = await to_thread(self._branch, chat, leaf)
-            return await self._budget(engine, found, branch, typed)
+            counter = await token_counter(engine.endpoint, found, branch)
+            return await _budget(engine, counter, found, branch, typed)
 
     async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> TrimPlan:
         """Plan which of the oldest turns to leave out: at least one, and enough to free `_tokens_to_free` tokens.
@@ -41,16 +43,17 @@ class ChatContext:
         """
         found, branch = await to_thread(self._branch, chat, leaf)
         async with self._connection.use() as engine:
-            before = await self._budget(engine, found, branch, typed)
-            of_typed = await engine.endpoint.count(text=typed) if typed else 0
+            counter = await token_counter(engine.endpoint, found, branch)
+            before = await _budget(engine, counter, found, branch, typed)
+            of_typed = await counter.text(typed) if typed else 0
             for_summary = _summary_tokens(engine) if how is FullContext.SUMMARIZE else 0
             turns = _turns(found, branch, is_answered=bool(typed))
-            num_turns = await _enough(engine, turns, for_summary + _tokens_to_free(before, of_typed))
+            num_turns = await _enough(counter, turns, for_summary + _tokens_to_free(before, of_typed))
             while True:
                 dropped = [message.id for turn in turns[:num_turns] for message in turn]
                 kept = {} if how is FullContext.SUMMARIZE and dropped else found.trim.by_message
                 trimmed = replace(found, trim=Trim((*found.trim.left_out, *dropped), summaries=kept))
-                freed = before.used - (await self._budget(engine, trimmed, branch, typed)).used - for_summary
+                freed = before.used - (await _budget(engine, counter, trimmed, branch, typed)).used - for_summary
                 if freed >= before.lacking or num_turns == len(turns):
                     break
                 num_turns += 1
@@ -80,7 +83,8 @@ class ChatContext:
                 own["store"] = False
             longest = _summary_tokens(engine)
             limit = engine.context_length
-            readable = request if limit is None else await _shortened(engine, request, limit - longest)
+            counter = await token_counter(engine.endpoint, found, branch)
+            readable = request if limit is None else await _shortened(counter, request, limit - longest)
             sampling = {"temperature": 0.2, **engine.default_sampling, "max_tokens": longest}
             body = {"model": engine.model, "messages": readable, **sampling, **own}
             summary = (await engine.endpoint.complete(body)).strip()
@@ -95,20 +99,21 @@ class ChatContext:
         messages = {message.id: message for message in history.messages.in_chat(number)}
         return history.chats.get(number), path_to(messages, None if leaf is None else int(leaf))
 
-    async def _budget(
-        self, engine: ReadyEngine, chat: StoredChat, branch: Sequence[StoredMessage], typed: str
-    ) -> ContextBudget:
-        messages = prompt_messages(chat, branch, with_reasoning=engine.endpoint.is_inglenook)
-        system = str(messages[0]["content"]) if messages and messages[0]["role"] == "system" else ""
-        if typed or not messages or messages[-1]["role"] != "user":
-            messages.append({"role": "user", "content": typed})
-        of_system = await engine.endpoint.count(text=system) if system else 0
-        total = await engine.endpoint.count(messages=messages)
-        reserve, limit = chat.settings.sampling.max_tokens, engine.context_length
-        if limit is None:
-            return ContextBudget(None, of_system, total - of_system, reserve or _RESERVE)
-        reserve = reserve or min(_RESERVE, limit // _RESERVED_SHARE)
-        return ContextBudget(limit, of_system, total - of_system, min(reserve, limit))
+
+async def _budget(
+    engine: ReadyEngine, counter: TokenCounter, chat: StoredChat, branch: Sequence[StoredMessage], typed: str
+) -> ContextBudget:
+    messages = prompt_messages(chat, branch, with_reasoning=engine.endpoint.is_inglenook)
+    system = str(messages[0]["content"]) if messages and messages[0]["role"] == "system" else ""
+    if typed or not messages or messages[-1]["role"] != "user":
+        messages.append({"role": "user", "content": typed})
+    of_system = await counter.text(system) if system else 0
+    total = await counter.messages(messages)
+    reserve, limit = chat.settings.sampling.max_tokens, engine.context_length
+    if limit is None:
+        return ContextBudget(None, of_system, total - of_system, reserve or _RESERVE)
+    reserve = reserve or min(_RESERVE, limit // _RESERVED_SHARE)
+    return ContextBudget(limit, of_system, total - of_system, min(reserve, limit))
 
 
 def _summary_tokens(engine: ReadyEngine) -> int:
@@ -143,21 +148,21 @@ def _turns(chat: StoredChat, branch: Sequence[StoredMessage], *, is_answered: bo
     return turns
 
 
-async def _enough(engine: ReadyEngine, turns: Sequence[Sequence[StoredMessage]], tokens: int) -> int:
+async def _enough(counter: TokenCounter, turns: Sequence[Sequence[StoredMessage]], tokens: int) -> int:
     """Return how many of the oldest turns to leave out to free about `tokens`; all of them if they hold fewer."""
     for num_turns, turn in enumerate(turns, 1):
-        tokens -= sum([await engine.endpoint.count(text=prompt_text(message)) for message in turn])
+        tokens -= sum([await counter.text(prompt_text(message)) for message in turn])
         if tokens <= 0:
             return num_turns
     return len(turns)
 
 
 async def _shortened(
-    engine: ReadyEngine, messages: Sequence[Mapping[str, object]], limit: int
+    counter: TokenCounter, messages: Sequence[Mapping[str, object]], limit: int
 ) -> list[Mapping[str, object]]:
     """Shorten the longest message to half of its length, repeatedly, until all messages fit into `limit` tokens."""
     fitting = list(messages)
-    while await engine.endpoint.count(messages=fitting) > limit:
+    while await counter.messages(fitting) > limit:
         longest = max(range(len(fitting)), key=lambda place: len(str(fitting[place]["content"])))
         content = str(fitting[longest]["content"])
         if len(content) <= len(_SUMMARIZE):

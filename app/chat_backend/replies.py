@@ -43,6 +43,7 @@ class _ReplyInProgress:
     engine: ReadyEngine
     reply: str = ""  # the server's id of the reply
     retry_temperature: float | None = None  # set if a retry is sampled, although the settings are greedy
+    num_left_out: int = 0  # number of messages of the chat that are left out of the prompt
     text: str = ""
     reasoning: str = ""
     reasoning_started: float | None = None
@@ -80,12 +81,17 @@ class _ReplyInProgress:
 
     @property
     def usage(self) -> StoredUsage | None:
-        """The usage of the last turn, with what only the chat knows: its retry, and the length of the context."""
+        """The usage of the last turn, with what only the chat knows: retry, length of the context, and trimming."""
         usage, limit = self.ended.usage, self.engine.context_length
         if usage is None:
             return None
         is_full = self.ended.state is State.CUT and limit is not None and usage.total_tokens >= limit
-        return replace(usage, retry_temperature=self.retry_temperature, is_context_full=is_full)
+        return replace(
+            usage,
+            retry_temperature=self.retry_temperature,
+            is_context_full=is_full,
+            num_left_out=self.num_left_out,
+        )
 
     def save(self, state: State = State.COMING, usage: StoredUsage | None = None) -> None:
         """Save the reply in its current state."""
@@ -154,6 +160,7 @@ class ChatReplies:
         async with aclosing(engine.endpoint.stream(body)) as parts:
             first = await anext(parts)
             growing = await self._begin(chat, to, engine)
+            growing.num_left_out = len(found.trim.left_out)
             if is_retry:
                 growing.retry_temperature = retry_temperature(found.settings.sampling, engine.default_sampling)
             try:

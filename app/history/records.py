@@ -96,6 +96,11 @@ class Trim(Struct, frozen=True, omit_defaults=True):
         old = {self.left_out[-1]: self.summary} if self.summary and self.left_out else {}
         return {**old, **self.summaries}
 
+    def first(self, count: int) -> "Trim":
+        """Return the state when `count` messages were left out."""
+        before = self.left_out[:count]
+        return Trim(before, summaries={message: text for message, text in self.by_message.items() if message in before})
+
 
 class Attachment(Struct, frozen=True):
     """A text file that was sent with a message."""
@@ -142,6 +147,7 @@ class StoredUsage(Struct, frozen=True, omit_defaults=True):
     accepted_tokens: int = 0  # drafted tokens that turned out right
     retry_temperature: float | None = None  # set if a retry with greedy decoding was sampled, so that it differs
     is_context_full: bool = False  # whether the reply was cut because the context was full, not at max_tokens
+    num_left_out: int = 0  # number of messages of the chat that were left out of the prompt
 
     @property
     def total_tokens(self) -> int:

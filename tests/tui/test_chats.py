@@ -11,7 +11,7 @@ from textual.widgets import OptionList
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
-from tui.types import ExportFormat, Finish, ReplyEnd, SearchHit, TextDelta
+from tui.types import ContextBudget, ExportFormat, Finish, ReplyEnd, SearchHit, TextDelta
 from tui.widgets.chat_list import ChatList
 from tui.widgets.top_bar import TopBar
 
@@ -496,6 +496,9 @@ def test_messages_of_another_window_are_shown_in_the_open_chat() -> None:
     run(client, flow, chat=name, size=(80, 24))
 
 
+EMPTY = ContextBudget(None, 0, 0, 0)
+
+
 def test_reply_of_another_window_is_shown_as_it_grows() -> None:
     client = ScriptedClient()
     name = client.keep("Shared", "a question", "an")
@@ -511,6 +514,8 @@ def test_reply_of_another_window_is_shown_as_it_grows() -> None:
         assert "retry" not in chat.label("Outcome")
         client.chats.put(name, replace(reply, text="an answer"))
         await chat.until(lambda: shows("an answer"))
+        client.chats.put(name, replace(reply, text="an answer " * 40))
+        await chat.until(lambda: (chat.composer.status.budget or EMPTY).history > 90)
         client.chats.put(name, replace(reply, text="an answer of two lines", finish=Finish.COMPLETE))
         await chat.until(lambda: shows("an answer of two lines"))
         assert len(chat.views()) == 2

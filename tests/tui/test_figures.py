@@ -73,6 +73,7 @@ def test_unknown_costs_are_left_out(usage: Usage, words: str) -> None:
 def test_budget_shows_free_or_exceeding_tokens() -> None:
     assert figures.budget(ContextBudget(8192, 120, 1100, 1024)) == "context 15 % · 7.0k tokens free"
     assert figures.budget(ContextBudget(2048, 120, 1100, 1024)) == "context 60 % · 196 tokens too many for a reply"
+    assert figures.budget(ContextBudget(2048, 120, 1970, 1024)) == "context 100 % · 1.1k tokens too many for a reply"
     assert figures.budget(ContextBudget(None, 120, 12_000, 1024)) == "12k tokens (limit unknown)"
     assert figures.budget(ContextBudget(None, 0, 1, 1024)) == "1 token (limit unknown)"
 
@@ -80,6 +81,7 @@ def test_budget_shows_free_or_exceeding_tokens() -> None:
 def test_details_of_a_budget_add_up_to_its_share() -> None:
     parts, reserve = "System prompt 120 + messages 1,100", "1,024 tokens are kept free for the reply."
     assert figures.budget_details(ContextBudget(8192, 120, 1100, 1024)) == f"{parts} = 15 % of 8,192 tokens. {reserve}"
+    assert figures.budget_details(ContextBudget(1024, 120, 1100, 1024)) == f"{parts} = 1,220 of 1,024 tokens. {reserve}"
     assert figures.budget_details(ContextBudget(None, 120, 1100, 1024)) == f"{parts} = 1,220 tokens. {reserve}"
 
 

@@ -15,7 +15,7 @@ from tui.open_chat import OpenChat, settings_of_new_chats
 from tui.reply_progress import ReplyProgress
 from tui.running_replies import RunningReplies
 from tui.show_errors import show_errors
-from tui.types import Chat, ChatId, ChatSettings, Finish, Message, MessageId
+from tui.types import Chat, ChatId, ChatSettings, Message, MessageId
 from tui.widgets.composer import Composer
 from tui.widgets.live_reply import LiveReply
 from tui.widgets.transcript import Transcript
@@ -193,5 +193,5 @@ class ChatView:
             self._node.app.notify(
                 f"This chat was continued in another window. {key_name('ctrl+t')} shows its branches.", markup=False
             )
-        if chat is self.chat and any(message.finish is not Finish.ELSEWHERE for message in changed):
+        if chat is self.chat and changed:
             self.composer.measure()

@@ -182,6 +182,30 @@ def test_unknown_context_length_has_no_limit(settings: Settings, endpoint: FakeE
     run(settings, endpoint.url, work)
 
 
+def test_reported_usage_corrects_the_estimated_tokens(settings: Settings, endpoint: FakeEndpoint) -> None:
+    endpoint.model["max_model_len"] = 512
+    endpoint.usage = {"prompt_tokens": 81, "completion_tokens": 431}
+    endpoint.replies = [["1 2 3 4 " * 40]]
+
+    async def work(client: TerminalClient) -> None:
+        chat = (await client.chats.create(ChatSettings())).summary.id
+        question = (await client.chats.add(chat, None, "Count, " * 10)).id
+        assert (await client.context.budget(chat, question, "")).used < 81  # an estimate
+        async with aclosing(client.replies.reply(chat, question)) as events:
+            assert [event async for event in events]
+        leaf = (await client.chats.open(chat)).leaf
+        full = await client.context.budget(chat, leaf, "")
+        assert (full.limit, full.used) == (512, 512)
+        plan = await client.context.plan(chat, leaf, FullContext.DROP_OLDEST, "And now?")
+        assert len(plan.messages) == 2
+        await client.context.trim(chat, plan)
+        trimmed = await client.context.budget(chat, leaf, "And now?")
+        assert trimmed.used < 20
+        assert not trimmed.lacking
+
+    run(settings, endpoint.url, work)
+
+
 def test_usage_details_in_another_format_are_ignored(settings: Settings, endpoint: FakeEndpoint) -> None:
     endpoint.usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": None}}
     end = replied(settings, endpoint.url)[-1]
