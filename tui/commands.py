@@ -52,7 +52,7 @@ COMMANDS = (
     Command("room", Owner.CHAT, "trim_context", "Summarize or drop old messages", aliases=("compact",)),
     Command("resume", Owner.SCREEN, "open_chats", "Open an earlier chat"),
     Command("search", Owner.DIALOGS, "search", "Search all chats", "TEXT", key="ctrl+f", spare_key="f7"),
-    Command("chats", Owner.SCREEN, "toggle_chats", "Show or hide the list of chats", key="ctrl+b", spare_key="f6"),
+    Command("chats", Owner.SCREEN, "toggle_chats", "Go to the list of chats, or hide it", key="ctrl+b", spare_key="f6"),
     Command("title", Owner.CHATS, "rename", "Rename this chat", "TITLE"),
     Command("pin", Owner.CHATS, "pin", "Pin or unpin"),
     Command("archive", Owner.CHATS, "archive", "Archive or unarchive"),

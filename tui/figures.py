@@ -4,8 +4,8 @@ import time
 from datetime import date
 
 from tui.engine_types import Loading
-from tui.plain_text import model_name, single_line
-from tui.types import ContextBudget, Finish, Usage
+from tui.plain_text import model_name, single_line, start, without_fences
+from tui.types import AUTHORS, ContextBudget, Finish, Message, Usage
 
 _SIZES = ("B", "kB", "MB", "GB", "TB")
 
@@ -181,6 +181,12 @@ def loading(now: Loading) -> str:
     return single_line(f"{share}{stage}" if name in stage else f"{share}{name}: {stage}")
 
 
+def message_line(message: Message, most: int) -> str:
+    """Return the author and at most `most` characters of a message: "Reply: Of course …"."""
+    empty = "(files)" if message.attachments else _TEXTLESS.get(message.finish, "(no text)")
+    return f"{AUTHORS[message.role]}: {start(without_fences(message.full_text), most) or empty}"
+
+
 def budget(context: ContextBudget) -> str:
     """Describe a context budget: "context 15 % · 7.0k tokens free", or what is lacking for a reply.
 
@@ -236,3 +242,11 @@ FINISHES = {
     Finish.ELSEWHERE: "Another window is writing this reply.",
 }
 """Labels of replies that are not complete."""
+
+_TEXTLESS = {
+    None: "(no text yet)",
+    Finish.ELSEWHERE: "(no text yet)",
+    Finish.STOPPED: "(stopped before its first word)",
+    Finish.FAILED: "(failed before its first word)",
+    Finish.CUT_OFF: "(interrupted before its first word)",
+}

@@ -9,8 +9,9 @@ import pytest
 from textual.message import Message as Posted
 from textual.widgets import OptionList
 
-from tests.tui.pilots import Chatting, run
+from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
+from tui.screens.dialog import Confirm
 from tui.types import ContextBudget, ExportFormat, Finish, ReplyEnd, SearchHit, TextDelta
 from tui.widgets.chat_list import ChatList
 from tui.widgets.top_bar import TopBar
@@ -27,6 +28,12 @@ def listed(chat: Chatting) -> list[str]:
     """Return the lines of the chat list with their marks, without group headings."""
     options = chat.screen.query_one("ChatList OptionList", OptionList).options
     return [str(option.prompt).rstrip() for option in options if option.id is not None]
+
+
+async def agree(chat: Chatting) -> None:
+    """Press the second button of a question."""
+    await chat.until(lambda: isinstance(chat.app.screen, Confirm) and chat.app.screen.query("#yes"))
+    await chat.pilot.press("right", "enter")
 
 
 def test_chats_are_listed_opened_renamed_pinned_archived_deleted_and_restored() -> None:
@@ -56,6 +63,7 @@ def test_chats_are_listed_opened_renamed_pinned_archived_deleted_and_restored() 
         await chat.type("/archived")
         await chat.until(lambda: len(lines(chat)) == 2)
         await chat.type("/delete")
+        await agree(chat)
         await chat.until(lambda: lines(chat) == ["Second"] and chat.texts() == [])
         assert first in client.chats.deleted
         await chat.type("/undo")
@@ -396,6 +404,23 @@ def test_list_groups_chats_by_day_and_shows_their_age() -> None:
     run(client, flow, size=WIDE)
 
 
+def test_key_of_the_list_goes_to_it_before_it_hides_it() -> None:
+    client = ScriptedClient()
+    client.keep("Kept", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        chats = chat.screen.query_one(ChatList)
+        await chat.until(lambda: chats.display and chat.app.focused is chat.composer.area)
+        await chat.pilot.press("f6")
+        await chat.until(lambda: chats.has_focus_within)
+        await chat.pilot.press("f6")
+        await chat.until(lambda: not chats.display and chat.app.focused is chat.composer.area)
+        await chat.pilot.press("f6")
+        await chat.until(lambda: chats.display and chats.has_focus_within)
+
+    run(client, flow, size=WIDE)
+
+
 def test_list_covers_the_chat_in_a_narrow_terminal() -> None:
     client = ScriptedClient()
     client.keep("Kept", "a question", "an answer")
@@ -445,6 +470,7 @@ def test_deleting_a_chat_ends_its_reply_and_undo_restores_its_text() -> None:
         await chat.type("one")
         await chat.until(lambda: len(chat.views()) == 2)
         await chat.type("/delete")
+        await agree(chat)
         await chat.until(lambda: chat.client.replies.closed == 1 and chat.conversation.chat.id is None)
         await chat.type("/undo")
         await chat.until(lambda: chat.texts() == ["one", "begun"])
@@ -487,9 +513,10 @@ def test_messages_of_another_window_are_shown_in_the_open_chat() -> None:
         last = client.chats.chats[name].messages[-1].id
         await client.chats.add(name, last, "from another window")
         await chat.until(lambda: chat.texts() == ["a question", "an answer", "from another window"])
-        await chat.until(lambda: any("continued in another window" in notice for notice in chat.notices()))
+        assert not await at_rest(chat.pilot, chat.notices)  # the message is seen
         branch = await client.chats.add(name, None, "a branch of the start")
         await chat.until(lambda: branch.id in chat.conversation.chat.branches)
+        await chat.until(lambda: any("continued in another window" in notice for notice in chat.notices()))
         assert chat.texts() == ["a question", "an answer", "from another window"]
         await chat.until(lambda: "1/2" in chat.label("MessageView.user MessageHeader"))
 

@@ -7,7 +7,7 @@ import pytest
 from engine.request import TokenSources
 from tests.tui.scripted_client import USAGE
 from tui import figures
-from tui.types import ContextBudget, Usage
+from tui.types import Attachment, ContextBudget, Finish, Message, MessageId, Role, Usage
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,14 @@ def test_cost_of_a_reply_is_formatted() -> None:
 )
 def test_unknown_costs_are_left_out(usage: Usage, words: str) -> None:
     assert " · ".join(figures.details(usage)) == words
+
+
+def test_line_of_a_message_without_text_says_why() -> None:
+    reply = Message(MessageId("1"), None, Role.ASSISTANT, "", 0.0, finish=Finish.STOPPED)
+    assert figures.message_line(reply, 60) == "Reply: (stopped before its first word)"
+    assert figures.message_line(replace(reply, text="Of course.\n```\nx = 1\n```"), 60) == "Reply: Of course. x = 1"
+    files = Message(MessageId("2"), None, Role.USER, "", 0.0, (Attachment("a.txt", "a"),))
+    assert figures.message_line(files, 60) == "You: (files)"
 
 
 def test_budget_shows_free_or_exceeding_tokens() -> None:

@@ -207,6 +207,10 @@ def test_earlier_inputs_are_searched() -> None:
         await chat.pilot.press("ctrl+r", "escape", "x")
         assert chat.composer.area.text == "about treesx"
         assert not chat.composer.menu.is_open
+        await chat.pilot.press("ctrl+r")
+        await chat.until(lambda: labels(chat) == ["No earlier input matches."])
+        await chat.pilot.press("backspace")
+        await chat.until(lambda: labels(chat) == ["about trees"])
 
     run(ScriptedClient(), flow)
 

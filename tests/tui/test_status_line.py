@@ -5,10 +5,11 @@ import asyncio
 import pytest
 from textual.app import App, ComposeResult
 
-from tests.tui.pilots import Chatting, run
+from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import ScriptedClient
+from tui.client import ClientError
 from tui.engine_types import Loading
-from tui.types import ChatSettings, ContextBudget, Sampling
+from tui.types import ChatId, ChatSettings, ContextBudget, MessageId, Sampling
 from tui.widgets.status_line import StatusLine
 
 FILE = "/home/ann/models/Model.gguf"
@@ -81,6 +82,25 @@ def test_new_chat_does_not_show_the_context_of_the_chat_before() -> None:
         await chat.pilot.press("f5")
         await chat.until(lambda: chat.conversation.chat.id is None)
         assert chat.composer.status.budget is None
+
+    run(client, flow)
+
+
+def test_context_is_measured_without_notices_while_the_engine_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient()
+    asked: list[str] = []
+
+    async def fail(chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
+        asked.append(typed)
+        raise ClientError("the engine stopped", "Try again.")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.composer.status.budget is not None)
+        monkeypatch.setattr(client.context, "budget", fail)
+        await chat.type("typed", enter=False)
+        await chat.until(lambda: asked)
+        await at_rest(chat.pilot, chat.notices)
+        assert not chat.notices()
 
     run(client, flow)
 

@@ -57,6 +57,19 @@ def test_enter_in_an_empty_chat_continues_the_last_one() -> None:
     run(client, flow)
 
 
+def test_offered_chat_is_the_newest_of_all_windows() -> None:
+    client = ScriptedClient()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: "is ready" in chat.label("#welcome"))
+        client.keep("Of another window", "a question", "an answer")
+        await chat.until(lambda: "Continue: Of another window" in chat.label("#welcome"))
+        await chat.pilot.press("enter")
+        await chat.until(lambda: chat.texts() == ["a question", "an answer"])
+
+    run(client, flow)
+
+
 @pytest.mark.parametrize("size", [(60, 15), (80, 24), (120, 40)])
 def test_long_reasons_are_wrapped_and_the_left_edge_is_fixed(size: tuple[int, int]) -> None:
     client = ScriptedClient()

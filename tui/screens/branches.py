@@ -9,10 +9,10 @@ from textual.content import Content
 from textual.widgets import Label, OptionList
 from textual.widgets.option_list import Option
 
+from tui import figures
 from tui.branches import Branches
-from tui.plain_text import start
 from tui.screens.dialog import Dialog
-from tui.types import AUTHORS, MessageId
+from tui.types import MessageId
 from tui.widgets.rows import Rows
 
 _LONGEST_LINE = 100  # maximum number of characters of a message in a row, which ends with "…" at the edge
@@ -52,7 +52,7 @@ class BranchesScreen(Dialog[MessageId]):
 
     def _line(self, message: MessageId, depth: int) -> Content:
         one = self._branches[message]
-        line = f"{AUTHORS[one.role]}: {start(one.full_text, _LONGEST_LINE)}"
+        line = figures.message_line(one, _LONGEST_LINE)
         return Content.assemble(_INDENT * depth, (line, "bold" if message in self._shown else "dim"))
 
     @on(OptionList.OptionSelected)

@@ -1,6 +1,7 @@
 """The chat screen: the list of chats, the open chat, and the top bar, and the messages that they send each other."""
 
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,7 +12,7 @@ from textual.containers import Horizontal
 from textual.events import Resize
 
 from tui import figures, footer_keys
-from tui.client import Client
+from tui.client import Client, ClientError
 from tui.commands import COMMANDS, Owner
 from tui.double_press import DoublePress
 from tui.engine_types import Loading
@@ -142,6 +143,8 @@ class ChatScreen(SteadyScreen):
         """Show changes by other windows in the list and in the open chat."""
         self._chats.poll()
         await self._merge_other_windows()
+        with suppress(ClientError):  # the next action of the user reports the error
+            await self._start.renew_offer()
 
     async def interrupt(self) -> None:
         """Handle Ctrl+C: stop the reply; otherwise clear the prompt; otherwise quit at the second press."""
@@ -163,7 +166,7 @@ class ChatScreen(SteadyScreen):
         self._chats.mark_open(event.chat.id)
         self.refresh_bindings()
         if event.chat.id is not None:
-            self.conversation.welcome.offer(None)
+            self._start.end_offer()
 
     @on(ReplyFeed.LongReplyEnded)
     def call_user(self, event: ReplyFeed.LongReplyEnded) -> None:
@@ -245,12 +248,12 @@ class ChatScreen(SteadyScreen):
         self.turn_to_prompt()
 
     def action_toggle_chats(self) -> None:
-        """Hide the list of chats if it is visible, or show it."""
-        self.toggle_class("toggled")
-        if self._chats.display:
-            self.action_open_chats()
-        else:
+        """Show and focus the list of chats. If it has the focus, hide it."""
+        if self._chats.has_focus_within:
+            self.toggle_class("toggled")
             self.conversation.composer.area.focus()
+        else:
+            self.action_open_chats()
 
     def action_open_chats(self) -> None:
         """Show the list and focus it."""

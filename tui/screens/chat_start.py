@@ -40,6 +40,7 @@ class ChatStart:
         self._chat = chat
         self._question = question
         self._resumes = resumes
+        self._is_offering = False  # whether the last chat is offered
 
     def begin(self) -> None:
         """Start all work in the background."""
@@ -74,9 +75,20 @@ class ChatStart:
                 await self._conversation.configure(chat, settings)
 
     async def _offer_last_chat(self) -> None:
+        self._is_offering = True
         with show_errors(self._conversation):
+            await self.renew_offer()
+
+    async def renew_offer(self) -> None:
+        """Offer the newest chat of all windows, until the user opens a chat. Raises ClientError."""
+        if self._is_offering:
             chats = [one for one in await self._client.chats.summaries() if one.message_count and not one.private]
             self._conversation.welcome.offer(max(chats, key=lambda one: one.updated, default=None))
+
+    def end_offer(self) -> None:
+        """Stop offering a chat, because the user has opened one."""
+        self._is_offering = False
+        self._conversation.welcome.offer(None)
 
     async def _recommend_model(self) -> None:
         """Suggest a better model to a new user while the default one loads."""

@@ -10,10 +10,9 @@ from textual.widgets.option_list import Option
 from tui import figures
 from tui.branches import Branches
 from tui.client import Context
-from tui.plain_text import start, without_fences
 from tui.screens.dialog import Dialog
 from tui.show_errors import show_errors
-from tui.types import AUTHORS, ChatId, ContextBudget, FullContext, MessageId, TrimPlan
+from tui.types import ChatId, ContextBudget, FullContext, MessageId, TrimPlan
 from tui.widgets.rows import Rows
 
 _CHOICES = {
@@ -88,10 +87,7 @@ class FullContextScreen(Dialog[TrimPlan]):
         if not self._helps(plan):
             return Content.styled(self._too_little(plan), "bold")
         lines = [Content.styled(f"Frees {plan.tokens:,} tokens by {_VERBS[plan.how]}:", "bold")]
-        for name in plan.messages:
-            message = self._branches[name]
-            who = AUTHORS[message.role]
-            lines.append(Content(f"{who}: {start(without_fences(message.full_text), 60)}"))
+        lines += [Content(figures.message_line(self._branches[name], 60)) for name in plan.messages]
         return Content("\n").join(lines)
 
     def _too_little(self, plan: TrimPlan) -> str:

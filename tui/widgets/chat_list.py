@@ -41,7 +41,7 @@ class ChatList(Vertical):
         Binding("ctrl+k", "pin", "Pin"),
         Binding("ctrl+a", "archive", "Archive"),
         Binding("ctrl+a", "unarchive", "Unarchive"),
-        Binding("delete,ctrl+d", "confirm_deletion", "Delete", key_display="del"),
+        Binding("delete,ctrl+d", "delete", "Delete", key_display="del"),
         Binding("ctrl+z", "undelete", "Undo"),
         Binding("ctrl+v,left,right", "view_archive", "View archive", key_display="^v"),
         Binding("ctrl+v,left,right", "view_chats", "View chats", key_display="^v"),
@@ -296,14 +296,7 @@ class ChatList(Vertical):
 
     @work
     async def action_delete(self) -> None:
-        if (chat := self._target_chat()) is None:
-            self.app.notify("This chat is empty.", markup=False)
-        else:
-            await self._delete(chat)
-
-    @work
-    async def action_confirm_deletion(self) -> None:
-        """Ask before a key deletes a chat. /delete does not ask, because a command is not typed by accident."""
+        """Delete a chat after the user has confirmed it."""
         with show_errors(self):
             if (summary := await self._target_summary()) is not None:
                 about = f"{summary.name}\n\n{_UNDO}"

@@ -174,10 +174,13 @@ class ChatView:
         with suppress(ClientError):  # the next action of the user reports the error
             found = await self._chats.open(chat.id)
             if chat is self.chat and self.current_reply is None:
-                known, changed = len(chat.branches), chat.merge(found.messages)
-                await self._show_merged(chat, changed, is_longer=len(chat.branches) > known)
+                new = {message.id for message in found.messages if message.id not in chat.branches}
+                await self._show_merged(chat, chat.merge(found.messages))
+                if chat is self.chat and not all(map(chat.shows, new)):
+                    keys = f"{key_name('ctrl+t')} shows its branches."
+                    self._node.app.notify(f"This chat was continued in another window. {keys}", markup=False)
 
-    async def _show_merged(self, chat: OpenChat, changed: Sequence[Message], *, is_longer: bool) -> None:
+    async def _show_merged(self, chat: OpenChat, changed: Sequence[Message]) -> None:
         ids = {message.id for message in changed}
         for message in chat.path():
             if message.id in ids:
@@ -189,9 +192,5 @@ class ChatView:
             if message.id in ids and chat is self.chat and message.parent == chat.leaf:
                 chat.leaf = message.id
                 await self.transcript.append(message)
-        if is_longer and chat is self.chat:
-            self._node.app.notify(
-                f"This chat was continued in another window. {key_name('ctrl+t')} shows its branches.", markup=False
-            )
         if chat is self.chat and changed:
             self.composer.measure()

@@ -17,7 +17,7 @@ from textual.widgets import Label, TextArea
 
 from tui import commands
 from tui.attachment_sizes import AttachmentSizes
-from tui.client import Client, NotLoaded
+from tui.client import Client, ClientError
 from tui.completion import Completions
 from tui.drafts import Drafts, Prompt, read_attachment
 from tui.open_chat import OpenChat
@@ -109,7 +109,7 @@ class Composer(Vertical):
     async def count_attached(self) -> None:
         """Show the attachments, with their tokens when they are counted."""
         self._show_attached()
-        with show_errors(self), suppress(NotLoaded):  # another notice has already said that no model is loaded
+        with show_errors(self), suppress(ClientError):  # the size in characters remains
             for file in list(self._attached):
                 await self._sizes.count(file)
                 self._show_attached()
@@ -194,7 +194,7 @@ class Composer(Vertical):
         """After a pause, save the draft and show how full the context is."""
         await asyncio.sleep(_PAUSE)
         await self.save_draft()
-        with show_errors(self), suppress(NotLoaded):
+        with suppress(ClientError):  # the next reply reports it; the engine may be restarting
             chat = self._chat
             self.status.budget = await self._client.context.budget(chat.id, chat.answered, self.prompt.all_text)
             if chat.answered == chat.leaf:

@@ -11,6 +11,7 @@ from tui.completion import Choice, Completions, Request, Suggestion, choose, com
 from tui.plain_text import single_line
 from tui.widgets.rows import lines_of
 
+_NO_INPUT = Suggestion("", "No earlier input matches.", is_note=True)
 KEYS = "↑↓ choose · tab complete · esc close"
 
 
@@ -37,7 +38,7 @@ class PromptMenu(OptionList, can_focus=False):
         """Update the suggestions after the prompt has changed."""
         if self._inputs is not None:
             found = [one for one in self._inputs if text.lower() in one.name.lower()]
-            self._show(Request("history", text), text, found)
+            self._show(Request("history", text), text, found or [_NO_INPUT])
             return
         request = find_request(text, cursor)
         self._is_dismissed = self._is_dismissed and request is not None

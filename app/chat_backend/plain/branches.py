@@ -2,11 +2,11 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
+from tui import figures
 from tui.branches import Branches
 from tui.client import Client, ClientError
 from tui.clipboard import Clipboard
-from tui.plain_text import start
-from tui.types import AUTHORS, Chat, Message, MessageId, Role
+from tui.types import Chat, Message, MessageId, Role
 
 _START = 60  # characters of a message in the list of branches
 
@@ -42,7 +42,7 @@ class PlainBranches:
             return
         for number, leaf in enumerate(leaves, 1):
             shown = " (shown)" if leaf == chat.leaf else ""
-            self._say(f"{number}. {start(_first_of_its_own(tree, leaf), _START)}{shown}")
+            self._say(f"{number}. {figures.message_line(_first_of_its_own(tree, leaf), _START)}{shown}")
         self._say("/branches NUMBER shows one." if len(leaves) > 1 else "This chat has no other branches.")
 
     async def copy(self, rest: str) -> None:
@@ -66,8 +66,7 @@ def branch_lines(branch: Iterable[Message]) -> Iterator[str]:
         yield f"{'You' if message.role is Role.USER else 'Model'}: {message.text}"
 
 
-def _first_of_its_own(tree: Branches, leaf: MessageId) -> str:
+def _first_of_its_own(tree: Branches, leaf: MessageId) -> Message:
     """Return the message at which a branch differs from the others."""
     forks = [message for message in tree.path(leaf) if len(tree.siblings(message.id)) > 1]
-    message = forks[-1] if forks else tree.path(leaf)[0]
-    return f"{AUTHORS[message.role]}: {message.full_text}"
+    return forks[-1] if forks else tree.path(leaf)[0]
