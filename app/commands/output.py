@@ -39,8 +39,8 @@ def echo_table(rows: Sequence[Sequence[object]]) -> None:
 def echo_wide_table(rows: Sequence[Sequence[object]]) -> None:
     """Print rows in aligned columns that fit the terminal. The last column holds paths or other long names.
 
-    If the rows are wider than the terminal, the last column gets lines of its own, and the widest of the other columns
-    are shortened in the middle.
+    If the rows are wider than the terminal, each cell of the last column has a line, and the widest of the other
+    columns are shortened in the middle.
     """
     _echo_lines(fitted_lines(rows, terminal_width(sys.stdout)))
 
