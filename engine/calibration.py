@@ -18,10 +18,11 @@ from engine.backends.reference import ReferenceDevice, ReferenceOperations
 from engine.batch import Batch, build_batch
 from engine.checkpoints.checkpoint import Checkpoint, StoredWeight
 from engine.checkpoints.weights import Weights
-from engine.config import BLOCK_SIZE, GroupConfig, ModelConfig
+from engine.config import BLOCK_SIZE, GroupConfig
 from engine.errors import EngineError, OutOfMemory, UnsupportedModel
 from engine.kv.budget import available_memory
 from engine.kv.cache import KVCache
+from engine.model_config import ModelConfig
 from engine.models import Model
 from engine.request import Request
 from engine.sampling_params import SamplingParams

@@ -12,8 +12,9 @@ import torch
 from engine.batch import Batch
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
-from engine.config import EngineConfig, GroupConfig, ModelConfig
+from engine.config import EngineConfig, GroupConfig
 from engine.kv.cache import KVCache
+from engine.model_config import ModelConfig
 from engine.sampling.drawing import Logits
 from engine.step import Runner
 

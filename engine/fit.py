@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from engine import models
 from engine.backends.device_choice import KV_TYPES, cuda_device, gpu_for, host_device
 from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight
-from engine.config import ModelConfig
 from engine.device import Device, Needs
 from engine.errors import OutOfMemory, UnsupportedModel
 from engine.kv.budget import MIN_CONTEXT, host_memory
 from engine.load_options import LoadOptions
 from engine.loading import cache_budget
+from engine.model_config import ModelConfig
 from engine.models import ENCODERS
 
 if TYPE_CHECKING:

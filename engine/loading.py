@@ -17,7 +17,7 @@ from engine.checkpoints.gguf import GGUFCheckpoint
 from engine.checkpoints.quantizing import QuantizedCheckpoint
 from engine.checkpoints.safetensors import SafetensorsCheckpoint
 from engine.checkpoints.weights import LoadProgress, Weights
-from engine.config import EngineConfig, ModelConfig
+from engine.config import EngineConfig
 from engine.core import Engine
 from engine.device import Device, LoadedModel
 from engine.drafting.draft_model import DraftModel
@@ -32,6 +32,7 @@ from engine.kv.disk.segment_file import VERSION
 from engine.kv.disk.store import DiskStore
 from engine.kv.threaded_transfer import ThreadedTransfer
 from engine.load_options import LoadOptions
+from engine.model_config import ModelConfig
 from engine.step import Runner
 from quant.errors import InglenookError, UnsupportedQuantization
 

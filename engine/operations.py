@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
-from engine.config import Gate, NormKind, Routing
 from engine.kv.cache import LayerKV
+from engine.model_config import Gate, NormKind, Routing
 from engine.rope import RotaryTable
 from quant.linear import LinearBackend, QLinear
 

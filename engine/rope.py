@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.config import LinearScaling, Llama3Scaling, LongRopeScaling, RopeConfig, YarnScaling
+from engine.model_config import LinearScaling, Llama3Scaling, LongRopeScaling, RopeConfig, YarnScaling
 
 
 def inverse_frequencies(rope: RopeConfig, factors: Tensor | None = None, positions: int = 0) -> Tensor:

@@ -15,11 +15,11 @@ from engine import models
 from engine.backends.reference import ReferenceDevice
 from engine.checkpoints.checkpoint import Checkpoint, StoredWeight
 from engine.checkpoints.weights import matrix_samples
-from engine.config import ModelConfig
 from engine.device import Device
 from engine.errors import UnsupportedModel
 from engine.kv.budget import host_memory
 from engine.load_options import ANY_DEVICE, LoadOptions
+from engine.model_config import ModelConfig
 from quant.cpu import tiers
 from quant.cpu.layouts import Layout, layouts_of
 

@@ -15,11 +15,12 @@ from engine.backends.runner import ModelRunner
 from engine.batch import Batch
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
-from engine.config import BLOCK_SIZE, EngineConfig, Gate, GroupConfig, ModelConfig
+from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.device import LoadedModel, Needs
 from engine.kernels import reference
 from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
 from engine.kv.cache import KVCache, LayerKV
+from engine.model_config import Gate, ModelConfig
 from engine.operations import Attention, ExpertMLP, GatedMLP, Norm, Router
 from engine.sampling.drawing import Logits
 from quant.linear import LinearBackend, QLinear, ReferenceBackend

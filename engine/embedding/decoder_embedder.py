@@ -20,12 +20,12 @@ from engine import models
 from engine.backends.runner import ModelRunner, Ticket
 from engine.checkpoints.checkpoint import Checkpoint, StoredWeight
 from engine.checkpoints.weights import LoadProgress, Weights
-from engine.config import ModelConfig
 from engine.core import Engine
 from engine.counters import EngineState
 from engine.errors import EngineError
 from engine.load_options import LoadOptions
 from engine.loading import OutputStage, load_engine
+from engine.model_config import ModelConfig
 from engine.request import Request, TokenEvent
 from engine.sampling_params import SamplingParams
 from engine.step import SampledToken

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.backends.device_errors import raising_device_lost
-from engine.config import EncoderConfig
 from engine.errors import DeviceLost, PromptTooLong
+from engine.model_config import EncoderConfig
 
 
 class EncoderModel(Protocol):

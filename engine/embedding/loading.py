@@ -23,7 +23,6 @@ from engine.backends.device_errors import raising_out_of_memory
 from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoints.metadata import Metadata
 from engine.checkpoints.weights import LoadProgress, Weights, matrix_samples
-from engine.config import EncoderConfig
 from engine.embedding.decoder_embedder import load_decoder_embedder
 from engine.embedding.encoder import Embedder, Encoder, EncoderModel, Pooling
 from engine.embedding.pooling import PoolingConfig, has_pooling_config, is_cross_encoder, read_pooling
@@ -31,6 +30,7 @@ from engine.errors import UnsupportedModel
 from engine.kv.budget import available_memory
 from engine.load_options import LoadOptions
 from engine.loading import MAX_LOADING_THREADS
+from engine.model_config import EncoderConfig
 from engine.models import ENCODERS
 from quant.cpu import tiers
 from quant.cpu.ggml_formats import GROUP

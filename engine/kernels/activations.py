@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.config import Gate
+from engine.model_config import Gate
 from quant.kernels.gating import gated_values
 
 BLOCK = 1024  # columns per program

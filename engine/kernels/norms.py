@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.config import NormKind
+from engine.model_config import NormKind
 from engine.operations import Norm
 
 TILE = 2048  # minimum number of elements per program; narrow rows share a program

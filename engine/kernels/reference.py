@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.config import BLOCK_SIZE, Gate, NormKind, Routing, Score
+from engine.config import BLOCK_SIZE
+from engine.model_config import Gate, NormKind, Routing, Score
 from engine.operations import Norm
 
 QUERY_TILE = 16  # queries of one request per tile

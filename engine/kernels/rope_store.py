@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.config import BLOCK_SIZE, NormKind
+from engine.config import BLOCK_SIZE
+from engine.model_config import NormKind
 from engine.operations import Attention
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.config import Routing, Score
+from engine.model_config import Routing, Score
 
 # Chosen experts have -inf. All others have finite numbers, also where the logits are NaN, so that no expert is chosen
 # twice and every id is in range.

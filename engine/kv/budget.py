@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from engine.config import BLOCK_SIZE, GroupConfig, ModelConfig
+from engine.config import BLOCK_SIZE, GroupConfig
 from engine.errors import OutOfMemory, UnsupportedModel
+from engine.model_config import ModelConfig
 
 if TYPE_CHECKING:
     import torch

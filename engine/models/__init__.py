@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoints.metadata import Metadata
-from engine.config import ModelConfig
 from engine.errors import UnsupportedModel
+from engine.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from engine.checkpoints.weights import Weights

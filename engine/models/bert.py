@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.checkpoints.weights import Weights
-from engine.config import EncoderConfig
 from engine.errors import UnsupportedModel
+from engine.model_config import EncoderConfig
 from quant.kernels.reference import dequantize
 from quant.linear import LinearBackend, QLinear, Use
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gguf.constants import Keys
 
 from engine.checkpoints.metadata import Key, Metadata
-from engine.config import Block, HeadNorm, ModelConfig, NormKind
+from engine.model_config import Block, HeadNorm, ModelConfig, NormKind
 from engine.models.decoder_config import NAMES, read_decoder
 from engine.models.rope_config import CONTEXT, MAX_CONTEXT
 

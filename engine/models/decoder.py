@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from engine.checkpoints.weights import Weights
-from engine.config import Block, ExpertConfig, HeadNorm, LongRopeScaling, ModelConfig, NormPlacement
 from engine.kv.cache import KVCache, KVGroup
+from engine.model_config import Block, ExpertConfig, HeadNorm, LongRopeScaling, ModelConfig, NormPlacement
 from engine.operations import (
     Activation,
     Attention,

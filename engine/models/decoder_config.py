@@ -12,8 +12,8 @@ from gguf.constants import Keys
 
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
-from engine.config import Gate, LayerConfig, ModelConfig, NormKind, NormRule
 from engine.errors import UnsupportedModel
+from engine.model_config import Gate, LayerConfig, ModelConfig, NormKind, NormRule
 from engine.models.rope_config import CONTEXT, FULL, MAX_CONTEXT, SLIDING, read_rope
 
 LAYERS = Key(Keys.LLM.BLOCK_COUNT, "num_hidden_layers")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from gguf.constants import Keys
 
 from engine.checkpoints.metadata import Key, Metadata
-from engine.config import ExpertConfig, LayerConfig, ModelConfig, Routing, Score
 from engine.errors import UnsupportedModel
+from engine.model_config import ExpertConfig, LayerConfig, ModelConfig, Routing, Score
 from engine.models.decoder_config import EXPERT_COUNTS, LAYERS
 
 MAX_EXPERTS = 1024

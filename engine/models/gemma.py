@@ -14,7 +14,7 @@ from gguf.constants import Keys
 
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
-from engine.config import Gate, HeadNorm, ModelConfig, NormPlacement
+from engine.model_config import Gate, HeadNorm, ModelConfig, NormPlacement
 from engine.models.decoder_config import (
     IGNORED,
     STEMS,

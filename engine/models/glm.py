@@ -10,8 +10,8 @@ from gguf.constants import Keys
 
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
-from engine.config import HeadNorm, ModelConfig, Score
 from engine.errors import UnsupportedModel
+from engine.model_config import HeadNorm, ModelConfig, Score
 from engine.models.decoder_config import IGNORED, LAYERS, STEMS, read_decoder
 from engine.models.expert_config import EXPERT_STEMS, SHARED_STEMS, STACKED, ExpertKeys, read_experts, with_experts
 

@@ -10,7 +10,7 @@ from gguf.constants import Keys
 
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
-from engine.config import ModelConfig
+from engine.model_config import ModelConfig
 from engine.models.decoder_config import IGNORED, STEMS, read_decoder
 from engine.models.expert_config import ExpertKeys, read_experts, with_experts
 

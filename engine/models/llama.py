@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Metadata
-from engine.config import ModelConfig
+from engine.model_config import ModelConfig
 from engine.models.decoder_config import EXPERT_COUNTS, IGNORED, STEMS, all_but_every, read_decoder, read_layout
 from engine.models.expert_config import MIXTRAL_STEMS, STACKED, ExpertKeys, read_experts, with_experts
 

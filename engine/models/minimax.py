@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
-from engine.config import HeadNorm, ModelConfig, Score
+from engine.model_config import HeadNorm, ModelConfig, Score
 from engine.models.decoder_config import HEAD_DIM, IGNORED, STEMS, read_decoder
 from engine.models.expert_config import MIXTRAL_STEMS, STACKED, ExpertKeys, read_experts, with_experts
 from engine.models.rope_config import DIMENSIONS

@@ -11,7 +11,7 @@ from gguf.constants import Keys
 
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
-from engine.config import HeadNorm, ModelConfig, NormPlacement
+from engine.model_config import HeadNorm, ModelConfig, NormPlacement
 from engine.models.decoder_config import IGNORED, STEMS, WINDOW, all_but_every, read_decoder, read_layout
 from engine.models.expert_config import EXPERT_STEMS, STACKED, ExpertKeys, read_experts, with_experts
 from engine.models.rope_config import read_local_rope

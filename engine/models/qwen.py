@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
-from engine.config import HeadNorm, LayerConfig, ModelConfig
+from engine.model_config import HeadNorm, LayerConfig, ModelConfig
 from engine.models.decoder_config import IGNORED, STEMS, read_decoder, read_layout
 from engine.models.expert_config import EXPERT_STEMS, STACKED, ExpertKeys, read_experts, with_experts
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from gguf.constants import Keys
 
 from engine.checkpoints.metadata import Key, Metadata
-from engine.config import LinearScaling, Llama3Scaling, LongRopeScaling, RopeConfig, RopeScaling, YarnScaling
 from engine.errors import UnsupportedModel
+from engine.model_config import LinearScaling, Llama3Scaling, LongRopeScaling, RopeConfig, RopeScaling, YarnScaling
 
 MAX_CONTEXT = 1 << 24
 MAX_FACTOR = 4096.0

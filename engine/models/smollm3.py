@@ -6,8 +6,8 @@ In GGUF files rotary pairs are adjacent elements, as for Llama, and every fourth
 from dataclasses import replace
 
 from engine.checkpoints.metadata import Key, Metadata
-from engine.config import LayerConfig, ModelConfig
 from engine.errors import UnsupportedModel
+from engine.model_config import LayerConfig, ModelConfig
 from engine.models.decoder_config import NAMES, all_but_every, read_decoder, read_layout
 
 __all__ = ["NAMES", "read_config"]

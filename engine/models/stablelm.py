@@ -7,7 +7,7 @@ supported in GGUF files only: transformers checkpoints store a tensor per head.
 from dataclasses import replace
 
 from engine.checkpoints.metadata import Key, Metadata
-from engine.config import Block, HeadNorm, ModelConfig, NormKind
+from engine.model_config import Block, HeadNorm, ModelConfig, NormKind
 from engine.models.decoder_config import NAMES, read_decoder
 
 __all__ = ["NAMES", "read_config"]

@@ -11,11 +11,12 @@ from engine.backends.cpu.memory import packed_bytes
 from engine.backends.device_choice import host_device
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.weights import Weights
-from engine.config import MemoryLimit, ModelConfig
+from engine.config import MemoryLimit
 from engine.errors import OutOfMemory
 from engine.fit import fit
 from engine.load_options import LoadOptions
 from engine.loading import _resolve, load_engine, open_checkpoint
+from engine.model_config import ModelConfig
 from tests.app.models import tiny_chat
 from tests.engine.checkpoints.quantized_folders import KINDS, quantized_folder
 from tests.engine.models import family_checkpoints, tiny_bert

@@ -9,7 +9,7 @@ from engine.backends import device_choice
 from engine.backends.cpu.device import CpuDevice
 from engine.backends.device_choice import default_activation_bits, float32_bytes
 from engine.backends.reference import ReferenceDevice
-from engine.config import BLOCK_SIZE, GroupConfig, LayerConfig, ModelConfig
+from engine.config import BLOCK_SIZE, GroupConfig
 from engine.device import Device
 from engine.errors import UnsupportedModel
 from engine.kv import budget
@@ -17,6 +17,7 @@ from engine.kv.budget import KVBudget
 from engine.kv.cache import KVCache, KVGroup
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
+from engine.model_config import LayerConfig, ModelConfig
 from quant.cpu.tiers import choose
 from tests.engine.answers import answer
 from tests.engine.models.tiny_llama import make

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from engine.backends.runner import ModelRunner, Ticket
-from engine.config import ModelConfig
 from engine.load_options import LoadOptions
 from engine.loading import NEXT_TOKEN, OutputStage, load_engine
+from engine.model_config import ModelConfig
 from engine.sampling_params import SamplingParams
 from engine.step import SampledToken, StepPlan
 from tests.gpu.engine import BF16, FP8, INT4, options_of, random_checkpoint

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from engine.config import BLOCK_SIZE, ModelConfig
+from engine.config import BLOCK_SIZE
 from engine.kernels.attention_tiles import TileQueries, Tiles, decode_tiles, query_tiles, tile_queries
 from engine.kernels.paged_attention import paged_attention
 from engine.kernels.reference import ScoreRule
+from engine.model_config import ModelConfig
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
 from tests.kernels.shapes import LLAMA_8B, QWEN_32B, TINY

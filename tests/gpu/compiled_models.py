@@ -8,7 +8,8 @@ from triton.runtime import driver
 from engine.backends.cuda.batch_tensors import BatchLimits
 from engine.backends.cuda.kernel_compilation import compile_kernels, recording_kernels
 from engine.backends.cuda.kernel_launches import launch_every_kernel
-from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
+from engine.config import BLOCK_SIZE, EngineConfig
+from engine.model_config import ModelConfig
 from quant.kernels.card import Card
 from tests.kernels.recorded_steps import RecordedModel
 

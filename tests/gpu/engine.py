@@ -11,9 +11,9 @@ import torch
 from app.bench.own_engine import OwnEngine
 from app.bench.sample import Sample
 from app.bench.workload import Load, Rate
-from engine.config import ModelConfig
 from engine.load_options import LoadOptions
 from engine.loading import load_engine
+from engine.model_config import ModelConfig
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
 from tests.gpu.random_checkpoint import RandomCheckpoint

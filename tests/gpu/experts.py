@@ -12,10 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.config import ExpertConfig, Gate, ModelConfig, Routing
 from engine.kernels.activations import gated
 from engine.kernels.expert_sum import expert_sum
 from engine.kernels.routing import route
+from engine.model_config import ExpertConfig, Gate, ModelConfig, Routing
 from quant.cuda.backend import CudaBackend
 from quant.cuda.experts import ExpertStack, tiles_of_experts
 from tests.gpu.figures import Figure, fraction

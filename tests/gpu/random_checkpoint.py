@@ -9,7 +9,7 @@ import torch
 
 from engine.checkpoints.checkpoint import Names, StoredWeight
 from engine.checkpoints.metadata import Metadata
-from engine.config import ModelConfig
+from engine.model_config import ModelConfig
 from quant.tensor import PlainTensor, QTensor
 from tests.kernels.weights import weight
 from tests.support.weight_mixes import Q4_K_M, kind_in_mix

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from engine.config import BLOCK_SIZE, ModelConfig
+from engine.config import BLOCK_SIZE
 from engine.kernels.activations import gated
 from engine.kernels.norms import normalize
 from engine.kernels.rope_store import rope_and_store
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
+from engine.model_config import ModelConfig
 from engine.operations import Attention, HeadNorms, Norm
 from engine.request import Request
 from engine.rope import RotaryTable

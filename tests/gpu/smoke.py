@@ -7,8 +7,8 @@ import torch
 import triton
 
 from engine.backends.cuda.gpu import Gpu
-from engine.config import Gate
 from engine.kernels.activations import gated
+from engine.model_config import Gate
 from tests.gpu.figures import Figure
 from tests.gpu.machine import Machine
 

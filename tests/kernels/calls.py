@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config import BLOCK_SIZE, ModelConfig, NormKind, Score
+from engine.config import BLOCK_SIZE
 from engine.kernels.activations import gated
 from engine.kernels.attention_tiles import query_tiles, tile_queries
 from engine.kernels.expert_sum import expert_sum
@@ -24,6 +24,7 @@ from engine.kernels.rope_store import rope_and_store
 from engine.kernels.routing import route
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
+from engine.model_config import ModelConfig, NormKind, Score
 from engine.operations import Attention, HeadNorms, Norm
 from engine.request import Request
 from engine.rope import RotaryTable

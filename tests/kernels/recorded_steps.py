@@ -22,7 +22,8 @@ from engine.backends.cuda.operations import CudaOperations
 from engine.backends.cuda.step import CudaStep
 from engine.batch import Batch
 from engine.checkpoints.weights import Weights
-from engine.config import BLOCK_SIZE, EngineConfig, ModelConfig
+from engine.config import BLOCK_SIZE, EngineConfig
+from engine.model_config import ModelConfig
 from quant.cuda.backend import CudaBackend
 from quant.cuda.linear import CudaLinear
 from quant.cuda.matrix import CudaMatrix

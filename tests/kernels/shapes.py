@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.config import ExpertConfig, Gate, HeadNorm, LayerConfig, ModelConfig, NormRule, RopeConfig, Routing
+from engine.model_config import ExpertConfig, Gate, HeadNorm, LayerConfig, ModelConfig, NormRule, RopeConfig, Routing
 
 
 def _rope(dimensions: int) -> tuple[RopeConfig, ...]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from engine.backends.cpu.buffers import USE_REFERENCE, Activation, Buffers, RouteBuffers, Rows
 from engine.backends.cpu.instructions import Op, product_words
 from engine.backends.cpu.program import Program
-from engine.config import Gate, Score
 from engine.errors import UnsupportedModel
+from engine.model_config import Gate, Score
 from engine.operations import GatedMLP, Router
 from quant.cpu.activations import GELU_PRODUCTS, GROUP, SILU_PRODUCTS, Form
 from quant.cpu.linear import CpuLinear, Part, cpu_layer

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import smallest_matrices
-from engine.config import ModelConfig
+from engine.model_config import ModelConfig
 from quant.cpu.ggml_formats import PAIR, TILE
 from quant.cpu.layouts import packing_of
 from quant.errors import InglenookError

@@ -22,9 +22,9 @@ from engine.backends.cpu.instructions import SEGMENT, Op, float_bits, product_wo
 from engine.backends.cpu.kv_store import STORE_KERNELS, KVType, head_bytes
 from engine.backends.cpu.program import Program
 from engine.batch import Batch
-from engine.config import Gate, NormKind
 from engine.errors import UnsupportedModel
 from engine.kv.cache import LayerKV
+from engine.model_config import Gate, NormKind
 from engine.operations import Attention, ExpertMLP, GatedMLP, HeadNorms, Norm, Router
 from quant.cpu.activations import FORM_KERNELS, GROUP, Form, add_scaled_row
 from quant.cpu.arena import Region

@@ -20,11 +20,12 @@ from engine.backends.cuda.step import CudaStep, largest_batch
 from engine.backends.device_errors import first_line
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
-from engine.config import ALL_FREE, BLOCK_SIZE, EngineConfig, GroupConfig, MemoryLimit, ModelConfig
+from engine.config import ALL_FREE, BLOCK_SIZE, EngineConfig, GroupConfig, MemoryLimit
 from engine.device import LoadedModel, Needs
 from engine.errors import OutOfMemory
 from engine.kernels.attention_tiles import tile_queries
 from engine.kv.budget import KVBudget
+from engine.model_config import ModelConfig
 from engine.models import Model
 from quant.cuda.backend import CudaBackend
 from quant.kernels.tiles import MeasuredTiles

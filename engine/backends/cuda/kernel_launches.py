@@ -13,11 +13,12 @@ from torch import Tensor
 from engine.backends.cuda.batch_tensors import BatchLimits
 from engine.backends.cuda.step import CudaStep, largest_batch
 from engine.batch import Batch
-from engine.config import BLOCK_SIZE, ModelConfig
+from engine.config import BLOCK_SIZE
 from engine.kernels.attention_tiles import Tiles, decode_tiles, query_tiles
 from engine.kernels.pending_tokens import fill_pending_tokens
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
+from engine.model_config import ModelConfig
 from engine.request import Request
 from engine.sampling.masks import NO_MASKS, Masks
 from engine.sampling_params import SamplingParams

@@ -6,10 +6,11 @@ instead, on the high side, to choose a context length.
 """
 
 from engine.backends.cuda.gpu import Gpu
-from engine.config import ALL_FREE, MemoryLimit, ModelConfig
+from engine.config import ALL_FREE, MemoryLimit
 from engine.device import Needs
 from engine.errors import OutOfMemory
 from engine.kv.budget import available_memory, host_share
+from engine.model_config import ModelConfig
 from quant.cuda.loading import SLAB_BYTES
 
 RESERVE_SHARE = 0.06  # share of the GPU's memory that is left for the display and other programs

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import BatchTensors
-from engine.config import Gate
 from engine.kernels import reference
 from engine.kernels.activations import gated
 from engine.kernels.expert_sum import expert_sum
@@ -19,6 +18,7 @@ from engine.kernels.paged_attention import paged_attention
 from engine.kernels.rope_store import rope_and_store
 from engine.kernels.routing import route
 from engine.kv.cache import LayerKV
+from engine.model_config import Gate
 from engine.operations import Attention, ExpertMLP, GatedMLP, Norm, Router
 from quant.cuda.backend import CudaBackend
 from quant.cuda.experts import CudaExpert, ExpertStack, tiles_of_experts

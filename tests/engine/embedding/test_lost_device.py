@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config import EncoderConfig
 from engine.embedding.encoder import Encoder, Pooling
 from engine.errors import DeviceLost
+from engine.model_config import EncoderConfig
 
 
 @dataclass

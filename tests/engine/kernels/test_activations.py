@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.config import Gate
 from engine.kernels import activations, reference
+from engine.model_config import Gate
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")
 

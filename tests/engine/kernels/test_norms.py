@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.config import NormKind
 from engine.kernels import norms, reference
+from engine.model_config import NormKind
 from engine.operations import Norm
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.config import BLOCK_SIZE, Gate, NormKind
+from engine.config import BLOCK_SIZE
 from engine.kernels.reference import PIECE, QUERY_TILE, ScoreRule, gated, normalize, paged_attention, rope, store_kv
+from engine.model_config import Gate, NormKind
 from engine.operations import Norm
 
 

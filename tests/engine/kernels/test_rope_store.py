@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.config import BLOCK_SIZE, NormKind
+from engine.config import BLOCK_SIZE
 from engine.kernels import reference
 from engine.kernels.rope_store import rope_and_store
+from engine.model_config import NormKind
 from engine.operations import Attention, HeadNorms, Norm
 from engine.rope import RotaryTable
 

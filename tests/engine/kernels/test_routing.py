@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.config import Routing, Score
 from engine.kernels import reference
 from engine.kernels.routing import route
+from engine.model_config import Routing, Score
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")
 

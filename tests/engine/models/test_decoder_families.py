@@ -12,9 +12,10 @@ from engine import models
 from engine.backends.reference import ReferenceDevice, ReferenceOperations
 from engine.batch import build_batch
 from engine.checkpoints.weights import Weights
-from engine.config import Block, GroupConfig, ModelConfig
+from engine.config import GroupConfig
 from engine.kv.cache import KVCache
 from engine.loading import open_checkpoint
+from engine.model_config import Block, ModelConfig
 from engine.models import Model
 from engine.sampling_params import SamplingParams
 from engine.step import StepPlan

@@ -16,8 +16,8 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeTopKRouter
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from engine.config import Routing, Score
 from engine.kernels.reference import route
+from engine.model_config import Routing, Score
 from tests.engine.models.expert_families import EXPERT_FAMILIES
 
 CASES = 20_000

@@ -14,9 +14,9 @@ from transformers import AutoConfig
 
 from engine import models
 from engine.checkpoints.metadata import Metadata
-from engine.config import ModelConfig, YarnScaling
 from engine.errors import UnsupportedModel
 from engine.load_options import LoadOptions
+from engine.model_config import ModelConfig, YarnScaling
 from tests.engine.answers import answer
 from tests.engine.models.family_checkpoints import make
 

@@ -14,10 +14,11 @@ from engine.backends.reference import ReferenceDevice, ReferenceOperations
 from engine.batch import build_batch
 from engine.checkpoints.metadata import Metadata
 from engine.checkpoints.weights import Weights
-from engine.config import BLOCK_SIZE, Llama3Scaling, RopeConfig
+from engine.config import BLOCK_SIZE
 from engine.errors import UnsupportedModel
 from engine.kv.cache import KVCache
 from engine.loading import open_checkpoint
+from engine.model_config import Llama3Scaling, RopeConfig
 from engine.models import Model
 from engine.rope import inverse_frequencies
 from engine.sampling_params import SamplingParams

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config import Gate
 from engine.kernels import reference
+from engine.model_config import Gate
 from quant.cuda.backend import CudaBackend
 from quant.cuda.experts import ExpertStack, stacked, tiles_of_experts
 from quant.cuda.loading import to_device

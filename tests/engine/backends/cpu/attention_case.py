@@ -15,10 +15,11 @@ from torch import Tensor
 from engine.backends.cpu.buffers import Activation
 from engine.backends.cpu.operations import CpuOperations
 from engine.batch import Batch
-from engine.config import BLOCK_SIZE, GroupConfig, HeadNorm, NormKind, RopeConfig
+from engine.config import BLOCK_SIZE, GroupConfig
 from engine.kernels import reference
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache, KVGroup
+from engine.model_config import HeadNorm, NormKind, RopeConfig
 from engine.models.decoder import head_norm_shape
 from engine.operations import Attention, HeadNorms, Norm
 from engine.rope import RotaryTable, rotary_table

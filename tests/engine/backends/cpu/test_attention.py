@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config import BLOCK_SIZE, HeadNorm, NormKind
+from engine.config import BLOCK_SIZE
+from engine.model_config import HeadNorm, NormKind
 from tests.engine.backends.cpu.attention_case import (
     BLOCKS,
     CONTEXT,

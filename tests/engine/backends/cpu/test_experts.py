@@ -16,9 +16,9 @@ from engine.backends.cpu.buffers import Activation
 from engine.backends.cpu.operations import CpuOperations
 from engine.backends.reference import ReferenceOperations
 from engine.batch import Batch
-from engine.config import Gate, Routing, Score
 from engine.errors import UnsupportedModel
 from engine.kv.cache import KVCache
+from engine.model_config import Gate, Routing, Score
 from engine.operations import ExpertMLP, GatedMLP, Operations, Router
 from quant.cpu.activations import Form
 from quant.cpu.linear import cpu_layer

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from engine.backends.reference import ReferenceOperations
 from engine.batch import Batch
-from engine.config import BLOCK_SIZE, GroupConfig, RopeConfig
+from engine.config import BLOCK_SIZE, GroupConfig
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache, KVGroup
+from engine.model_config import RopeConfig
 from engine.operations import Attention, Operations
 from engine.rope import rotary_table
 from tests.engine.backends.cpu.recorded import Recorded, advance, compute, plain, record, sequence, spoil

@@ -16,10 +16,10 @@ from engine.backends.cpu.instructions import SEGMENT, Limits
 from engine.backends.cpu.operations import CpuOperations, LogitRows, block_shape
 from engine.backends.cpu.program import Program
 from engine.batch import Batch, build_batch, placeholder_batch
-from engine.config import Gate, NormKind, RopeConfig
 from engine.errors import UnsupportedModel
 from engine.kernels import reference
 from engine.kv.cache import KVCache, KVGroup
+from engine.model_config import Gate, NormKind, RopeConfig
 from engine.operations import Attention, GatedMLP, Norm
 from engine.rope import rotary_table
 from engine.step import StepPlan

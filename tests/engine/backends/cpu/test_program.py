@@ -13,8 +13,8 @@ from engine.backends.cpu.instructions import INSTRUCTION, Limits, Op
 from engine.backends.cpu.operations import CpuOperations, block_shape
 from engine.backends.cpu.program import Program
 from engine.batch import placeholder_batch
-from engine.config import NormKind, RopeConfig, Routing
 from engine.kv.cache import KVCache, KVGroup
+from engine.model_config import NormKind, RopeConfig, Routing
 from engine.operations import Attention, GatedMLP, HeadNorms, Norm
 from engine.rope import rotary_table
 from quant.cpu.arena import Arena

@@ -26,8 +26,8 @@ from engine.backends.cuda.gpu import Gpu
 from engine.backends.cuda.kernel_compilation import FirstLaunches, compile_kernels, recording_kernels
 from engine.backends.cuda.kernel_launches import launch_every_kernel
 from engine.backends.cuda.step import CudaStep
-from engine.config import ModelConfig
 from engine.loading import open_checkpoint
+from engine.model_config import ModelConfig
 from tests.engine.backends.cuda.two_devices import INTERPRETED, load
 from tests.engine.models.tiny_llama import make
 

@@ -8,11 +8,12 @@ import pytest
 from engine.backends.cuda.device import CudaDevice, CudaOptions, why_unsupported
 from engine.backends.cuda.gpu import Gpu, planned_gpu
 from engine.backends.cuda.memory import MARGIN_BYTES, MAX_RESERVE, GpuMemory, loading_bytes, step_bytes
-from engine.config import ALL_FREE, BLOCK_SIZE, LayerConfig, MemoryLimit, ModelConfig, NormRule, RopeConfig
+from engine.config import ALL_FREE, BLOCK_SIZE, MemoryLimit
 from engine.errors import OutOfMemory
 from engine.kv.budget import USEFUL_CONTEXT
 from engine.load_options import LoadOptions
 from engine.loading import _resolve, cache_budget
+from engine.model_config import LayerConfig, ModelConfig, NormRule, RopeConfig
 from quant.cuda.loading import SLAB_BYTES
 from quant.kernels.card import Card
 from tests.kernels.shapes import QWEN_30B_A3B

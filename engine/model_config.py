@@ -1,0 +1,280 @@
+"""The shape of a model: the layers of a decoder, its ropes and its norms; or the shape of an encoder.
+
+A model family's module reads it from a checkpoint. Everything here is frozen.
+"""
+
+import enum
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Divides positions by a factor (arXiv:2306.15595)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Divides low frequencies by a factor and keeps high ones (rope type `llama3` in transformers)."""
+
+    factor: float
+    low: float  # a frequency with fewer rotations in the original context is divided by the factor
+    high: float  # a frequency with more rotations in the original context is unchanged
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """Keeps frequencies with many rotations in the original context, and divides those with few by the factor.
+
+    Cosine and sine are scaled too (arXiv:2309.00071; `yarn` in transformers' configuration).
+    """
+
+    factor: float
+    original_context: int
+    fast: float = 32.0  # a frequency with more rotations in the original context is unchanged
+    slow: float = 1.0  # a frequency with fewer rotations in the original context is divided by the factor
+    # scale of cosine and sine; None: computed from the factor and the two fields below
+    attention_factor: float | None = None
+    mscale: float = 1.0
+    mscale_all: float = 0.0  # second factor of the YaRN attention scale; 0: both mscale fields are ignored
+    truncate: bool = True  # whether the bounds of the blended frequencies are rounded to whole indices
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """Divides every frequency by its own factor, and scales cosine and sine (arXiv:2402.13753).
+
+    There is one set of factors for contexts up to the original length, and another for longer contexts. Cached keys
+    must not depend on how long their request becomes, so an engine always uses one set, chosen by its own context
+    length.
+    """
+
+    original_context: int
+    factor: float = 1.0  # ratio of the extended context to the original one
+    attention_factor: float | None = None  # scale of cosine and sine; None: computed from the factor
+    # factors per frequency; if both tuples are empty, the factors are tensors of the checkpoint
+    short: tuple[float, ...] = ()
+    long: tuple[float, ...] = ()
+
+    def is_long(self, context_length: int) -> bool:
+        return context_length > self.original_context
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding: the frequencies, and which elements of a head are rotated as pairs."""
+
+    base: float
+    dimensions: int  # number of leading elements of a head that are rotated
+    interleaved: bool  # whether pairs are (2i, 2i+1), as in GGUF files of the llama family; otherwise (i, i + d/2)
+    scaling: RopeScaling | None = None
+
+
+class Score(enum.Enum):
+    """How the scores of experts are computed from the logits of a router."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a router chooses experts, and the weights of their outputs (arXiv:1701.06538).
+
+    The experts with the largest scores are chosen. If scores are equal, the lower index is chosen.
+    """
+
+    experts: int
+    active: int  # number of experts chosen for each token
+    score: Score = Score.SOFTMAX
+    normalized: bool = True  # whether the weights are divided by their sum
+    epsilon: float = 0.0  # added to that sum
+    scale: float = 1.0  # factor of all weights
+    groups: int = 1  # experts are in this many groups of equal size
+    active_groups: int = 1  # experts are chosen from the groups whose two largest scores have the largest sum
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertConfig:
+    """The shape of a layer's mixture of experts. Each expert is a gated MLP."""
+
+    routing: Routing
+    hidden: int  # width of an expert
+    shared_hidden: int = 0  # width of the MLP that is computed for every token; 0: none
+    shared_gate: bool = False  # whether the output of that MLP is scaled by the sigmoid of a product
+
+    @property
+    def columns(self) -> int:
+        """Sum of the widths of all experts."""
+        return self.routing.experts * self.hidden + self.shared_hidden
+
+    @property
+    def active_columns(self) -> int:
+        """Sum of the widths of the experts that compute one token."""
+        return self.routing.active * self.hidden + self.shared_hidden
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """The properties that may differ between the layers of a model."""
+
+    window: int | None = None  # number of tokens that the layer attends to, including the query's own; None: all
+    rope: int | None = 0  # index of the model's rope that rotates the heads; None: no rotation
+    experts: ExpertConfig | None = None  # None: a dense MLP of width `ModelConfig.mlp_hidden`
+
+
+class Gate(enum.Enum):
+    """The activation function of an MLP's gate."""
+
+    SILU = "silu"
+    GELU = "gelu"  # the tanh approximation, as in `gelu_pytorch_tanh`
+
+
+class NormPlacement(enum.Enum):
+    """Whether a layer normalizes the inputs of attention and MLP, their outputs, or both."""
+
+    BEFORE = "before"
+    AFTER = "after"  # the outputs, before they are added to the residual stream
+    BOTH = "both"
+
+
+class Block(enum.Enum):
+    """The value that a layer's MLP takes as its input."""
+
+    SEQUENTIAL = "sequential"  # the residual stream after attention has been added
+    PARALLEL = "parallel"  # the input of attention, with a separate norm
+    PARALLEL_ONE_NORM = "parallel, one norm"  # the input of attention, with the same norm
+
+
+class NormKind(enum.Enum):
+    """The value that a norm divides a row by."""
+
+    RMS = "rms"  # the root mean square (arXiv:1910.07467)
+    LAYER = "layer"  # the standard deviation, after subtracting the mean (arXiv:1607.06450)
+
+
+@dataclass(frozen=True, slots=True)
+class NormRule:
+    """The properties shared by all norms of a model."""
+
+    epsilon: float
+    kind: NormKind = NormKind.RMS
+    bias: bool = False  # whether norms of rows add a bias; norms of heads do not
+    offset: float = 0.0  # constant added to the weights of a norm
+
+
+class HeadNorm(enum.Enum):
+    """How q and k are normalized before they are rotated."""
+
+    EACH = "each"  # each head separately, all with the same weights
+    OWN = "own"  # each head separately, with weights per head
+    ALL = "all"  # all heads of a token together
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a decoder. The family's module reads it from the checkpoint."""
+
+    architecture: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_hidden: int
+    vocab_size: int
+    context_length: int  # number of tokens that the model was trained for
+    norm: NormRule
+    ropes: tuple[RopeConfig, ...]
+    layout: tuple[LayerConfig, ...] = ()  # properties of each layer; empty: all layers are alike
+    attention_scale: float = 0.0  # scale of scores; 0: 1 / sqrt(head_dim)
+    attention_softcap: float = 0.0  # soft cap c: scores become c * tanh(score / c); 0: no soft cap
+    logit_softcap: float = 0.0
+    logit_scale: float = 1.0  # scale of logits, before the soft cap
+    embedding_scale: float = 1.0
+    gate: Gate = Gate.SILU
+    norm_placement: NormPlacement = NormPlacement.BEFORE
+    # None: SEQUENTIAL if the checkpoint has a norm for the MLP, else PARALLEL_ONE_NORM
+    block: Block | None = Block.SEQUENTIAL
+    head_norm: HeadNorm | None = None
+    optional_head_norm: bool = False  # whether head norms are left out if the checkpoint has no weights for them
+    qkv_bias: bool | None = False  # whether a bias is added to q, k, and v; None: if the checkpoint has one
+    out_bias: bool | None = False  # whether a bias is added to the output of attention; None: if the checkpoint has one
+    # whether the embedding also serves as the output head; None: if the checkpoint has no separate head
+    tied_head: bool | None = None
+    # number of layers in the file after the last one of the decoder; they draft further tokens, and are not loaded
+    draft_layers: int = 0
+
+    @property
+    def matrix_elements(self) -> int:
+        """Approximate number of elements in the model's matrices."""
+        widths = (it.columns if it else self.mlp_hidden for it in self._experts)
+        return self._elements(sum(widths))
+
+    @property
+    def active_elements(self) -> int:
+        """Approximate number of elements in the matrices that compute one token."""
+        widths = (it.active_columns if it else self.mlp_hidden for it in self._experts)
+        return self._elements(sum(widths))
+
+    def _elements(self, mlp_columns: int) -> int:
+        attention = 2 * (self.heads + self.kv_heads) * self.head_dim
+        return (self.layers * attention + 3 * mlp_columns + 2 * self.vocab_size) * self.hidden
+
+    @property
+    def _experts(self) -> list[ExpertConfig | None]:
+        return [self.layer(number).experts for number in range(self.layers)]
+
+    @property
+    def mlp_widths(self) -> frozenset[int]:
+        """The widths of all MLPs, dense ones, experts, and shared ones."""
+        widths = ((it.hidden, it.shared_hidden) if it else (self.mlp_hidden,) for it in self._experts)
+        return frozenset(width for layer in widths for width in layer if width)
+
+    @property
+    def step_columns(self) -> int:
+        """The largest number of MLP columns that a layer computes for one token."""
+        return max(it.active_columns if it else self.mlp_hidden for it in self._experts)
+
+    @property
+    def active_experts(self) -> int:
+        """The largest number of experts that a layer computes for one token; 0 if the model has none."""
+        return max(it.routing.active if it else 0 for it in self._experts)
+
+    def layer(self, number: int) -> LayerConfig:
+        return self.layout[number] if self.layout else LayerConfig()
+
+    def long_ropes(self, context_length: int) -> tuple[bool, ...]:
+        """Return whether each rope uses the factors for long contexts."""
+        scalings = (rope.scaling for rope in self.ropes)
+        return tuple(isinstance(it, LongRopeScaling) and it.is_long(context_length) for it in scalings)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of each KV group. Layers with the same window form a group."""
+        windows = {self.layer(number).window for number in range(self.layers)}
+        return tuple(sorted(windows, key=lambda window: (window is not None, window)))
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """The shape of an encoder. The family's module reads it from the checkpoint."""
+
+    layers: int
+    hidden: int
+    heads: int
+    mlp_hidden: int
+    vocab_size: int
+    context_length: int  # number of position embeddings, which is the token limit of a text
+    token_types: int
+    norm_epsilon: float
+
+    @property
+    def matrix_elements(self) -> int:
+        """Approximate number of elements in the encoder's matrices."""
+        return self.layers * (4 * self.hidden + 2 * self.mlp_hidden) * self.hidden + self.vocab_size * self.hidden
