@@ -21,7 +21,7 @@ from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, GroupConfig
 from engine.errors import EngineError, OutOfMemory, UnsupportedModel
 from engine.kv.budget import available_memory
-from engine.kv.cache import KVCache
+from engine.kv.cache import KVCache, kv_groups
 from engine.model_config import ModelConfig
 from engine.models import Model
 from engine.request import Request
@@ -76,14 +76,15 @@ def _readable(path: Path, config: ModelConfig, ids: Sequence[int]) -> Sequence[i
 def _compute(model: Model, ids: Sequence[int], report: Report) -> None:
     device = ReferenceDevice(keep_dequantized=False, threads=1)
     blocks = 1 + -(-len(ids) // BLOCK_SIZE)
-    kv = KVCache(model.kv_groups(), blocks, device.layer_shape, device.kv_type)
+    groups = kv_groups(model.config, device.layer_block)
+    kv = KVCache(groups, [blocks] * len(groups))
     for batch in _batches(model.config, ids, blocks):
         model.forward(batch, kv)
         report(batch.context_lengths[0])
 
 
 def _batches(config: ModelConfig, ids: Sequence[int], blocks: int) -> Iterator[Batch]:
-    groups = [GroupConfig(window) for window in config.windows]
+    groups = [GroupConfig(cache.window) for cache in config.caches]
     request, tables = Request(1, tuple(ids), SamplingParams()), tuple(list(range(1, blocks)) for _ in groups)
     for start in range(0, len(ids), CHUNK):
         part = ScheduledRequest(request, start, min(CHUNK, len(ids) - start), samples=False, block_tables=tables)

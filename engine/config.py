@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 BLOCK_SIZE = 16  # tokens in a KV block
+CHECKPOINT_TOKENS = 256  # tokens between two states that are kept for later requests
 TARGET_LATENCY = 0.06  # target for the seconds between two tokens of a stream while other prompts are prefilled
 
 
@@ -14,8 +15,15 @@ class GroupConfig:
     """The attention span of one KV group. The device decides which layers are in it and what a block contains."""
 
     window: int | None = None  # number of tokens that a query attends to, including its own; None: all
-    recurrent: bool = False  # whether each request has one state block, instead of one block per BLOCK_SIZE tokens
+    recurrent: bool = False  # whether a block is a state of a request, kept once every CHECKPOINT_TOKENS tokens
     num_blocks: int = 0  # number of blocks in the device pool, including the null block; 0: EngineConfig.num_blocks
+    host_blocks: int = 0  # number of blocks in the host pool, including the null block; 0: EngineConfig.host_blocks
+    block_bytes: int = 0  # size of one block in bytes; 0: unknown
+
+    @property
+    def block_tokens(self) -> int:
+        """Number of tokens between one cached block of a request and the next."""
+        return CHECKPOINT_TOKENS if self.recurrent else BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +70,7 @@ class EngineConfig:
     cache_salt: tuple[str, ...] = ()
     threads: int = 1  # number of threads that compute
     groups: tuple[GroupConfig, ...] = (GroupConfig(),)
-    host_blocks: int = 0  # blocks in each group's host pool, including the null block; 0: no host pool
-    block_bytes: int = 0  # size in bytes of one block of every group together
+    host_blocks: int = 0  # blocks in each group's host pool, including the null block; 0: no host pools
     preemption: Preemption = Preemption.AUTO
     restore: Restore = Restore.AUTO
     write_delay: float = 0.5  # seconds to wait for more filled blocks before they are written to files together
@@ -76,6 +83,17 @@ class EngineConfig:
         """The number of blocks in each group's device pool, including the null block."""
         return tuple(map(self.pool_blocks, range(len(self.groups))))
 
+    @property
+    def host_pool_sizes(self) -> tuple[int, ...]:
+        """The number of blocks in each group's host pool, including the null block; empty without host pools."""
+        sizes = tuple(group.host_blocks or self.host_blocks for group in self.groups)
+        return sizes if all(sizes) else ()
+
+    @property
+    def block_bytes(self) -> int:
+        """Size in bytes of one block of every group together; 0: unknown."""
+        return sum(group.block_bytes for group in self.groups)
+
     def pool_blocks(self, group: int) -> int:
         return self.groups[group].num_blocks or self.num_blocks
 
@@ -85,4 +103,4 @@ class EngineConfig:
         return replace(self, groups=groups, num_blocks=max(sizes))
 
     def without_host_pools(self) -> Self:
-        return replace(self, host_blocks=0)
+        return replace(self, host_blocks=0, groups=tuple(replace(group, host_blocks=0) for group in self.groups))

@@ -128,11 +128,11 @@ class CostModel:
     read_rate: float = READ_RATE  # bytes per second from files
     reads: int = 0
 
-    def observe_copy(self, blocks: int, seconds: float) -> None:
-        if seconds > 0 and self.config.block_bytes:
+    def observe_copy(self, num_bytes: int, seconds: float) -> None:
+        """Record a copy of blocks between the pools."""
+        if seconds > 0 and num_bytes:
             self.copies += 1
-            rate = blocks * self.config.block_bytes / seconds
-            self.copy_rate += (rate - self.copy_rate) / min(self.copies, RECENT)
+            self.copy_rate += (num_bytes / seconds - self.copy_rate) / min(self.copies, RECENT)
 
     def observe_read(self, num_bytes: int, seconds: float) -> None:
         """Record a read of blocks from files."""
@@ -140,12 +140,11 @@ class CostModel:
             self.reads += 1
             self.read_rate += (num_bytes / (seconds - READ_LATENCY) - self.read_rate) / min(self.reads, RECENT)
 
-    def prefers_read(self, blocks: float, instead_of: int) -> bool:
-        """Whether reading `blocks` blocks from files is faster than computing the tokens of `instead_of` blocks."""
+    def prefers_read(self, num_bytes: int, blocks: int) -> bool:
+        """Whether reading `num_bytes` bytes from files is faster than computing the tokens of `blocks` blocks."""
         if self.config.restore is Restore.ALWAYS or not self.steps.per_token:
             return True
-        reading = READ_LATENCY + blocks * self.config.block_bytes / self.read_rate
-        faster = reading < self._compute_seconds(instead_of)
+        faster = READ_LATENCY + num_bytes / self.read_rate < self._compute_seconds(blocks)
         self.read_rate *= 1.0 if faster else READ_RATE_GROWTH
         return faster
 
@@ -153,12 +152,11 @@ class CostModel:
         """Return the expected seconds for prefilling `blocks` blocks."""
         return blocks * BLOCK_SIZE * (self.steps.per_token + self.steps.fixed / self.config.max_step_tokens)
 
-    def prefers_swap(self, blocks: int) -> bool:
-        """Whether copying `blocks` blocks out and back is faster than computing their tokens again."""
+    def prefers_swap(self, num_bytes: int, blocks: int) -> bool:
+        """Whether copying `num_bytes` bytes out and back is faster than computing the tokens of `blocks` blocks."""
         if self.config.preemption is not Preemption.AUTO:
             return self.config.preemption is Preemption.SWAP
-        copying = 2 * blocks * self.config.block_bytes / self.copy_rate
-        return copying < self._compute_seconds(blocks)
+        return 2 * num_bytes / self.copy_rate < self._compute_seconds(blocks)
 
     def draft_budget(self, streams: int, known: int, most: int) -> int:
         """Return how many drafted tokens, at most `most`, the next step may verify while `streams` requests decode.

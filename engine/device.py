@@ -13,8 +13,8 @@ from engine.batch import Batch
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig
-from engine.kv.cache import KVCache
-from engine.model_config import ModelConfig
+from engine.kv.cache import KVCache, LayerBlock
+from engine.model_config import CacheConfig, ModelConfig
 from engine.sampling.drawing import Logits
 from engine.step import Runner
 
@@ -65,7 +65,9 @@ class Device(Protocol):
         ...
 
     @property
-    def kv_type(self) -> torch.dtype: ...
+    def kv_type(self) -> torch.dtype:
+        """Type of the elements of keys and values."""
+        ...
 
     @property
     def max_running(self) -> int:
@@ -102,8 +104,8 @@ class Device(Protocol):
         """Whether a step can compute several tokens of a decoding request, so that drafts are worth verifying."""
         ...
 
-    def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """Return the shape of one layer of one KV block, in elements of `kv_type`. Raises UnsupportedModel."""
+    def layer_block(self, cache: CacheConfig) -> LayerBlock:
+        """Return the shape and the type of one layer's part of a block. Raises UnsupportedModel."""
         ...
 
     def step_tokens(self, model: ModelConfig) -> int:

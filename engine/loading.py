@@ -25,7 +25,7 @@ from engine.errors import DeviceLost, NoCompiler, OutOfMemory, UnsupportedModel
 from engine.freed_memory import trim
 from engine.kv.blocks import root_key
 from engine.kv.budget import KVBudget
-from engine.kv.cache import KVCache
+from engine.kv.cache import KVCache, kv_groups
 from engine.kv.disk.folder import About, model_folder
 from engine.kv.disk.quota import Quota
 from engine.kv.disk.segment_file import VERSION
@@ -159,7 +159,7 @@ def _load_on(
     weights = output.weights(checkpoint.path, stored, progress, min(device.threads, MAX_LOADING_THREADS))
     loaded, config = _load_weights(device, model, weights, config)
     store = _open_store(options, config, loaded.kv, str(device.kv_type).removeprefix("torch."))
-    block_transfer = ThreadedTransfer(loaded.kv, store) if config.host_blocks or store else None
+    block_transfer = ThreadedTransfer(loaded.kv, store) if config.host_pool_sizes or store else None
     if output.runner is None:
         runner = device.runner(loaded, model.vocab_size, config.groups)
     else:  # this runner reads logits when a step is collected, so the next step must not have overwritten them
@@ -196,8 +196,8 @@ def _resolve(
     host_cache = device.host_cache if options.host_cache is None else options.host_cache
     limit = budget.limit(room, device.kv_share, options.context_length)
     context = budget.context(options.context_length, limit)
-    groups = budget.groups(budget.tokens(limit, device.contexts * context))
-    shape = repr((model.ropes, model.long_ropes(context), model.layout))
+    groups = budget.groups(budget.tokens(limit, device.contexts * context), host_cache)
+    shape = repr((model.ropes, model.long_ropes(context), model.layers))
     return EngineConfig(
         backend=device.name,
         threads=device.threads,
@@ -210,8 +210,6 @@ def _resolve(
         step_depth=options.step_depth or device.step_depth,
         max_step_tokens=device.step_tokens(model),
         groups=groups,
-        host_blocks=1 + host_cache // budget.block_bytes if host_cache else 0,
-        block_bytes=budget.block_bytes,
         preemption=options.preemption,
         target_latency=options.target_latency,
         drafts=options.drafts and device.verifies_drafts,
@@ -221,5 +219,5 @@ def _resolve(
 
 def cache_budget(model: ModelConfig, device: Device) -> KVBudget:
     """Return the memory budget of a model's caches on a device. Raises UnsupportedModel."""
-    layer = device.layer_shape(model.kv_heads, model.head_dim)
-    return KVBudget(model, layer, device.kv_type, device.step_tokens(model), device.max_running)
+    groups = kv_groups(model, device.layer_block)
+    return KVBudget(model, groups, device.step_tokens(model), device.max_running)

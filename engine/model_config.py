@@ -5,6 +5,7 @@ A model family's module reads it from a checkpoint. Everything here is frozen.
 
 import enum
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +119,87 @@ class ExpertConfig:
         """Sum of the widths of the experts that compute one token."""
         return self.routing.active * self.hidden + self.shared_hidden
 
+    @property
+    def active(self) -> int:
+        """Number of experts that are chosen for one token."""
+        return self.routing.active
+
+    @property
+    def widths(self) -> frozenset[int]:
+        """The widths of all experts, and of the shared one."""
+        return frozenset({self.hidden, self.shared_hidden} - {0})
+
+
+@dataclass(frozen=True, slots=True)
+class MLPConfig:
+    """The shape of a gated MLP that computes every token. See `ExpertConfig` for its properties."""
+
+    hidden: int
+    active: ClassVar[int] = 0
+
+    @property
+    def columns(self) -> int:
+        return self.hidden
+
+    @property
+    def active_columns(self) -> int:
+        return self.hidden
+
+    @property
+    def widths(self) -> frozenset[int]:
+        return frozenset({self.hidden})
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The keys and values that a layer keeps. Layers that keep the same share a KV group."""
+
+    kv_heads: int
+    head_dim: int
+    window: int | None = None  # number of tokens that a query attends to, including its own; None: all
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The sort key of KV groups. Groups without a window are first."""
+        return self.window or 0, self.kv_heads, self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """The shape of a layer's attention."""
+
+    heads: int
+    cache: CacheConfig
+    rope: int | None = 0  # index of the model's rope that rotates the heads; None: no rotation
+
+    @property
+    def head_dim(self) -> int:
+        return self.cache.head_dim
+
+    @property
+    def kv_heads(self) -> int:
+        return self.cache.kv_heads
+
+    @property
+    def width(self) -> int:
+        """Number of outputs."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        return self.width + 2 * self.kv_width
+
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """The properties that may differ between the layers of a model."""
+    """The two parts of a layer: the mixer computes across tokens, and the MLP computes each token by itself."""
 
-    window: int | None = None  # number of tokens that the layer attends to, including the query's own; None: all
-    rope: int | None = 0  # index of the model's rope that rotates the heads; None: no rotation
-    experts: ExpertConfig | None = None  # None: a dense MLP of width `ModelConfig.mlp_hidden`
+    mixer: AttentionConfig
+    mlp: MLPConfig | ExpertConfig
 
 
 class Gate(enum.Enum):
@@ -181,17 +255,12 @@ class ModelConfig:
     """The shape of a decoder. The family's module reads it from the checkpoint."""
 
     architecture: str
-    layers: int
+    layers: tuple[LayerConfig, ...]
     hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp_hidden: int
     vocab_size: int
     context_length: int  # number of tokens that the model was trained for
     norm: NormRule
     ropes: tuple[RopeConfig, ...]
-    layout: tuple[LayerConfig, ...] = ()  # properties of each layer; empty: all layers are alike
     attention_scale: float = 0.0  # scale of scores; 0: 1 / sqrt(head_dim)
     attention_softcap: float = 0.0  # soft cap c: scores become c * tanh(score / c); 0: no soft cap
     logit_softcap: float = 0.0
@@ -213,52 +282,50 @@ class ModelConfig:
     @property
     def matrix_elements(self) -> int:
         """Approximate number of elements in the model's matrices."""
-        widths = (it.columns if it else self.mlp_hidden for it in self._experts)
-        return self._elements(sum(widths))
+        return self._elements(sum(layer.mlp.columns for layer in self.layers))
 
     @property
     def active_elements(self) -> int:
         """Approximate number of elements in the matrices that compute one token."""
-        widths = (it.active_columns if it else self.mlp_hidden for it in self._experts)
-        return self._elements(sum(widths))
+        return self._elements(sum(layer.mlp.active_columns for layer in self.layers))
 
     def _elements(self, mlp_columns: int) -> int:
-        attention = 2 * (self.heads + self.kv_heads) * self.head_dim
-        return (self.layers * attention + 3 * mlp_columns + 2 * self.vocab_size) * self.hidden
+        attention = sum(layer.mixer.qkv_width + layer.mixer.width for layer in self.layers)
+        return (attention + 3 * mlp_columns + 2 * self.vocab_size) * self.hidden
 
     @property
-    def _experts(self) -> list[ExpertConfig | None]:
-        return [self.layer(number).experts for number in range(self.layers)]
+    def mixers(self) -> frozenset[AttentionConfig]:
+        """The different mixers of the layers."""
+        return frozenset(layer.mixer for layer in self.layers)
 
     @property
     def mlp_widths(self) -> frozenset[int]:
         """The widths of all MLPs, dense ones, experts, and shared ones."""
-        widths = ((it.hidden, it.shared_hidden) if it else (self.mlp_hidden,) for it in self._experts)
-        return frozenset(width for layer in widths for width in layer if width)
+        return frozenset().union(*(layer.mlp.widths for layer in self.layers))
 
     @property
     def step_columns(self) -> int:
         """The largest number of MLP columns that a layer computes for one token."""
-        return max(it.active_columns if it else self.mlp_hidden for it in self._experts)
+        return max(layer.mlp.active_columns for layer in self.layers)
 
     @property
     def active_experts(self) -> int:
         """The largest number of experts that a layer computes for one token; 0 if the model has none."""
-        return max(it.routing.active if it else 0 for it in self._experts)
+        return max(layer.mlp.active for layer in self.layers)
 
-    def layer(self, number: int) -> LayerConfig:
-        return self.layout[number] if self.layout else LayerConfig()
+    @property
+    def caches(self) -> tuple[CacheConfig, ...]:
+        """What the layers of each KV group keep, in the order of the groups."""
+        return tuple(sorted({mixer.cache for mixer in self.mixers}, key=lambda cache: cache.order))
+
+    def layers_of(self, cache: CacheConfig) -> tuple[int, ...]:
+        """Return the numbers of the layers in a KV group."""
+        return tuple(number for number, layer in enumerate(self.layers) if layer.mixer.cache == cache)
 
     def long_ropes(self, context_length: int) -> tuple[bool, ...]:
         """Return whether each rope uses the factors for long contexts."""
         scalings = (rope.scaling for rope in self.ropes)
         return tuple(isinstance(it, LongRopeScaling) and it.is_long(context_length) for it in scalings)
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The window of each KV group. Layers with the same window form a group."""
-        windows = {self.layer(number).window for number in range(self.layers)}
-        return tuple(sorted(windows, key=lambda window: (window is not None, window)))
 
 
 @dataclass(frozen=True, slots=True)

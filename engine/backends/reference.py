@@ -19,8 +19,8 @@ from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.device import LoadedModel, Needs
 from engine.kernels import reference
 from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
-from engine.kv.cache import KVCache, LayerKV
-from engine.model_config import Gate, ModelConfig
+from engine.kv.cache import KVCache, LayerBlock, LayerKV, kv_groups
+from engine.model_config import CacheConfig, Gate, ModelConfig
 from engine.operations import Attention, ExpertMLP, GatedMLP, Norm, Router
 from engine.sampling.drawing import Logits
 from quant.linear import LinearBackend, QLinear, ReferenceBackend
@@ -44,8 +44,8 @@ class ReferenceDevice:
         self._memory = memory  # bytes; 0: all free memory
         self._keep_dequantized = keep_dequantized
 
-    def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        return 2, kv_heads, BLOCK_SIZE, head_dim  # k, v
+    def layer_block(self, cache: CacheConfig) -> LayerBlock:
+        return LayerBlock((2, cache.kv_heads, BLOCK_SIZE, cache.head_dim), self.kv_type)  # k, v
 
     def step_tokens(self, model: ModelConfig) -> int:
         return 256
@@ -69,7 +69,7 @@ class ReferenceDevice:
             model, weights, ReferenceOperations(keep_dequantized=self._keep_dequantized), config.context_length
         )
         torch.set_num_threads(self.threads)
-        kv = KVCache(loaded.kv_groups(), config.pool_sizes, self.layer_shape, self.kv_type, config.host_blocks)
+        kv = KVCache(kv_groups(model, self.layer_block), config.pool_sizes, config.host_pool_sizes)
 
         def compute(batch: Batch) -> Logits:
             with torch.inference_mode():

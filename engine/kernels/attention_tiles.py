@@ -6,7 +6,7 @@ bandwidth; requests with many tokens get large tiles, which read keys and values
 only, so it never waits for the device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.attention_tuning import DECODE_ROWS, prompt_rows
+from engine.model_config import AttentionConfig
 from quant.kernels.card import Card
 
 
@@ -47,13 +48,13 @@ class Tiles:
         return replace(self, lists=tuple(replace(it, tiles=it.tiles.to(device)) for it in self.lists))
 
 
-def tile_queries(heads: int, kv_heads: int, head_dim: int, card: Card, *, deterministic: bool) -> TileQueries:
-    """Return the tile sizes for a layer with these heads.
+def tile_queries(mixers: Collection[AttentionConfig], card: Card, *, deterministic: bool) -> TileQueries:
+    """Return the tile sizes for the layers of a model: the largest that all of their kernels support.
 
     `deterministic`: a token's bits must not depend on the other requests in the step.
     """
-    group = heads // kv_heads
-    many = max(1, prompt_rows(head_dim, card, deterministic=deterministic) // group)
+    group = max(it.heads // it.kv_heads for it in mixers)
+    many = max(1, min(prompt_rows(it.head_dim, card, deterministic=deterministic) for it in mixers) // group)
     return TileQueries(many if deterministic else max(1, DECODE_ROWS // group), many)
 
 

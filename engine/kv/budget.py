@@ -1,7 +1,6 @@
 """KVBudget: the context length that fits into memory, and the number of blocks in each KV group's pool."""
 
-import math
-from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.config import BLOCK_SIZE, GroupConfig
@@ -9,7 +8,9 @@ from engine.errors import OutOfMemory, UnsupportedModel
 from engine.model_config import ModelConfig
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Sequence
+
+    from engine.kv.cache import KVGroup
 
 ASSUMED_MEMORY = 8 << 30  # bytes of free memory to assume if the system does not report it
 KV_SHARE = 0.5  # share of the host's free memory that the KV cache may take
@@ -21,39 +22,47 @@ CACHED_WINDOWS = 2  # number of windows kept for later requests, per window of a
 
 
 class KVBudget:
-    """The memory that one model's caches need.
-
-    `layer_shape` is the shape of one layer of one block, in elements of `kv_type`.
-    """
+    """The memory that one model's caches need."""
 
     def __init__(
         self,
         model: ModelConfig,
-        layer_shape: Iterable[int],
-        kv_type: "torch.dtype",
+        groups: "Sequence[KVGroup]",
         step_tokens: int,
         max_running: int = MAX_RUNNING,
     ) -> None:
         self._model = model
         self._max_running = max_running
-        self._layer_bytes = math.prod(layer_shape) * kv_type.itemsize
+        self._groups = groups
         self._step_tokens = step_tokens
-        windows = [model.layer(number).window for number in range(model.layers)]
-        self._layers = {window: windows.count(window) for window in model.windows}
 
     @property
     def token_bytes(self) -> dict[int | None, int]:
         """Bytes per token in the layers of each window."""
-        return {window: layers * self._layer_bytes // BLOCK_SIZE for window, layers in self._layers.items()}
+        found: dict[int | None, int] = {}
+        for group in self._groups:
+            found[group.cache.window] = found.get(group.cache.window, 0) + group.block_bytes // BLOCK_SIZE
+        return found
 
     @property
     def block_bytes(self) -> int:
         """Total size in bytes of one block of every group."""
-        return self._model.layers * self._layer_bytes
+        return sum(group.block_bytes for group in self._groups)
 
-    def groups(self, tokens: int) -> tuple[GroupConfig, ...]:
-        """Return the groups, one per window in `ModelConfig.windows`, with pools for `tokens` tokens in total."""
-        return tuple(GroupConfig(window, num_blocks=self._blocks(window, tokens)) for window in self._layers)
+    def groups(self, tokens: int, host_bytes: int = 0) -> tuple[GroupConfig, ...]:
+        """Return the groups, one for each of `ModelConfig.caches`, with pools for `tokens` tokens in total.
+
+        `host_bytes`: size of all host pools together; 0: none.
+        """
+        groups = tuple(
+            GroupConfig(
+                group.cache.window,
+                num_blocks=self._blocks(group.cache.window, tokens),
+                block_bytes=group.block_bytes,
+            )
+            for group in self._groups
+        )
+        return with_host_pools(groups, host_bytes) if host_bytes else groups
 
     def context(self, asked: int, limit: int) -> int:
         """Return the context length to use: `asked` or the model's own, but at most the tokens that fit into `limit`
@@ -83,14 +92,12 @@ class KVBudget:
 
     def bytes(self, tokens: int) -> int:
         """Return the size in bytes of the pools and of the rotary tables, which have a row for each position."""
-        pools = sum(
-            layers * self._layer_bytes * self._blocks(window, tokens) for window, layers in self._layers.items()
-        )
+        pools = sum(group.block_bytes * self._blocks(group.cache.window, tokens) for group in self._groups)
         return pools + self.table_bytes(tokens)
 
     def table_bytes(self, tokens: int) -> int:
         """Return the size of the rotary tables in bytes."""
-        return len(self._model.ropes) * 4 * self._model.head_dim * min(tokens, self._model.context_length)
+        return sum(4 * rope.dimensions for rope in self._model.ropes) * min(tokens, self._model.context_length)
 
     def tokens(self, limit: int, most: int) -> int:
         """Return the number of tokens that fit into `limit` bytes, at most `most`."""
@@ -111,6 +118,12 @@ class KVBudget:
         # block.
         running = 1 + -(-(window + self._step_tokens) // BLOCK_SIZE)
         return 1 + min(whole, self._max_running * running * (1 + CACHED_WINDOWS))
+
+
+def with_host_pools(groups: "Sequence[GroupConfig]", num_bytes: int) -> tuple[GroupConfig, ...]:
+    """Divide `num_bytes` bytes of host memory between the groups, so that all pools hold about as many tokens."""
+    tokens = int(num_bytes / sum(group.block_bytes / group.block_tokens for group in groups))
+    return tuple(replace(group, host_blocks=1 + max(1, tokens // group.block_tokens)) for group in groups)
 
 
 def host_share() -> int:

@@ -1,8 +1,8 @@
 """KVCache: the paged pools that store the keys and values of every request.
 
-Layers with the same KV shape form a group, and each group has one pool. Pools are block-major: the content of a block,
-for all layers of its group, is contiguous, so that moving a block is one copy. `engine.kv.blocks` tracks which blocks
-are in use.
+Layers that keep the same form a group, and each group has one pool, with its own shape and type of blocks. Pools are
+block-major: the content of a block, for all layers of its group, is contiguous, so that moving a block is one copy.
+`engine.kv.blocks` tracks which blocks are in use.
 """
 
 import math
@@ -14,16 +14,46 @@ import torch
 from torch import Tensor
 
 from engine.kv.transfers import MoveBlock
+from engine.model_config import CacheConfig, ModelConfig
 from engine.step import BlockCopy
 
 
 @dataclass(frozen=True, slots=True)
+class LayerBlock:
+    """The shape and the type of one layer's part of a block."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+# function of a device that returns the layer block of a layer, given what the layer keeps
+LayoutOf = Callable[[CacheConfig], LayerBlock]
+
+
+@dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers whose keys and values have the same shape. `layers` are the model's layer numbers, in pool order."""
+    """Layers that keep the same. `layers` are the model's layer numbers, in pool order."""
 
     layers: tuple[int, ...]
-    kv_heads: int
-    head_dim: int
+    cache: CacheConfig
+    layer_block: LayerBlock
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        return len(self.layers), *self.layer_block.shape
+
+    @property
+    def block_bytes(self) -> int:
+        return len(self.layers) * self.layer_block.num_bytes
+
+
+def kv_groups(model: ModelConfig, layout: LayoutOf) -> tuple[KVGroup, ...]:
+    """Return the KV groups of a model, one for each of `ModelConfig.caches`."""
+    return tuple(KVGroup(model.layers_of(cache), cache, layout(cache)) for cache in model.caches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +66,6 @@ class LayerKV:
     head_dim: int
 
 
-# function that returns the shape of one layer of one block, given the number of KV heads and the head dimension
-LayerShape = Callable[[int, int], tuple[int, ...]]
 Reserve = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
@@ -53,29 +81,24 @@ def reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 class KVCache:
     """One pool per group, [blocks, layers, ...]. With `host_blocks`, each group also has a pool in the host's memory.
 
-    `num_blocks` is one number for all groups, or a sequence with one per group. Devices that do not compute in the
-    host's memory use a subclass, and pass `reserve_pool` and `reserve_host`.
+    `num_blocks` and `host_blocks` have one number per group. Devices that do not compute in the host's memory use a
+    subclass, and pass `reserve_pool` and `reserve_host`.
     """
 
     def __init__(
         self,
         groups: Sequence[KVGroup],
-        num_blocks: int | Sequence[int],
-        layer_shape: LayerShape,
-        dtype: torch.dtype,
-        host_blocks: int = 0,
+        num_blocks: Sequence[int],
+        host_blocks: Sequence[int] = (),
         reserve_pool: Reserve | None = None,
         reserve_host: Reserve | None = None,
     ) -> None:
         self.groups = tuple(groups)
-        self.num_blocks = num_blocks if isinstance(num_blocks, int) else max(num_blocks)
-        sizes = [num_blocks] * len(self.groups) if isinstance(num_blocks, int) else num_blocks
-        shapes = [(len(group.layers), *layer_shape(group.kv_heads, group.head_dim)) for group in groups]
-        reserve_pool, reserve_host = reserve_pool or reserve, reserve_host or reserve
-        self.pools = tuple(reserve_pool((size, *shape), dtype) for size, shape in zip(sizes, shapes, strict=True))
-        self.host_pools = tuple(reserve_host((host_blocks, *shape), dtype) for shape in shapes if host_blocks)
+        self.num_blocks = max(num_blocks)
+        self.pools = _pools(groups, num_blocks, reserve_pool or reserve)
+        self.host_pools = _pools(groups, host_blocks, reserve_host or reserve) if host_blocks else ()
         self._layers = {
-            layer: LayerKV(index, self.pools[index][:, position], group.kv_heads, group.head_dim)
+            layer: LayerKV(index, self.pools[index][:, position], group.cache.kv_heads, group.cache.head_dim)
             for index, group in enumerate(groups)
             for position, layer in enumerate(group.layers)
         }
@@ -99,7 +122,7 @@ class KVCache:
     @property
     def block_bytes(self) -> list[int]:
         """The size of one block in bytes, for each group."""
-        return [math.prod(pool.shape[1:]) * pool.itemsize for pool in self.pools]
+        return [group.block_bytes for group in self.groups]
 
     def contents(self, group: int, blocks: Sequence[int]) -> list[memoryview]:
         """Return views of the content of blocks. Read them before the blocks are written again."""
@@ -109,6 +132,12 @@ class KVCache:
     def fill(self, group: int, block: int, content: memoryview) -> None:
         """Overwrite the content of a block."""
         bytes_of(self.pools[group])[block].numpy().data[:] = content
+
+
+def _pools(groups: Sequence[KVGroup], sizes: Sequence[int], reserve: Reserve) -> tuple[Tensor, ...]:
+    return tuple(
+        reserve((size, *group.block_shape), group.layer_block.dtype) for group, size in zip(groups, sizes, strict=True)
+    )
 
 
 def bytes_of(pool: Tensor) -> Tensor:

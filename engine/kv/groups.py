@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
+from engine.config import BLOCK_SIZE, CHECKPOINT_TOKENS, EngineConfig, GroupConfig
 from engine.kv.blocks import NULL_BLOCK, BlockKey, BlockPool
 from engine.kv.disk.segment_file import DiskBlock
 from engine.request import Request
 from engine.step import BlockCopy
-
-CHECKPOINT = 16  # number of blocks between two states that are kept for later requests
 
 
 @dataclass(slots=True)
@@ -206,11 +204,11 @@ class RecurrentGroup:
         self.pool.release([copy.target])
 
     def _is_checkpoint(self, held: RequestBlocks, tokens: int) -> bool:
-        return bool(tokens) and (tokens % (CHECKPOINT * BLOCK_SIZE) == 0 or tokens == _prompt_end(held.request))
+        return bool(tokens) and (tokens % CHECKPOINT_TOKENS == 0 or tokens == _prompt_end(held.request))
 
     def limit_step(self, held: RequestBlocks, stop: int) -> int:
         start, last = held.request.num_scheduled, _prompt_end(held.request)
-        regular = (start // (CHECKPOINT * BLOCK_SIZE) + 1) * CHECKPOINT * BLOCK_SIZE
+        regular = (start // CHECKPOINT_TOKENS + 1) * CHECKPOINT_TOKENS
         return min(stop, regular, last if start < last else stop)
 
     def publish(self, held: RequestBlocks) -> Sequence[int]:

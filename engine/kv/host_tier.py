@@ -8,7 +8,7 @@ DEMOTED_AT_ONCE per group in one copy. A device without host pools copies nothin
 from collections.abc import Sequence
 from itertools import islice
 
-from engine.config import BLOCK_SIZE
+from engine.config import BLOCK_SIZE, EngineConfig
 from engine.cost_model import CostModel
 from engine.kv.blocks import NULL_BLOCK, BlockPool
 from engine.kv.groups import Group, RequestBlocks, SavedBlocks
@@ -24,13 +24,25 @@ class HostTier:
     """The host pools, one per group, and the copies to and from them."""
 
     def __init__(
-        self, groups: Sequence[Group], pools: Sequence[BlockPool], transfers: Transfers, costs: CostModel
+        self,
+        config: EngineConfig,
+        groups: Sequence[Group],
+        pools: Sequence[BlockPool],
+        transfers: Transfers,
+        costs: CostModel,
     ) -> None:
         self.pools = pools
+        self._block_bytes = [group.block_bytes for group in config.groups]
         self._transfers = transfers
         self._groups = groups
         self._costs = costs
         self._is_demoting = False
+
+    def num_bytes(self, held: RequestBlocks) -> int:
+        """Return the size of the blocks that a request needs to resume."""
+        return sum(
+            size * len(group.live_blocks(held)) for size, group in zip(self._block_bytes, self._groups, strict=True)
+        )
 
     def save(self, held: RequestBlocks) -> bool:
         """Start copying the blocks that a request needs to resume.
@@ -117,7 +129,7 @@ class HostTier:
     def observe(self, moves: Sequence[MoveBlock], handle: TransferHandle) -> bool:
         """Record the cost of a copy between the pools. Returns whether it succeeded."""
         if not handle.failed:
-            self._costs.observe_copy(len(moves), handle.seconds)
+            self._costs.observe_copy(sum(self._block_bytes[move.group] for move in moves), handle.seconds)
         return not handle.failed
 
     def _known(self, pool: BlockPool, number: int, held: RequestBlocks, index: int, computed: int) -> int:

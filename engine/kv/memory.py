@@ -49,9 +49,9 @@ class KVMemory:
     ) -> None:
         self.groups = make_groups(config)
         device = [group.pool for group in self.groups]
-        hosts = [BlockPool(config.host_blocks) for _ in device] if block_transfer and config.host_blocks else []
+        hosts = [BlockPool(size) for size in config.host_pool_sizes] if block_transfer else []
         self.transfers = Transfers(block_transfer, device, hosts)
-        self.host = HostTier(self.groups, hosts, self.transfers, costs)
+        self.host = HostTier(config, self.groups, hosts, self.transfers, costs)
         self.disk = DiskTier(config, device, store, self.transfers, counters, clock)
         self._prefix_cache = PrefixCache(config, self.groups, hosts, self.disk, costs)
         self._arrivals = Arrivals(self.groups, self.transfers, self.host, costs, counters)
@@ -237,7 +237,7 @@ class KVMemory:
         It is saved if the host pools have free blocks and copying is faster than computing the tokens again.
         """
         held, blocks = self.blocks_of(request), blocks_for(request.num_computed)
-        if blocks and self._costs.prefers_swap(blocks) and self.host.save(held):
+        if blocks and self._costs.prefers_swap(self.host.num_bytes(held), blocks) and self.host.save(held):
             self._empty_tables(held)
             self._counters.swapped_out += 1
             return True

@@ -4,6 +4,7 @@ The blocks that it finds are not held. Files are skipped if measurements show th
 Imports no torch.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -29,8 +30,9 @@ class Prefix:
     skipped: int = 0  # number of further blocks that are in files, but are faster to compute than to read
 
     @property
-    def disk_blocks(self) -> int:
-        return sum(isinstance(source, DiskBlock) for by_index in self.sources for source in by_index.values())
+    def disk_blocks(self) -> list[int]:
+        """The number of blocks in files, for each group."""
+        return [sum(isinstance(source, DiskBlock) for source in found.values()) for found in self.sources]
 
     def token_sources(self, device: Sequence[BlockPool]) -> TokenSources:
         """Return the number of tokens that each tier provides, counted in the group that needs the most blocks.
@@ -68,11 +70,13 @@ class PrefixCache:
         """Return the longest prefix of a request that every group has, at most `most` blocks."""
         self.extend_keys(held, held.request.num_tokens // BLOCK_SIZE)
         whole = self._match(held, most, files=True)
-        if not whole.disk_blocks:
+        read = whole.disk_blocks
+        if not any(read):
             return whole
         rest = self._match(held, most, files=False)
         blocks = whole.blocks - rest.blocks
-        if self._costs.prefers_read(whole.disk_blocks / len(self._groups), blocks):
+        sizes = [group.block_bytes for group in self._config.groups]
+        if self._costs.prefers_read(sum(map(operator.mul, read, sizes)), blocks):
             return whole
         return replace(rest, skipped=blocks)
 

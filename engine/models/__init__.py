@@ -17,7 +17,7 @@ from engine.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from engine.checkpoints.weights import Weights
-    from engine.kv.cache import KVCache, KVGroup
+    from engine.kv.cache import KVCache
     from engine.operations import Activation, Inputs, Operations
 
 FAMILIES = {  # general.architecture of a GGUF file, or model_type of a config.json -> module
@@ -61,10 +61,6 @@ class Model(Protocol):
     """The interface of a loaded decoder."""
 
     config: ModelConfig
-
-    def kv_groups(self) -> "tuple[KVGroup, ...]":
-        """Return the KV cache groups that `forward` expects."""
-        ...
 
     def forward(self, batch: "Inputs", kv: "KVCache") -> "Activation":
         """Compute a batch and store its keys and values in `kv`. Returns logits, float32 [logit rows, vocabulary].
@@ -123,7 +119,7 @@ def ignored_tensors(metadata: Metadata) -> re.Pattern[str]:
     It matches names of transformers checkpoints and of GGUF files. Raises UnsupportedModel.
     """
     ignored, config = _family(metadata.architecture).NAMES.ignored, read_config(metadata)
-    numbers = "|".join(str(config.layers + number) for number in range(config.draft_layers))
+    numbers = "|".join(str(len(config.layers) + number) for number in range(config.draft_layers))
     return re.compile(rf"{ignored.pattern}|(?:blk|(?:model\.)?layers)\.(?:{numbers})\..+") if numbers else ignored
 
 

@@ -11,8 +11,17 @@ import torch
 from torch import Tensor
 
 from engine.checkpoints.weights import Weights
-from engine.kv.cache import KVCache, KVGroup
-from engine.model_config import Block, ExpertConfig, HeadNorm, LongRopeScaling, ModelConfig, NormPlacement
+from engine.kv.cache import KVCache
+from engine.model_config import (
+    AttentionConfig,
+    Block,
+    ExpertConfig,
+    HeadNorm,
+    LongRopeScaling,
+    MLPConfig,
+    ModelConfig,
+    NormPlacement,
+)
 from engine.operations import (
     Activation,
     Attention,
@@ -78,20 +87,9 @@ class Decoder:
         config = _resolve_optional_parts(config, weights)
         loader = _Loader(config, weights, operations, rotary_tables(config, weights, operations, context_length))
         tables = weights.load_parallel(loader.table, loader.tables_to_load())
-        layers = weights.load_parallel(loader.layer, range(config.layers))
+        layers = weights.load_parallel(loader.layer, range(len(config.layers)))
         output_norm = loader.norm("output_norm", scale=config.logit_scale)
         return cls(config, operations, tables[0], tuple(layers), output_norm, tables[-1])
-
-    def kv_groups(self) -> tuple[KVGroup, ...]:
-        config = self.config
-        return tuple(
-            KVGroup(
-                tuple(number for number in range(config.layers) if config.layer(number).window == window),
-                config.kv_heads,
-                config.head_dim,
-            )
-            for window in config.windows
-        )
 
     def forward(self, batch: Inputs, kv: KVCache) -> Activation:
         ops, config = self._ops, self.config
@@ -192,18 +190,18 @@ class _Loader:
         return self.operations.weights.linear([weight], use)
 
     def layer(self, number: int) -> Layer:
-        config, prefix = self.config, f"blk.{number}."
+        config, mixer, prefix = self.config, self.config.layers[number].mixer, f"blk.{number}."
         before, after = (config.norm_placement in (it, NormPlacement.BOTH) for it in _PLACEMENTS)
         attention_norm = self.norm(f"{prefix}attn_norm") if before else None
         one_norm = config.block is Block.PARALLEL_ONE_NORM
         return Layer(
-            attention=self._attention(number),
+            attention=self._attention(prefix, mixer),
             attention_norm=attention_norm,
-            qkv=self._qkv(prefix),
-            attention_out=self._attention_out(prefix),
+            qkv=self._qkv(prefix, mixer),
+            attention_out=self._projection(prefix, mixer.width, {"attn_output": config.hidden}, config.out_bias),
             attention_post_norm=self.norm(f"{prefix}post_attention_norm") if after else None,
             mlp_norm=self._mlp_norm(prefix) if before and not one_norm else attention_norm,
-            mlp=self._mlp(number),
+            mlp=self._mlp(f"{prefix}ffn_", config.layers[number].mlp),
             mlp_post_norm=self.norm(f"{prefix}post_ffw_norm") if after else None,
         )
 
@@ -224,45 +222,37 @@ class _Loader:
         rule, stored = self.config.norm, dequantize(self.weights.take(f"{name}.weight", *shape))
         return Norm(self.operations.weights.to_device((stored + rule.offset) * scale), rule.epsilon, rule.kind)
 
-    def _attention(self, number: int) -> Attention:
-        config, layer = self.config, self.config.layer(number)
+    def _attention(self, prefix: str, mixer: AttentionConfig) -> Attention:
         return Attention(
-            scale=config.attention_scale or config.head_dim**-0.5,
-            rotary=None if layer.rope is None else self.tables[layer.rope],
-            norms=self._head_norms(f"blk.{number}."),
-            softcap=config.attention_softcap,
-            window=layer.window,
+            scale=self.config.attention_scale or mixer.head_dim**-0.5,
+            rotary=None if mixer.rope is None else self.tables[mixer.rope],
+            norms=self._head_norms(prefix, mixer),
+            softcap=self.config.attention_softcap,
+            window=mixer.cache.window,
         )
 
-    def _head_norms(self, prefix: str) -> HeadNorms | None:
-        config = self.config
-        if config.head_norm is None:
+    def _head_norms(self, prefix: str, mixer: AttentionConfig) -> HeadNorms | None:
+        if self.config.head_norm is None:
             return None
         q, k = (
             self._unbiased_norm(
-                f"{prefix}attn_{letter}_norm", *head_norm_shape(config.head_norm, heads, config.head_dim)
+                f"{prefix}attn_{letter}_norm", *head_norm_shape(self.config.head_norm, heads, mixer.head_dim)
             )
-            for letter, heads in (("q", config.heads), ("k", config.kv_heads))
+            for letter, heads in (("q", mixer.heads), ("k", mixer.kv_heads))
         )
         return HeadNorms(q, k)
 
-    def _qkv(self, prefix: str) -> Projection:
-        config = self.config
-        q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    def _qkv(self, prefix: str, mixer: AttentionConfig) -> Projection:
+        q, kv = mixer.width, mixer.kv_width
         fused = f"{prefix}attn_qkv.weight" in self.weights
-        outputs = {"attn_qkv": q + 2 * kv} if fused else {"attn_q": q, "attn_k": kv, "attn_v": kv}
-        return self._projection(prefix, config.hidden, outputs, config.qkv_bias)
+        outputs = {"attn_qkv": mixer.qkv_width} if fused else {"attn_q": q, "attn_k": kv, "attn_v": kv}
+        return self._projection(prefix, self.config.hidden, outputs, self.config.qkv_bias)
 
-    def _attention_out(self, prefix: str) -> Projection:
-        config = self.config
-        return self._projection(prefix, config.heads * config.head_dim, {"attn_output": config.hidden}, config.out_bias)
-
-    def _mlp(self, number: int) -> GatedMLP | ExpertMLP:
-        prefix, experts = f"blk.{number}.ffn_", self.config.layer(number).experts
-        if experts is None:
-            return self._gated_mlp(prefix, self.config.mlp_hidden)
-        shared = self._gated_mlp(prefix, experts.shared_hidden, "_shexp") if experts.shared_hidden else None
-        return ExpertMLP(self._router(prefix, experts), self._experts(prefix, experts), shared)
+    def _mlp(self, prefix: str, mlp: MLPConfig | ExpertConfig) -> GatedMLP | ExpertMLP:
+        if isinstance(mlp, MLPConfig):
+            return self._gated_mlp(prefix, mlp.hidden)
+        shared = self._gated_mlp(prefix, mlp.shared_hidden, "_shexp") if mlp.shared_hidden else None
+        return ExpertMLP(self._router(prefix, mlp), self._experts(prefix, mlp), shared)
 
     def _gated_mlp(self, prefix: str, width: int, suffix: str = "") -> GatedMLP:
         hidden, gate_up = self.config.hidden, self._gate_up(prefix, width, suffix)

@@ -13,7 +13,16 @@ from gguf.constants import Keys
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.errors import UnsupportedModel
-from engine.model_config import Gate, LayerConfig, ModelConfig, NormKind, NormRule
+from engine.model_config import (
+    AttentionConfig,
+    CacheConfig,
+    Gate,
+    LayerConfig,
+    MLPConfig,
+    ModelConfig,
+    NormKind,
+    NormRule,
+)
 from engine.models.rope_config import CONTEXT, FULL, MAX_CONTEXT, SLIDING, read_rope
 
 LAYERS = Key(Keys.LLM.BLOCK_COUNT, "num_hidden_layers")
@@ -93,14 +102,12 @@ def read_decoder(
         metadata.require(key, 0)
     metadata.require(*GATES[gate])
     bias = metadata.flag(ATTENTION_BIAS, False) if metadata.is_config else None
+    mixer = AttentionConfig(heads, CacheConfig(kv_heads, head_dim))
+    layer = LayerConfig(mixer, MLPConfig(metadata.integer(MLP_HIDDEN)))
     return ModelConfig(
         architecture=metadata.architecture,
-        layers=metadata.integer(LAYERS, maximum=1024),
+        layers=(layer,) * metadata.integer(LAYERS, maximum=1024),
         hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        mlp_hidden=metadata.integer(MLP_HIDDEN),
         vocab_size=metadata.integer(VOCABULARY, _vocabulary(metadata), maximum=1 << 22),
         context_length=metadata.integer(CONTEXT, maximum=MAX_CONTEXT),
         norm=NormRule(metadata.number(EPSILONS[norm], minimum=MIN_EPSILON, maximum=0.1), norm),
@@ -145,23 +152,29 @@ def _vocabulary(metadata: Metadata) -> int | None:
     return len(tokens) if isinstance(tokens, tuple) else None
 
 
-def read_layout(
+def with_windows(
     metadata: Metadata, config: ModelConfig, slides: Sequence[bool], *, local_rope: int = 0
-) -> tuple[LayerConfig, ...]:
-    """Return the window and rope of each layer.
+) -> ModelConfig:
+    """Return the configuration with the window and the rope of each layer.
 
     `slides` marks the layers that have a window, for checkpoints that do not list them. Those layers use rope
     `local_rope`.
     """
     window = metadata.integer(WINDOW, 0, minimum=0, maximum=MAX_CONTEXT)
     if not metadata.is_config and not window:
-        slides = [False] * config.layers
+        slides = [False] * len(config.layers)
     else:
-        slides = _listed_layers(metadata, config.layers) or slides
-    if len(slides) != config.layers:
-        raise UnsupportedModel(f"The checkpoint lists {len(slides)} layer types for {config.layers} layers")
+        slides = _listed_layers(metadata, len(config.layers)) or slides
+    if len(slides) != len(config.layers):
+        raise UnsupportedModel(f"The checkpoint lists {len(slides)} layer types for {len(config.layers)} layers")
     reach = window if 0 < window < config.context_length else None
-    return tuple(LayerConfig(reach, local_rope) if slide else LayerConfig() for slide in slides)
+    layers = zip(config.layers, slides, strict=True)
+    return replace(config, layers=tuple(_with_window(it, reach, local_rope) if slide else it for it, slide in layers))
+
+
+def _with_window(layer: LayerConfig, window: int | None, rope: int) -> LayerConfig:
+    mixer = layer.mixer
+    return replace(layer, mixer=replace(mixer, cache=replace(mixer.cache, window=window), rope=rope))
 
 
 def all_but_every(count: int, layers: int) -> list[bool]:

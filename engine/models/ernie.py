@@ -48,6 +48,6 @@ def read_config(metadata: Metadata) -> ModelConfig:
     config = replace(config, ropes=(replace(rope, interleaved=True),))
     first, step = metadata.integer(FIRST, 0, minimum=0), metadata.integer(STEP, 1)
     last = metadata.integer(LAST, -1, minimum=-1)
-    end = config.layers if last == -1 else last + 1
-    has_experts = [first <= number < end and (number + 1) % step == 0 for number in range(config.layers)]
-    return replace(config, layout=with_experts(config, read_experts(metadata, config, EXPERTS), has_experts))
+    end = len(config.layers) if last == -1 else last + 1
+    has_experts = [first <= number < end and (number + 1) % step == 0 for number in range(len(config.layers))]
+    return with_experts(config, read_experts(metadata, config, EXPERTS), has_experts)

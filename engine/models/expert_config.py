@@ -11,7 +11,7 @@ from gguf.constants import Keys
 
 from engine.checkpoints.metadata import Key, Metadata
 from engine.errors import UnsupportedModel
-from engine.model_config import ExpertConfig, LayerConfig, ModelConfig, Routing, Score
+from engine.model_config import ExpertConfig, ModelConfig, Routing, Score
 from engine.models.decoder_config import EXPERT_COUNTS, LAYERS
 
 MAX_EXPERTS = 1024
@@ -47,7 +47,7 @@ def read_experts(
     if gating and gating not in SCORES:
         raise UnsupportedModel(f"{metadata.name(GATING)} = {gating} is not supported by this version")
     hidden_key = Key(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH, keys.hidden)
-    hidden = _of_all_layers(metadata, hidden_key).integer(hidden_key, config.mlp_hidden)
+    hidden = _of_all_layers(metadata, hidden_key).integer(hidden_key, *config.mlp_widths)
     routing = Routing(
         count,
         active,
@@ -96,15 +96,11 @@ def _shared_hidden(metadata: Metadata, keys: ExpertKeys, hidden: int) -> int:
     return width or hidden * metadata.integer(Key(Keys.LLM.EXPERT_SHARED_COUNT, keys.shared_count), 0, minimum=0)
 
 
-def with_experts(
-    config: ModelConfig, experts: ExpertConfig, layers: Sequence[bool] | None = None
-) -> tuple[LayerConfig, ...]:
-    """Return the layers of a model. `layers` marks those with experts; the others have dense MLPs. None: all have."""
-    marks = [True] * config.layers if layers is None else layers
-    return tuple(
-        replace(it, experts=experts if has_experts else None)
-        for it, has_experts in zip(map(config.layer, range(config.layers)), marks, strict=True)
-    )
+def with_experts(config: ModelConfig, experts: ExpertConfig, layers: Sequence[bool] | None = None) -> ModelConfig:
+    """Return the configuration with experts in the layers that `layers` marks; None: in all layers."""
+    marks = [True] * len(config.layers) if layers is None else layers
+    marked = zip(config.layers, marks, strict=True)
+    return replace(config, layers=tuple(replace(it, mlp=experts) if has_experts else it for it, has_experts in marked))
 
 
 # -- names of weights in transformers (see `Names`)

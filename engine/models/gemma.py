@@ -21,8 +21,8 @@ from engine.models.decoder_config import (
     TEXT_PREFIX,
     all_but_every,
     read_decoder,
-    read_layout,
     text_metadata,
+    with_windows,
 )
 from engine.models.rope_config import read_local_rope
 
@@ -113,17 +113,17 @@ def read_config(metadata: Metadata) -> ModelConfig:
         norm=replace(config.norm, offset=1.0 if metadata.is_config else 0.0),
     )
     if metadata.architecture == "gemma2":
-        return replace(config, layout=read_layout(metadata, config, all_but_every(2, config.layers)))
-    local = read_local_rope(metadata, config.head_dim, LOCAL_BASE)
+        return with_windows(metadata, config, all_but_every(2, len(config.layers)))
+    local = read_local_rope(metadata, config.layers[0].mixer.head_dim, LOCAL_BASE)
     config = replace(config, ropes=(*config.ropes, local), head_norm=HeadNorm.EACH)
-    return replace(config, layout=read_layout(metadata, config, all_but_every(6, config.layers), local_rope=1))
+    return with_windows(metadata, config, all_but_every(6, len(config.layers)), local_rope=1)
 
 
 def _query_scalar(metadata: Metadata, config: ModelConfig) -> float:
     if metadata.is_config:
         return metadata.number(QUERY_SCALAR, minimum=1.0, maximum=1e6)
-    wide = config.layers == WIDE_QUERIES[metadata.architecture]
-    return max(1, config.hidden // config.heads) if wide else config.head_dim
+    wide, mixer = len(config.layers) == WIDE_QUERIES[metadata.architecture], config.layers[0].mixer
+    return max(1, config.hidden // mixer.heads) if wide else mixer.head_dim
 
 
 def _embedding_scale(metadata: Metadata, hidden: int) -> float:

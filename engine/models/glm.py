@@ -53,9 +53,10 @@ def read_config(metadata: Metadata) -> ModelConfig:
     metadata = metadata.with_defaults(DEFAULTS)
     config = read_decoder(metadata, partial_rotary=True, experts=True)
     drafts = metadata.integer(DRAFT_LAYERS, 0, minimum=0, maximum=64)
-    layers = config.layers if metadata.is_config else config.layers - drafts  # GGUF files count all layers
-    if layers < 1:
-        counts = f"{metadata.name(DRAFT_LAYERS)} is {drafts}, and {metadata.name(LAYERS)} is {config.layers}"
+    count = len(config.layers)
+    layers = config.layers if metadata.is_config else config.layers[: max(0, count - drafts)]  # GGUF counts all layers
+    if not layers:
+        counts = f"{metadata.name(DRAFT_LAYERS)} is {drafts}, and {metadata.name(LAYERS)} is {count}"
         raise UnsupportedModel(f"The model has no layers besides those that draft: {counts}")
     config = replace(
         config,
@@ -68,4 +69,4 @@ def read_config(metadata: Metadata) -> ModelConfig:
     experts = read_experts(metadata, config, EXPERTS, score=Score.SIGMOID, normalized=metadata.is_config)
     experts = replace(experts, routing=replace(experts.routing, epsilon=EPSILON))
     dense = metadata.integer(DENSE_LAYERS, 0, minimum=0)
-    return replace(config, layout=with_experts(config, experts, [number >= dense for number in range(layers)]))
+    return with_experts(config, experts, [number >= dense for number in range(len(layers))])

@@ -51,7 +51,7 @@ def read_config(metadata: Metadata) -> ModelConfig:
     metadata.require(FINETUNED, True)
     config = read_decoder(metadata, interleaved=True, experts=keys is not None)
     if keys:  # transformers normalizes by a softmax of the chosen logits, which is equal
-        config = replace(config, layout=with_experts(config, read_experts(metadata, config, keys)))
+        config = with_experts(config, read_experts(metadata, config, keys))
     embedding, residual, logits = (
         metadata.number(key, 1.0, minimum=1e-4, maximum=1e4) for key in (EMBEDDING, RESIDUAL, LOGITS)
     )
@@ -63,5 +63,5 @@ def read_config(metadata: Metadata) -> ModelConfig:
         embedding_scale=embedding / residual,
         norm=replace(config.norm, epsilon=config.norm.epsilon / residual**2),
         logit_scale=1 / logits,
-        attention_scale=metadata.number(ATTENTION, config.head_dim**-0.5, minimum=1e-6, maximum=1e3),
+        attention_scale=metadata.number(ATTENTION, config.layers[0].mixer.head_dim ** -0.5, minimum=1e-6, maximum=1e3),
     )

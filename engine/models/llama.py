@@ -8,12 +8,10 @@ Mixtral (arXiv:2401.04088) has experts instead of the MLP. Its architecture is `
 and `llama` in GGUF files.
 """
 
-from dataclasses import replace
-
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Metadata
 from engine.model_config import ModelConfig
-from engine.models.decoder_config import EXPERT_COUNTS, IGNORED, STEMS, all_but_every, read_decoder, read_layout
+from engine.models.decoder_config import EXPERT_COUNTS, IGNORED, STEMS, all_but_every, read_decoder, with_windows
 from engine.models.expert_config import MIXTRAL_STEMS, STACKED, ExpertKeys, read_experts, with_experts
 
 NAMES = Names(
@@ -42,5 +40,5 @@ def read_config(metadata: Metadata) -> ModelConfig:
         return read_decoder(metadata, interleaved=True)
     config = read_decoder(metadata, interleaved=True, experts=True)
     if metadata.is_config:
-        config = replace(config, layout=read_layout(metadata, config, all_but_every(0, config.layers)))
-    return replace(config, layout=with_experts(config, read_experts(metadata, config, ExpertKeys())))
+        config = with_windows(metadata, config, all_but_every(0, len(config.layers)))
+    return with_experts(config, read_experts(metadata, config, ExpertKeys()))

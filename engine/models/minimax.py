@@ -41,4 +41,4 @@ def read_config(metadata: Metadata) -> ModelConfig:
         metadata = metadata.with_defaults({DIMENSIONS.config: share})
     config = replace(read_decoder(metadata, partial_rotary=True, experts=True), head_norm=HeadNorm.ALL)
     experts = read_experts(metadata, config, ExpertKeys(), score=Score.SIGMOID)
-    return replace(config, layout=with_experts(config, experts))
+    return with_experts(config, experts)

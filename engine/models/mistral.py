@@ -17,8 +17,8 @@ from engine.models.decoder_config import (
     TEXT_PREFIX,
     all_but_every,
     read_decoder,
-    read_layout,
     text_metadata,
+    with_windows,
 )
 
 NAMES = Names(STEMS, IGNORED, TEXT_PREFIX)
@@ -52,7 +52,7 @@ def read_config(metadata: Metadata) -> ModelConfig:
     metadata = text_metadata(metadata, DEFAULTS)
     config = read_decoder(metadata, interleaved=True)
     config = replace(config, context_length=_context(metadata, config))
-    return replace(config, layout=read_layout(metadata, config, all_but_every(0, config.layers)))
+    return with_windows(metadata, config, all_but_every(0, len(config.layers)))
 
 
 def _context(metadata: Metadata, config: ModelConfig) -> int:

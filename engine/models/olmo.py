@@ -12,7 +12,7 @@ from gguf.constants import Keys
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.model_config import HeadNorm, ModelConfig, NormPlacement
-from engine.models.decoder_config import IGNORED, STEMS, WINDOW, all_but_every, read_decoder, read_layout
+from engine.models.decoder_config import IGNORED, STEMS, WINDOW, all_but_every, read_decoder, with_windows
 from engine.models.expert_config import EXPERT_STEMS, STACKED, ExpertKeys, read_experts, with_experts
 from engine.models.rope_config import read_local_rope
 
@@ -52,13 +52,13 @@ def read_config(metadata: Metadata) -> ModelConfig:
     config = replace(read_decoder(metadata), norm_placement=NormPlacement.AFTER, head_norm=HeadNorm.ALL)
     if metadata.architecture == "olmo2" and (metadata.is_config or not metadata.get(WINDOW)):
         return config
-    local = read_local_rope(metadata, config.head_dim, config.ropes[0].base)
+    local = read_local_rope(metadata, config.layers[0].mixer.head_dim, config.ropes[0].base)
     config = replace(config, ropes=(*config.ropes, local))
-    return replace(config, layout=read_layout(metadata, config, all_but_every(4, config.layers), local_rope=1))
+    return with_windows(metadata, config, all_but_every(4, len(config.layers)), local_rope=1)
 
 
 def _read_olmoe(metadata: Metadata) -> ModelConfig:
     metadata.require(CLIP)
     config = replace(read_decoder(metadata, experts=True), head_norm=HeadNorm.ALL)
     experts = read_experts(metadata, config, EXPERTS, normalized=False)
-    return replace(config, layout=with_experts(config, experts))
+    return with_experts(config, experts)

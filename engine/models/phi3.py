@@ -4,12 +4,10 @@
 Architecture `phi3`: Phi-3, 3.5, and 4, and Phi-4-mini. In GGUF files the factors of LongRoPE are tensors.
 """
 
-from dataclasses import replace
-
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Metadata
 from engine.model_config import ModelConfig
-from engine.models.decoder_config import IGNORED, STEMS, all_but_every, read_decoder, read_layout
+from engine.models.decoder_config import IGNORED, STEMS, all_but_every, read_decoder, with_windows
 from engine.models.rope_config import LONG_ATTENTION, TYPE
 
 NAMES = Names(
@@ -32,4 +30,4 @@ def read_config(metadata: Metadata) -> ModelConfig:
     if metadata.get(LONG_ATTENTION) is not None:  # in most GGUF files, only this key indicates LongRoPE
         metadata = metadata.with_defaults({metadata.name(TYPE): "longrope"})
     config = read_decoder(metadata, partial_rotary=True)
-    return replace(config, layout=read_layout(metadata, config, all_but_every(0, config.layers)))
+    return with_windows(metadata, config, all_but_every(0, len(config.layers)))

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
-from engine.model_config import HeadNorm, LayerConfig, ModelConfig
-from engine.models.decoder_config import IGNORED, STEMS, read_decoder, read_layout
+from engine.model_config import HeadNorm, ModelConfig
+from engine.models.decoder_config import IGNORED, STEMS, read_decoder, with_windows
 from engine.models.expert_config import EXPERT_STEMS, STACKED, ExpertKeys, read_experts, with_experts
 
 MLP = "model.layers.{}.mlp."
@@ -63,14 +63,9 @@ def read_config(metadata: Metadata) -> ModelConfig:
         config = replace(config, qkv_bias=metadata.flag(QKV_BIAS, True), out_bias=False)
     else:
         config = replace(config, head_norm=HeadNorm.EACH)
-    config = replace(config, layout=_layout(metadata, config, architecture))
-    return replace(config, layout=_expert_layers(metadata, config, is_qwen2)) if has_experts else config
-
-
-def _layout(metadata: Metadata, config: ModelConfig, architecture: str) -> tuple[LayerConfig, ...]:
-    if not metadata.flag(USE_WINDOW, False):
-        return ()
-    return read_layout(metadata, config, _slides(metadata, config.layers, architecture))
+    if metadata.flag(USE_WINDOW, False):
+        config = with_windows(metadata, config, _slides(metadata, len(config.layers), architecture))
+    return _with_experts(metadata, config, is_qwen2) if has_experts else config
 
 
 def _slides(metadata: Metadata, layers: int, architecture: str) -> Sequence[bool]:
@@ -83,10 +78,10 @@ def _slides(metadata: Metadata, layers: int, architecture: str) -> Sequence[bool
     return [number >= first for number in range(layers)]
 
 
-def _expert_layers(metadata: Metadata, config: ModelConfig, is_qwen2: bool) -> tuple[LayerConfig, ...]:
+def _with_experts(metadata: Metadata, config: ModelConfig, is_qwen2: bool) -> ModelConfig:
     normalized = not metadata.is_config and not is_qwen2  # GGUF files do not store it
     experts = read_experts(metadata, config, EXPERTS, normalized=normalized)
     dense = metadata.items(DENSE_LAYERS, int) or ()
     step = metadata.integer(SPARSE_STEP, 1)
-    has_experts = [number not in dense and (number + 1) % step == 0 for number in range(config.layers)]
+    has_experts = [number not in dense and (number + 1) % step == 0 for number in range(len(config.layers))]
     return with_experts(config, replace(experts, shared_gate=is_qwen2), has_experts)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from engine.checkpoints.metadata import Key, Metadata
 from engine.errors import UnsupportedModel
-from engine.model_config import LayerConfig, ModelConfig
-from engine.models.decoder_config import NAMES, all_but_every, read_decoder, read_layout
+from engine.model_config import ModelConfig
+from engine.models.decoder_config import NAMES, all_but_every, read_decoder, with_windows
 
 __all__ = ["NAMES", "read_config"]
 
@@ -27,11 +27,12 @@ USE_WINDOW = Key("", "use_sliding_window")
 def read_config(metadata: Metadata) -> ModelConfig:
     metadata = metadata.with_defaults(DEFAULTS)
     config = read_decoder(metadata, interleaved=True)
-    has_rope = _rope_layers(metadata, config.layers)
-    layers = _windows(metadata, config, has_rope)
+    has_rope = _rope_layers(metadata, len(config.layers))
+    if metadata.flag(USE_WINDOW, False):
+        config = with_windows(metadata, config, [not rope for rope in has_rope])
+    layers = zip(config.layers, has_rope, strict=True)
     return replace(
-        config,
-        layout=tuple(replace(layer, rope=0 if rope else None) for layer, rope in zip(layers, has_rope, strict=True)),
+        config, layers=tuple(replace(it, mixer=replace(it.mixer, rope=0 if rope else None)) for it, rope in layers)
     )
 
 
@@ -44,9 +45,3 @@ def _rope_layers(metadata: Metadata, layers: int) -> list[bool]:
             f"{ROPE_LAYERS.config} is {listed!r:.60}, but must be 0 or 1 for each of {layers} layers"
         )
     return [rope == 1 for rope in listed]
-
-
-def _windows(metadata: Metadata, config: ModelConfig, has_rope: list[bool]) -> tuple[LayerConfig, ...]:
-    if not metadata.flag(USE_WINDOW, False):
-        return tuple(LayerConfig() for _ in has_rope)
-    return read_layout(metadata, config, [not rope for rope in has_rope])

@@ -10,7 +10,7 @@ from tests.support.hash_model import HashTicket, hash_engine
 
 
 def config(**options: object) -> EngineConfig:
-    return EngineConfig("hash", 1000, 100, max_step_tokens=256, block_bytes=1000, **options)  # type: ignore[arg-type]
+    return EngineConfig("hash", 1000, 100, max_step_tokens=256, **options)  # type: ignore[arg-type]
 
 
 def learned(fixed: float, per_token: float, noise: float = 0.0) -> StepTimes:
@@ -86,22 +86,22 @@ def test_chunks_stay_large_when_the_fixed_time_exceeds_the_target() -> None:
 
 @pytest.mark.parametrize("choice", [Preemption.SWAP, Preemption.RECOMPUTE])
 def test_configured_preemption_kind_overrides_measurements(choice: Preemption) -> None:
-    assert CostModel(config(preemption=choice)).prefers_swap(5) == (choice is Preemption.SWAP)
+    assert CostModel(config(preemption=choice)).prefers_swap(5000, 5) == (choice is Preemption.SWAP)
 
 
 def test_swap_is_preferred_if_copying_is_faster() -> None:
     costs = CostModel(config(), learned(0.001, 0.001))
     costs.copy_rate = 1000 * 1e3  # bytes per second: 1 ms to copy a block of 1,000 bytes, 16 ms to compute its tokens
-    assert costs.prefers_swap(10)
+    assert costs.prefers_swap(10_000, 10)
     costs.copy_rate = 1000 * 1e2  # bytes per second: 10 ms to copy a block in each direction
-    assert not costs.prefers_swap(10)
+    assert not costs.prefers_swap(10_000, 10)
 
 
 def test_copy_rate_is_averaged() -> None:
     costs = CostModel(config())
     for seconds in (0.1, 0.5, 0.5, 0.5):
-        costs.observe_copy(100, seconds)
-    costs.observe_copy(100, 0.0)
+        costs.observe_copy(100_000, seconds)
+    costs.observe_copy(100_000, 0.0)
     assert costs.copy_rate == pytest.approx(100 * 1000 * (1 / 0.1 + 3 / 0.5) / 4)
 
 

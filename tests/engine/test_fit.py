@@ -22,6 +22,7 @@ from tests.engine.checkpoints.quantized_folders import KINDS, quantized_folder
 from tests.engine.models import family_checkpoints, tiny_bert
 from tests.engine.models.family import WINDOW
 from tests.engine.models.tiny_llama import MIXES, make
+from tests.kernels.shapes import layer
 
 WHOLE = 512  # context length of the tiny models, in tokens
 
@@ -59,7 +60,9 @@ def test_model_that_does_not_fit_is_rejected_before_reading_weights(tmp_path: Pa
 
 def test_int8_cache_holds_nearly_twice_the_context_of_f16(tmp_path: Path) -> None:
     with open_checkpoint(make(tmp_path, head_dim=32).path) as checkpoint:
-        config = replace(models.read_config(checkpoint.metadata), layers=30, head_dim=64, context_length=1 << 20)
+        config = replace(
+            models.read_config(checkpoint.metadata), layers=(layer(4, 2, 64, 64),) * 30, context_length=1 << 20
+        )
         engines = [
             _resolve(config, _device(checkpoint_path=tmp_path, config=config, kv_type=name), LoadOptions(), (), 1000)
             for name in ("f16", "int8")
@@ -91,7 +94,7 @@ def test_predicted_weight_bytes_match_loaded_bytes(tmp_path: Path, name: str, cp
         assert isinstance(step, CpuStep)
         names = ("weight", "order", "constant")
         held = sum(region.size for region, _ in step.arena._regions if region.name in names)
-        tables = len(model.ropes) * 4 * model.head_dim * config.context_length
+        tables = sum(4 * rope.dimensions for rope in model.ropes) * config.context_length
         told = packed_bytes(stored)
     # In the tiles of narrow matrices, the header is a large part of the bytes.
     assert abs(told + tables - held) < 0.03 * held + 3 * 4096
@@ -103,8 +106,8 @@ def test_token_bytes_are_listed_per_window(tmp_path: Path) -> None:
         (cache, *_) = fit(checkpoint, LoadOptions(), memory=1 << 30).caches
         model = models.read_config(checkpoint.metadata)
     assert set(cache.token_bytes) == {None, WINDOW}
-    windowed = sum(model.layer(number).window is not None for number in range(model.layers))
-    one_layer = cache.token_bytes[None] // (model.layers - windowed)
+    windowed = sum(layer.mixer.cache.window is not None for layer in model.layers)
+    one_layer = cache.token_bytes[None] // (len(model.layers) - windowed)
     assert cache.token_bytes[WINDOW] == windowed * one_layer
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine.config import BLOCK_SIZE, GroupConfig, Preemption
-from engine.kv.groups import CHECKPOINT
+from engine.config import BLOCK_SIZE, CHECKPOINT_TOKENS, GroupConfig, Preemption
 from engine.request import FinishReason, Origin, ServiceClass
 from engine.sampling_params import SamplingParams
 from engine.scheduling.priority import MAX_PREEMPTIONS
@@ -146,7 +145,7 @@ def test_diverging_prompt_resumes_from_the_last_checkpoint_state(depth: int) -> 
     branch = run.submit((*prompt[:600], 1, 2, 3), max_tokens=1)
     run.run_out()
     run.check()
-    assert branch.num_cached == 2 * CHECKPOINT * BLOCK_SIZE
+    assert branch.num_cached == 2 * CHECKPOINT_TOKENS
 
 
 def test_generated_tokens_are_cached() -> None:

@@ -9,18 +9,19 @@ from engine.backends import device_choice
 from engine.backends.cpu.device import CpuDevice
 from engine.backends.device_choice import default_activation_bits, float32_bytes
 from engine.backends.reference import ReferenceDevice
-from engine.config import BLOCK_SIZE, GroupConfig
+from engine.config import BLOCK_SIZE
 from engine.device import Device
 from engine.errors import UnsupportedModel
 from engine.kv import budget
 from engine.kv.budget import KVBudget
-from engine.kv.cache import KVCache, KVGroup
+from engine.kv.cache import KVCache, kv_groups
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
-from engine.model_config import LayerConfig, ModelConfig
+from engine.model_config import ModelConfig
 from quant.cpu.tiers import choose
 from tests.engine.answers import answer
 from tests.engine.models.tiny_llama import make
+from tests.kernels.shapes import layer
 from tests.support.gguf_bytes import small_file
 
 
@@ -63,7 +64,7 @@ def test_float32_estimate_is_close_to_the_weights(tiny: Path) -> None:
 def test_large_models_use_8_bit_activations(tiny: Path) -> None:
     with open_checkpoint(tiny) as checkpoint:
         small = models.read_config(checkpoint.metadata)
-    large = replace(small, layers=22, hidden=2048, heads=32, kv_heads=4, head_dim=64, mlp_hidden=5632)
+    large = replace(small, layers=(layer(32, 4, 64, 5632),) * 22, hidden=2048)
     assert [default_activation_bits(it.matrix_elements) for it in (small, large)] == [14, 8]
 
 
@@ -98,7 +99,7 @@ def test_context_is_reduced_to_fit_memory(tiny: Path, monkeypatch: pytest.Monkey
 
 
 def budget_of(config: ModelConfig, device: Device) -> KVBudget:
-    return KVBudget(config, device.layer_shape(config.kv_heads, config.head_dim), device.kv_type, 256)
+    return KVBudget(config, kv_groups(config, device.layer_block), 256)
 
 
 def config_of(path: Path) -> ModelConfig:
@@ -116,15 +117,16 @@ DEVICES = {
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_budget_equals_the_allocated_bytes(tmp_path: Path, device: Device) -> None:
     config = config_of(make(tmp_path, head_dim=32).path)
-    group = KVGroup(tuple(range(config.layers)), config.kv_heads, config.head_dim)
-    pool = KVCache([group], 10, device.layer_shape, device.kv_type).pools[0]
-    rotary = config.head_dim * 4
+    (pool,) = KVCache(kv_groups(config, device.layer_block), [10]).pools
+    rotary = config.ropes[0].dimensions * 4
     budget = budget_of(config, device)
     assert pool.nbytes // (10 * BLOCK_SIZE) + rotary == (budget.bytes(320) - budget.bytes(160)) // 160
 
 
 def test_int8_cache_gives_nearly_twice_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(config_of(make(tmp_path, head_dim=32).path), layers=30, head_dim=64, context_length=1 << 20)
+    config = replace(
+        config_of(make(tmp_path, head_dim=32).path), layers=(layer(4, 2, 64, 64),) * 30, context_length=1 << 20
+    )
     monkeypatch.setattr(budget, "available_memory", lambda: 1 << 30)
     floats, integers = (
         loading._resolve(config, CpuDevice(1, 14, choose("auto"), None, kv_type), LoadOptions(), ())
@@ -138,13 +140,14 @@ def test_int8_cache_gives_nearly_twice_the_context(tmp_path: Path, monkeypatch: 
 def test_windowed_layers_need_blocks_for_their_window_only(tmp_path: Path) -> None:
     """With ten times the context, layers without a window need ten times the blocks, and windowed layers no more."""
     plain = config_of(make(tmp_path, head_dim=32).path)
-    config = replace(plain, layout=(LayerConfig(window=64), LayerConfig(), LayerConfig(window=64)))
+    config = replace(plain, layers=tuple(layer(4, 2, 32, 64, window) for window in (64, None, 64)))
     device = ReferenceDevice(keep_dequantized=True, threads=1)
     short, long = (budget_of(config, device).groups(context) for context in (160_000, 1_600_000))
     assert [group.window for group in short] == [group.window for group in long] == [None, 64]
     assert (short[0].num_blocks, long[0].num_blocks) == (10_001, 100_001)
     assert short[1].num_blocks == long[1].num_blocks > 16 * (64 + 256) // BLOCK_SIZE
-    assert budget_of(config, device).groups(320) == (GroupConfig(None, num_blocks=21), GroupConfig(64, num_blocks=21))
+    pools = [(group.window, group.num_blocks) for group in budget_of(config, device).groups(320)]
+    assert pools == [(None, 21), (64, 21)]
 
 
 def test_unsupported_kv_type_is_rejected(tiny: Path) -> None:

@@ -16,10 +16,10 @@ from tests.gpu.engine import BF16, FP8, INT4, options_of, random_checkpoint
 from tests.gpu.figures import Figure
 from tests.gpu.machine import Machine
 from tests.gpu.random_checkpoint import RandomCheckpoint
-from tests.kernels.shapes import TINY
+from tests.kernels.shapes import TINY, layer
 from tests.kernels.weights import ROWS
 
-SMALL = replace(TINY, layers=4, hidden=1024, heads=16, kv_heads=4, mlp_hidden=2048, vocab_size=4096)
+SMALL = replace(TINY, layers=(layer(16, 4, 32, 2048),) * 4, hidden=1024, vocab_size=4096)
 CPU = torch.device("cpu")
 SPREAD = 3.0  # standard deviation to which logits are scaled, as in trained models
 MAX_KL = 1e-3

@@ -11,7 +11,7 @@ from engine.kernels.reference import ScoreRule
 from engine.model_config import ModelConfig
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
-from tests.kernels.shapes import LLAMA_8B, QWEN_32B, TINY
+from tests.kernels.shapes import LLAMA_8B, QWEN_32B, TINY, mixer_of
 
 LONG = 32768
 MODELS = {"8B": LLAMA_8B, "32B": QWEN_32B}
@@ -33,7 +33,7 @@ def figures(machine: Machine) -> Iterator[Figure]:
 
 
 def _queries(machine: Machine, model: ModelConfig) -> TileQueries:
-    return tile_queries(model.heads, model.kv_heads, model.head_dim, machine.card, deterministic=False)
+    return tile_queries(model.mixers, machine.card, deterministic=False)
 
 
 def _decoding(
@@ -41,7 +41,7 @@ def _decoding(
 ) -> Figure:
     queries = _queries(machine, model)
     tiles = decode_tiles(requests, context, queries).to(machine.device)
-    nbytes = 2 * requests * context * model.kv_heads * model.head_dim * dtype.itemsize
+    nbytes = 2 * requests * context * mixer_of(model).kv_width * dtype.itemsize
     calls = [_call(machine, model, dtype, requests, 1, context, tiles) for _ in range(machine.copies(nbytes))]
     rate = nbytes / machine.seconds(calls)
     title = f"decode, {name}, {requests} of {context} tokens"
@@ -56,7 +56,7 @@ def _reading(machine: Machine, name: str, model: ModelConfig, tokens: int, conte
     tiles = query_tiles([0, tokens], [context], queries).to(machine.device)
     seconds = machine.seconds([_call(machine, model, torch.bfloat16, 1, tokens, context, tiles)])
     seen = tokens * (context - tokens) + tokens * (tokens + 1) // 2
-    rate = 4 * model.heads * model.head_dim * seen / seconds
+    rate = 4 * mixer_of(model).width * seen / seconds
     title = f"prompt, {name}, {tokens} of {context} tokens"
     return Figure(title, rate / 1e12, "TFLOP/s", fraction(rate, machine.peaks.bfloat16), "bf16 peak")
 
@@ -65,15 +65,15 @@ def _call(
     machine: Machine, model: ModelConfig, dtype: torch.dtype, requests: int, tokens: int, context: int, tiles: Tiles
 ) -> Callable[[], object]:
     """Return a call of the kernel for requests whose blocks are scattered in the call's own pool."""
-    device = machine.device
+    device, mixer = machine.device, mixer_of(model)
     blocks = -(-context // BLOCK_SIZE)
-    pool = torch.randn(1 + requests * blocks, 2, model.kv_heads, BLOCK_SIZE, model.head_dim, device=device)
+    pool = torch.randn(1 + requests * blocks, 2, mixer.kv_heads, BLOCK_SIZE, mixer.head_dim, device=device)
     pool = pool.bfloat16() if dtype == torch.bfloat16 else pool.to(torch.float8_e4m3fn).view(torch.uint8)
     tables = (1 + torch.randperm(requests * blocks, device=device)).int().view(requests, blocks)
-    q = torch.randn(requests * tokens, model.heads, model.head_dim, device=device).bfloat16()
+    q = torch.randn(requests * tokens, mixer.heads, mixer.head_dim, device=device).bfloat16()
     starts = torch.arange(0, requests * tokens + 1, tokens, dtype=torch.int32, device=device)
     contexts = torch.full((requests,), context, dtype=torch.int32, device=device)
-    rule = ScoreRule(model.head_dim**-0.5)
+    rule = ScoreRule(mixer.head_dim**-0.5)
     return lambda: paged_attention(
         q, pool, tables, starts, contexts, tiles, rule, card=machine.card, deterministic=False
     )

@@ -36,7 +36,7 @@ def compile_model(card: Card, model: ModelConfig, mix: str, context: int, reques
     More layers have the same kernels.
     """
     driver.set_active(AbsentDriver(card.architecture))
-    recorded = RecordedModel(card, replace(model, layers=2), mix)
+    recorded = RecordedModel(card, replace(model, layers=model.layers[:2]), mix)
     tokens = recorded.step_tokens
     config = EngineConfig("cuda", context, 0, max_step_tokens=tokens, max_running=requests)
     limits = BatchLimits(tokens, requests, -(-context // BLOCK_SIZE), 1)

@@ -37,7 +37,7 @@ def int4(machine: Machine) -> Iterator[Figure]:
 
 def experts(machine: Machine) -> Iterator[Figure]:
     """Measure some layers of Qwen3 30B A3B."""
-    model = TINY_EXPERTS if machine.dry else replace(QWEN_30B_A3B, layers=EXPERT_LAYERS)
+    model = TINY_EXPERTS if machine.dry else replace(QWEN_30B_A3B, layers=QWEN_30B_A3B.layers[:EXPERT_LAYERS])
     yield from _figures(machine, Q4_K_M, "INT4 experts", model)
 
 

@@ -55,8 +55,8 @@ class Layer:
 
 def figures(machine: Machine) -> Iterator[Figure]:
     model = TINY_EXPERTS if machine.dry else QWEN_30B_A3B
-    experts = model.layer(0).experts
-    assert experts
+    experts = model.layers[0].mlp
+    assert isinstance(experts, ExpertConfig)
     yield from _routers(machine, experts.routing)
     for kinds in DRY_KINDS if machine.dry else KINDS:
         layer = _layer(machine, model, experts, kinds)

@@ -9,8 +9,9 @@ import torch
 
 from engine.checkpoints.checkpoint import Names, StoredWeight
 from engine.checkpoints.metadata import Metadata
-from engine.model_config import ModelConfig
+from engine.model_config import ExpertConfig, MLPConfig, ModelConfig
 from quant.tensor import PlainTensor, QTensor
+from tests.kernels.shapes import mixer_of
 from tests.kernels.weights import weight
 from tests.support.weight_mixes import Q4_K_M, kind_in_mix
 
@@ -31,27 +32,26 @@ class RandomCheckpoint:
 
     @property
     def metadata(self) -> Metadata:
-        model = self._model
+        model, mixer, mlp = self._model, mixer_of(self._model), self._model.layers[0].mlp
         values = {
-            "num_hidden_layers": model.layers,
+            "num_hidden_layers": len(model.layers),
             "hidden_size": model.hidden,
-            "num_attention_heads": model.heads,
-            "num_key_value_heads": model.kv_heads,
-            "head_dim": model.head_dim,
-            "intermediate_size": model.mlp_hidden,
+            "num_attention_heads": mixer.heads,
+            "num_key_value_heads": mixer.kv_heads,
+            "head_dim": mixer.head_dim,
+            "intermediate_size": mlp.hidden,
             "vocab_size": model.vocab_size,
             "max_position_embeddings": model.context_length,
             "rms_norm_eps": model.norm.epsilon,
             "rope_theta": model.ropes[0].base,
         }
-        experts = model.layer(0).experts
-        if experts is None:
+        if isinstance(mlp, MLPConfig):
             return Metadata(values, "llama", is_config=True)
         values |= {
-            "num_experts": experts.routing.experts,
-            "num_experts_per_tok": experts.routing.active,
-            "moe_intermediate_size": experts.hidden,
-            "norm_topk_prob": experts.routing.normalized,
+            "num_experts": mlp.routing.experts,
+            "num_experts_per_tok": mlp.routing.active,
+            "moe_intermediate_size": mlp.hidden,
+            "norm_topk_prob": mlp.routing.normalized,
         }
         return Metadata(values, "qwen3_moe", is_config=True)
 
@@ -77,7 +77,7 @@ class RandomCheckpoint:
     def _kind(self, name: str) -> str:
         if name.endswith("ffn_gate_inp"):
             return "F32"
-        return kind_in_mix(name.rstrip(".0123456789"), self._model.layers) if self._mix == Q4_K_M else self._mix
+        return kind_in_mix(name.rstrip(".0123456789"), len(self._model.layers)) if self._mix == Q4_K_M else self._mix
 
     def _make(self, name: str, shape: tuple[int, ...], device: torch.device) -> QTensor:
         if len(shape) == 1:
@@ -97,26 +97,25 @@ class RandomCheckpoint:
 
 def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every weight by its GGUF name."""
-    q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (model.vocab_size, model.hidden)}
-    for number in range(model.layers):
-        layer = f"blk.{number}."
+    for number, config in enumerate(model.layers):
+        layer, mixer, mlp, q, kv = f"blk.{number}.", config.mixer, config.mlp, config.mixer.width, config.mixer.kv_width
         shapes |= {f"{layer}attn_norm": (model.hidden,), f"{layer}ffn_norm": (model.hidden,)}
         shapes |= {f"{layer}attn_{it}": (width, model.hidden) for it, width in (("q", q), ("k", kv), ("v", kv))}
         shapes |= {f"{layer}attn_output": (model.hidden, q)}
         if model.head_norm:
-            shapes |= {f"{layer}attn_{it}_norm": (model.head_dim,) for it in "qk"}
-        if experts := model.layer(number).experts:
-            shapes[f"{layer}ffn_gate_inp"] = experts.routing.experts, model.hidden
-        suffixes = [f".{it}" for it in range(experts.routing.experts)] if experts else [""]
-        width = experts.hidden if experts else model.mlp_hidden
+            shapes |= {f"{layer}attn_{it}_norm": (mixer.head_dim,) for it in "qk"}
+        suffixes = [""]
+        if isinstance(mlp, ExpertConfig):
+            shapes[f"{layer}ffn_gate_inp"] = mlp.routing.experts, model.hidden
+            suffixes = [f".{it}" for it in range(mlp.routing.experts)]
         for suffix in suffixes:
-            shapes |= {f"{layer}ffn_{it}{suffix}": (width, model.hidden) for it in ("gate", "up")}
-            shapes[f"{layer}ffn_down{suffix}"] = model.hidden, width
+            shapes |= {f"{layer}ffn_{it}{suffix}": (mlp.hidden, model.hidden) for it in ("gate", "up")}
+            shapes[f"{layer}ffn_down{suffix}"] = model.hidden, mlp.hidden
     return shapes | {"output_norm": (model.hidden,), "output": (model.vocab_size, model.hidden)}
 
 
 def _share_in_use(model: ModelConfig, tokens: int) -> float:
     """Return the expected share of the experts that at least one of the tokens uses."""
-    experts = model.layer(0).experts
-    return 1 - (1 - experts.routing.active / experts.routing.experts) ** tokens if experts else 0.0
+    mlp = model.layers[0].mlp
+    return 1 - (1 - mlp.active / mlp.routing.experts) ** tokens if isinstance(mlp, ExpertConfig) else 0.0

@@ -19,7 +19,7 @@ from engine.sampling.masks import NO_MASKS
 from engine.sampling_params import SamplingParams
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
-from tests.kernels.shapes import LLAMA_8B, QWEN_32B, TINY
+from tests.kernels.shapes import LLAMA_8B, QWEN_32B, TINY, mixer_of
 
 Run = Callable[[], object]
 MANY = 2048  # tokens of a prompt, of which one is sampled
@@ -47,13 +47,15 @@ def _norm(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]:
 
 
 def _gate(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]:
-    x = torch.randn(tokens, 2 * model.mlp_hidden, device=machine.device).bfloat16()
+    (width,) = model.mlp_widths
+    x = torch.randn(tokens, 2 * width, device=machine.device).bfloat16()
     return 3 * x.numel(), lambda: gated(x, model.gate)
 
 
 def _heads(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]:
-    heads, kv_heads, head_dim = model.heads, model.kv_heads, model.head_dim
-    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, device=machine.device).bfloat16()
+    mixer = mixer_of(model)
+    heads, kv_heads, head_dim = mixer.heads, mixer.kv_heads, mixer.head_dim
+    qkv = torch.randn(tokens, mixer.qkv_width, device=machine.device).bfloat16()
     blocks = 1 + -(-tokens // BLOCK_SIZE)
     pool = torch.empty(blocks, 2, kv_heads, BLOCK_SIZE, head_dim, dtype=torch.bfloat16, device=machine.device)
     positions = torch.arange(tokens, device=machine.device)
@@ -83,12 +85,12 @@ def _sampling(machine: Machine, model: ModelConfig, tokens: int, params: Samplin
 
 
 def _rotary(machine: Machine, model: ModelConfig, positions: int) -> RotaryTable:
-    cos, sin = torch.randn(2, positions, model.head_dim // 2, device=machine.device)
+    cos, sin = torch.randn(2, positions, mixer_of(model).head_dim // 2, device=machine.device)
     return RotaryTable(cos, sin, model.ropes[0].interleaved)
 
 
 def _norms(machine: Machine, model: ModelConfig) -> HeadNorms | None:
-    norm = Norm(torch.ones(model.head_dim, device=machine.device), model.norm.epsilon)
+    norm = Norm(torch.ones(mixer_of(model).head_dim, device=machine.device), model.norm.epsilon)
     return HeadNorms(norm, norm) if model.head_norm else None
 
 

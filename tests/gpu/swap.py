@@ -6,21 +6,21 @@ import torch
 
 from engine.backends.cuda.blocks import GpuBlocks
 from engine.backends.cuda.gpu import Gpu
-from engine.config import BLOCK_SIZE
-from engine.kv.cache import KVGroup
 from engine.kv.transfers import MoveBlock
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
-from tests.kernels.shapes import LLAMA_8B, TINY
+from tests.kernels.shapes import LLAMA_8B, TINY, mixer_of
+from tests.support.kv_groups import kv_group
 
 
 def figures(machine: Machine) -> Iterator[Figure]:
     """Measure a request of several thousand tokens, whose blocks are adjacent or scattered."""
     model, blocks = (TINY, 4) if machine.dry else (LLAMA_8B, 256)
-    group = KVGroup(tuple(range(model.layers)), model.kv_heads, model.head_dim)
+    mixer = mixer_of(model)
+    group = kv_group(tuple(range(len(model.layers))), mixer.kv_heads, mixer.head_dim, torch.bfloat16)
     gpu = Gpu(machine.card)
     pools = [2 * blocks + 1]
-    kv = GpuBlocks(gpu, [group], pools, lambda heads, size: (2, heads, BLOCK_SIZE, size), torch.bfloat16, pools[0])
+    kv = GpuBlocks(gpu, [group], pools, pools)
     nbytes = blocks * kv.block_bytes[0]
     orders = {"in a row": list(range(1, blocks + 1)), "anywhere": (1 + torch.randperm(blocks)).tolist()}
     for order, targets in orders.items():

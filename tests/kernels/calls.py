@@ -24,7 +24,7 @@ from engine.kernels.rope_store import rope_and_store
 from engine.kernels.routing import route
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
-from engine.model_config import ModelConfig, NormKind, Score
+from engine.model_config import ExpertConfig, ModelConfig, NormKind, Score
 from engine.operations import Attention, HeadNorms, Norm
 from engine.request import Request
 from engine.rope import RotaryTable
@@ -36,7 +36,7 @@ from quant.cuda.loading import to_device
 from quant.cuda.matrix import CudaMatrix
 from quant.kernels.card import Card
 from quant.kernels.token_tiles import token_tiles
-from tests.kernels.shapes import GEMMA_9B, LLAMA_8B, QWEN_30B_A3B, SHAPES, SMALL_135M, matrices
+from tests.kernels.shapes import GEMMA_9B, LLAMA_8B, QWEN_30B_A3B, SHAPES, SMALL_135M, matrices, mixer_of
 from tests.kernels.weights import KINDS, fits, weight
 from tests.quant.cpu.random_group_weights import ORDERED
 
@@ -57,7 +57,8 @@ def blank(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def _gate(setting: Setting) -> None:
-    gated(blank(setting.tokens, 2 * setting.model.mlp_hidden), setting.model.gate)
+    (width,) = setting.model.mlp_widths
+    gated(blank(setting.tokens, 2 * width), setting.model.gate)
 
 
 def _norms(setting: Setting) -> None:
@@ -70,9 +71,9 @@ def _norms(setting: Setting) -> None:
 
 
 def _heads(setting: Setting) -> None:
-    model = setting.model
-    heads, kv_heads, head_dim = model.heads, model.kv_heads, model.head_dim
-    qkv, whole = blank(setting.tokens, (heads + 2 * kv_heads) * head_dim), blank(setting.tokens, dtype=torch.int64)
+    model, mixer = setting.model, mixer_of(setting.model)
+    heads, kv_heads, head_dim = mixer.heads, mixer.kv_heads, mixer.head_dim
+    qkv, whole = blank(setting.tokens, mixer.qkv_width), blank(setting.tokens, dtype=torch.int64)
     cos, sin, norm = (blank(64, it, dtype=torch.float32) for it in (head_dim // 2, head_dim // 2, head_dim))
     rotary = RotaryTable(cos, sin, model.ropes[0].interleaved)
     each = Norm(norm[0], 1e-5)
@@ -80,7 +81,7 @@ def _heads(setting: Setting) -> None:
     norms = (HeadNorms(each, each), HeadNorms(*own)) if model.head_norm else (None,)
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     for dtype, it in itertools.product(KV_TYPES, norms):
-        pool = blank(64, model.layers, 2, kv_heads, BLOCK_SIZE, head_dim, dtype=dtype)[:, 1]
+        pool = blank(64, len(model.layers), 2, kv_heads, BLOCK_SIZE, head_dim, dtype=dtype)[:, 1]
         rope_and_store(qkv, whole, whole, pool, **sizes, attention=Attention(1.0, rotary, it))
 
 
@@ -92,19 +93,19 @@ def _attention(setting: Setting) -> None:
     model, card, tokens, deterministic = setting.model, setting.card, setting.tokens, setting.deterministic
     if tokens not in (1, 512) or model not in (LLAMA_8B, GEMMA_9B, SMALL_135M):
         return
-    queries = tile_queries(model.heads, model.kv_heads, model.head_dim, card, deterministic=deterministic)
+    mixer, queries = mixer_of(model), tile_queries(model.mixers, card, deterministic=deterministic)
     tiles = query_tiles([0, tokens], [tokens + 32768], queries)
-    q, sinks = blank(tokens, model.heads, model.head_dim), blank(model.heads, dtype=torch.float32)
+    q, sinks = blank(tokens, mixer.heads, mixer.head_dim), blank(mixer.heads, dtype=torch.float32)
     starts, lengths, tables = (blank(*shape, dtype=torch.int32) for shape in ((2,), (1,), (1, 2048)))
-    for window, dtype in itertools.product(model.windows, KV_TYPES if model is LLAMA_8B else KV_TYPES[:1]):
+    for kept, dtype in itertools.product(model.caches, KV_TYPES if model is LLAMA_8B else KV_TYPES[:1]):
         paged_attention(
             q,
-            blank(64, model.layers, 2, model.kv_heads, BLOCK_SIZE, model.head_dim, dtype=dtype)[:, 1],
+            blank(64, len(model.layers), 2, mixer.kv_heads, BLOCK_SIZE, mixer.head_dim, dtype=dtype)[:, 1],
             tables,
             starts,
             lengths,
             tiles,
-            ScoreRule(0.1, model.attention_softcap, window),
+            ScoreRule(0.1, model.attention_softcap, kept.window),
             sinks=sinks if model is SMALL_135M else None,
             card=card,
             deterministic=deterministic,
@@ -145,8 +146,8 @@ def _experts(setting: Setting) -> None:
     """Call the kernels of a mixture of experts, with gate and up of one kind, or of several."""
     if setting.model is not LLAMA_8B:
         return
-    experts = QWEN_30B_A3B.layer(0).experts
-    assert experts
+    experts = QWEN_30B_A3B.layers[0].mlp
+    assert isinstance(experts, ExpertConfig)
     hidden, width, routing = QWEN_30B_A3B.hidden, experts.hidden, replace(experts.routing, experts=EXPERTS)
     logits = blank(setting.tokens, routing.experts + 1, dtype=torch.float32)
     bias = logits[0, 1:]

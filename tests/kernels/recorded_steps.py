@@ -30,6 +30,7 @@ from quant.cuda.matrix import CudaMatrix
 from quant.kernels.card import Card
 from tests.gpu.random_checkpoint import RandomCheckpoint
 from tests.kernels.launches import Launch, record_launches
+from tests.kernels.shapes import mixer_of
 
 META = torch.device("meta")
 COLUMNS = 8  # tokens of a matrix instruction: fewer tokens take as many instructions
@@ -183,7 +184,7 @@ def _recording(step: Step, model: ModelConfig) -> Iterator[list[Work]]:
     named_products = mock.patch.object(CudaLinear, "multiply", multiply)
     with named_operations, named_products, record_launches(recorder.launched), recorder:
         yield recorder.works
-    attended = 2 * model.heads * model.head_dim * step.visible  # of one layer, in both products
+    attended = 2 * mixer_of(model).width * step.visible  # of one layer, in both products
     for number, work in enumerate(recorder.works):
         if work.operation == "attend" and step.tokens > 1:
             recorder.works[number] = replace(work, multiply_adds=attended)

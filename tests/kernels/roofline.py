@@ -25,7 +25,7 @@ from tests.kernels.compilation import compile_launch, machine_code
 from tests.kernels.launches import Launch
 from tests.kernels.machine_loops import main_loop, straight_code
 from tests.kernels.recorded_steps import RecordedModel, Step, Work
-from tests.kernels.shapes import LLAMA_8B
+from tests.kernels.shapes import LLAMA_8B, mixer_of
 from tests.kernels.time_model import RATES, Kernel, runs, seconds
 from tests.support.weight_mixes import Q4_K_M
 
@@ -150,7 +150,7 @@ def report(card: Card, context: int = 512) -> CardReport:
     kernels = read_kernels([*decode, *(work for chunk in chunks for work in chunk)], card.architecture)
     prompt = sum(Estimate(card, chunk, kernels).seconds for chunk in chunks)
     weights = 2 * PROMPT * LLAMA_8B.matrix_elements
-    attention = 4 * LLAMA_8B.layers * LLAMA_8B.heads * LLAMA_8B.head_dim * Step(1, PROMPT, PROMPT).visible
+    attention = 4 * len(LLAMA_8B.layers) * mixer_of(LLAMA_8B).width * Step(1, PROMPT, PROMPT).visible
     floor = model.weight_bytes / RATES[card.architecture].bandwidth
     return CardReport(card, Estimate(card, decode, kernels), floor, prompt, weights + attention)
 

@@ -2,21 +2,35 @@
 
 from dataclasses import replace
 
-from engine.model_config import ExpertConfig, Gate, HeadNorm, LayerConfig, ModelConfig, NormRule, RopeConfig, Routing
+from engine.model_config import (
+    AttentionConfig,
+    CacheConfig,
+    ExpertConfig,
+    Gate,
+    HeadNorm,
+    LayerConfig,
+    MLPConfig,
+    ModelConfig,
+    NormRule,
+    RopeConfig,
+    Routing,
+)
 
 
 def _rope(dimensions: int) -> tuple[RopeConfig, ...]:
     return (RopeConfig(base=500000.0, dimensions=dimensions, interleaved=False),)
 
 
+def layer(heads: int, kv_heads: int, head_dim: int, mlp: int | ExpertConfig, window: int | None = None) -> LayerConfig:
+    """Return a layer with a dense MLP of width `mlp`, or with experts."""
+    mixer = AttentionConfig(heads, CacheConfig(kv_heads, head_dim, window))
+    return LayerConfig(mixer, MLPConfig(mlp) if isinstance(mlp, int) else mlp)
+
+
 LLAMA_8B = ModelConfig(
     architecture="llama",
-    layers=32,
+    layers=(layer(32, 8, 128, 14336),) * 32,
     hidden=4096,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    mlp_hidden=14336,
     vocab_size=128256,
     context_length=131072,
     norm=NormRule(1e-5),
@@ -24,12 +38,8 @@ LLAMA_8B = ModelConfig(
 )
 QWEN_32B = ModelConfig(
     architecture="qwen3",
-    layers=64,
+    layers=(layer(64, 8, 128, 25600),) * 64,
     hidden=5120,
-    heads=64,
-    kv_heads=8,
-    head_dim=128,
-    mlp_hidden=25600,
     vocab_size=151936,
     context_length=40960,
     norm=NormRule(1e-6),
@@ -38,29 +48,20 @@ QWEN_32B = ModelConfig(
 )
 GEMMA_9B = ModelConfig(
     architecture="gemma2",
-    layers=42,
+    layers=tuple(layer(16, 8, 256, 14336, None if number % 2 else 4096) for number in range(42)),
     hidden=3584,
-    heads=16,
-    kv_heads=8,
-    head_dim=256,
-    mlp_hidden=14336,
     vocab_size=256000,
     context_length=8192,
     norm=NormRule(1e-6),
     ropes=_rope(256),
-    layout=tuple(LayerConfig(window=None if layer % 2 else 4096) for layer in range(42)),
     attention_softcap=50.0,
     logit_softcap=30.0,
     gate=Gate.GELU,
 )
 SMALL_135M = ModelConfig(  # SmolLM2 with an odd vocabulary size, as some models have
     architecture="llama",
-    layers=30,
+    layers=(layer(9, 3, 64, 1536),) * 30,
     hidden=576,
-    heads=9,
-    kv_heads=3,
-    head_dim=64,
-    mlp_hidden=1536,
     vocab_size=49155,
     context_length=8192,
     norm=NormRule(1e-5),
@@ -68,36 +69,36 @@ SMALL_135M = ModelConfig(  # SmolLM2 with an odd vocabulary size, as some models
 )
 QWEN_30B_A3B = ModelConfig(  # a mixture of experts
     architecture="qwen3moe",
-    layers=48,
+    layers=(layer(32, 4, 128, ExpertConfig(Routing(128, 8), 768)),) * 48,
     hidden=2048,
-    heads=32,
-    kv_heads=4,
-    head_dim=128,
-    mlp_hidden=6144,
     vocab_size=151936,
     context_length=40960,
     norm=NormRule(1e-6),
     ropes=_rope(128),
-    layout=(LayerConfig(experts=ExpertConfig(Routing(128, 8), 768)),) * 48,
     head_norm=HeadNorm.EACH,
 )
-TINY = replace(LLAMA_8B, layers=1, hidden=64, heads=2, kv_heads=1, head_dim=32, mlp_hidden=64, vocab_size=64)
+TINY = replace(LLAMA_8B, layers=(layer(2, 1, 32, 64),), hidden=64, vocab_size=64)
 TINY_EXPERTS = replace(
     TINY,
     architecture="qwen3moe",
     head_norm=HeadNorm.EACH,
-    layout=(LayerConfig(experts=ExpertConfig(Routing(4, 2), 32)),),
+    layers=(layer(2, 1, 32, ExpertConfig(Routing(4, 2), 32)),),
 )
 SHAPES = (LLAMA_8B, QWEN_32B, GEMMA_9B, SMALL_135M)
 
 
+def mixer_of(model: ModelConfig) -> AttentionConfig:
+    """Return the attention of the last layer. That of the others may differ in its window."""
+    return model.layers[-1].mixer
+
+
 def matrices(model: ModelConfig) -> dict[str, tuple[int, int]]:
     """Return (outputs, inputs) of every matrix of a layer, with fused matrices as one, and of the head."""
-    width = model.heads * model.head_dim
+    (mlp,), mixer = model.mlp_widths, mixer_of(model)
     return {
-        "qkv": (width + 2 * model.kv_heads * model.head_dim, model.hidden),
-        "out": (model.hidden, width),
-        "gate_up": (2 * model.mlp_hidden, model.hidden),
-        "down": (model.hidden, model.mlp_hidden),
+        "qkv": (mixer.qkv_width, model.hidden),
+        "out": (model.hidden, mixer.width),
+        "gate_up": (2 * mlp, model.hidden),
+        "down": (model.hidden, mlp),
         "head": (model.vocab_size, model.hidden),
     }

@@ -19,7 +19,7 @@ from quant.kernels.tiles import TOKENS as SIZES
 from quant.kernels.tiles import ProductShape, TileTable
 from tests.engine.kernels.test_paged_attention import Shape, Step, filled, run_attention
 from tests.kernels.cards import CARDS
-from tests.kernels.shapes import LLAMA_8B, matrices
+from tests.kernels.shapes import LLAMA_8B, matrices, mixer_of
 from tests.kernels.weights import fits, weight
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")
@@ -30,7 +30,7 @@ KINDS = ("Q4_K", "Q6_K", "Q4_0", "Q8_0", "MXFP4", "int4 g128 zeros", "e4m3 chann
 TOKENS = (1, 4, 16, 32)
 ERROR = 1 / 64  # of the root mean square of the result: weights and inputs are rounded to bfloat16
 CLOSE = 2e-2  # of attention, whose weights are rounded to bfloat16
-HEADS, KV_HEADS, HEAD_DIM = 8, 2, LLAMA_8B.head_dim  # as many query heads per KV head as in an 8B Llama
+HEADS, KV_HEADS, HEAD_DIM = 8, 2, mixer_of(LLAMA_8B).head_dim  # as many query heads per KV head as in an 8B Llama
 
 
 @dataclass(frozen=True)

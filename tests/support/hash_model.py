@@ -163,7 +163,7 @@ class HashRunner:
 
         groups = self.config.groups
         self.pools = [pool(group, self.config.pool_blocks(number)) for number, group in enumerate(groups)]
-        self.host = [pool(group, self.config.host_blocks) for group in groups]
+        self.host = [pool(*it) for it in zip(groups, self.config.host_pool_sizes, strict=False)]
         for group, blocks in zip(groups, self.pools, strict=True):
             if group.recurrent:
                 blocks[NULL_BLOCK] = [INITIAL]
@@ -397,7 +397,6 @@ def hash_engine(
         groups=groups,
         host_blocks=host_blocks,
         preemption=preemption,
-        block_bytes=1000,
         restore=restore,
         write_delay=write_delay,
         drafts=drafts,

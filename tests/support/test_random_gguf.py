@@ -46,7 +46,7 @@ def test_every_type_is_read_like_the_gguf_package(tmp_path: Path, mix: str) -> N
         assert file.path.stat().st_size == max(t.offset + t.nbytes for t in file.tensors.values())
         config = models.read_config(Metadata(file.metadata, "llama"))
         tokenizer = gguf_tokenizer.from_gguf(file.metadata)
-    assert (config.layers, config.hidden, config.mlp_hidden) == (shape.layers, shape.hidden, shape.mlp_hidden)
+    assert (len(config.layers), config.hidden, *config.mlp_widths) == (shape.layers, shape.hidden, shape.mlp_hidden)
     assert tokenizer.vocab_size == config.vocab_size == shape.vocabulary
     assert tokenizer.encode("Grüße") != []
 

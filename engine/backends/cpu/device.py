@@ -25,8 +25,8 @@ from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.device import LoadedModel, Needs
 from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
-from engine.kv.cache import KVCache
-from engine.model_config import HeadNorm, ModelConfig
+from engine.kv.cache import KVCache, LayerBlock, kv_groups
+from engine.model_config import CacheConfig, HeadNorm, ModelConfig
 from engine.sampling.drawing import Draw, Logits
 from quant.cpu.activations import GROUP, Form
 from quant.cpu.arena import Arena
@@ -73,8 +73,8 @@ class CpuDevice:
         self._code_cache = code_cache
         self._memory = memory
 
-    def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        return block_shape(self.kv_type, kv_heads, head_dim)
+    def layer_block(self, cache: CacheConfig) -> LayerBlock:
+        return LayerBlock(block_shape(self.kv_type, cache.kv_heads, cache.head_dim), self.kv_type)
 
     def step_tokens(self, model: ModelConfig) -> int:
         """Return the number of tokens, a power of two, whose step takes about 0.2 s.
@@ -110,7 +110,7 @@ class CpuDevice:
         program = Program(arena, limits)
         operations = CpuOperations(CpuBackend(arena, self._form), program)
         loaded = models.load(model, weights, operations, config.context_length)
-        kv = KVCache(loaded.kv_groups(), config.pool_sizes, self.layer_shape, self.kv_type, config.host_blocks)
+        kv = KVCache(kv_groups(model, self.layer_block), config.pool_sizes, config.host_pool_sizes)
         logits: LogitRows = loaded.forward(placeholder_batch(), kv)
         draw = CompiledDraw(load_draw(self._code_cache, self._target), logits.vocabulary)
         return LoadedModel(CpuStep(enter, program, kv, logits, draw), kv)
@@ -209,8 +209,9 @@ def _tiles(batch: Batch) -> list[tuple[int, int, int, int]]:
 
 def why_unsupported(model: ModelConfig, samples: Iterable[QTensor]) -> str | None:
     """Return why the CPU kernels cannot run a checkpoint, or None if they can."""
-    if model.head_dim < MIN_HEAD_DIM:
-        return f"its head dimension is {model.head_dim}, less than {MIN_HEAD_DIM}"
+    smallest = min(mixer.head_dim for mixer in model.mixers)
+    if smallest < MIN_HEAD_DIM:
+        return f"its head dimension is {smallest}, less than {MIN_HEAD_DIM}"
     for name, width, of in _widths(model):
         if width % of:
             return f"its {name} is {width}, not a multiple of {of}"
@@ -223,12 +224,13 @@ def why_unsupported(model: ModelConfig, samples: Iterable[QTensor]) -> str | Non
 
 def _widths(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
     """Yield (name, width, required multiple) for the widths of a model."""
-    yield "head dimension", model.head_dim, LANES
     yield "hidden size", model.hidden, GROUP
     for width in model.mlp_widths:
         yield "MLP", width, GROUP
-    yield "attention's width", model.heads * model.head_dim, GROUP
-    if model.head_norm in (HeadNorm.EACH, HeadNorm.OWN) and not model.optional_head_norm:
-        yield "normalized heads' dimension", model.head_dim, GROUP
-    if model.head_norm is HeadNorm.ALL:
-        yield "keys' width", model.kv_heads * model.head_dim, GROUP
+    for mixer in model.mixers:
+        yield "head dimension", mixer.head_dim, LANES
+        yield "attention's width", mixer.width, GROUP
+        if model.head_norm in (HeadNorm.EACH, HeadNorm.OWN) and not model.optional_head_norm:
+            yield "normalized heads' dimension", mixer.head_dim, GROUP
+        if model.head_norm is HeadNorm.ALL:
+            yield "keys' width", mixer.kv_width, GROUP

@@ -61,7 +61,7 @@ def step_bytes(model: ModelConfig, tokens: int, rows: int) -> int:
     with experts, also the input and the output of each chosen one. Inputs of products are quantized, to at most two
     bytes per element.
     """
-    qkv, attended = (model.heads + 2 * model.kv_heads) * model.head_dim, model.heads * model.head_dim
+    qkv, attended = max(it.qkv_width for it in model.mixers), max(it.width for it in model.mixers)
     floats = (2 + model.active_experts) * model.hidden + qkv + attended
     quantized = (1 + model.active_experts) * model.hidden + attended + model.step_columns
     return tokens * (FLOAT * floats + 2 * quantized) + FLOAT * rows * model.vocab_size + FIXED_BYTES

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.cuda.gpu import CopyStream, Gpu
-from engine.kv.cache import KVCache, KVGroup, LayerShape, bytes_of, reserve
+from engine.kv.cache import KVCache, KVGroup, bytes_of, reserve
 from engine.kv.transfers import MoveBlock
 
 log = logging.getLogger(__name__)
@@ -73,14 +73,12 @@ class GpuBlocks(KVCache):
         gpu: Gpu,
         groups: Sequence[KVGroup],
         num_blocks: Sequence[int],
-        layer_shape: LayerShape,
-        dtype: torch.dtype,
-        host_blocks: int = 0,
+        host_blocks: Sequence[int] = (),
     ) -> None:
         def on_gpu(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=gpu.device)
 
-        super().__init__(groups, num_blocks, layer_shape, dtype, host_blocks, on_gpu, _reserve_pages)
+        super().__init__(groups, num_blocks, host_blocks, on_gpu, _reserve_pages)
         self._gpu = gpu
         self._streams = threading.local()
         self._pieces = [_piece_blocks(size) for size in self.block_bytes]

@@ -25,7 +25,8 @@ from engine.device import LoadedModel, Needs
 from engine.errors import OutOfMemory
 from engine.kernels.attention_tiles import tile_queries
 from engine.kv.budget import KVBudget
-from engine.model_config import ModelConfig
+from engine.kv.cache import LayerBlock, kv_groups
+from engine.model_config import CacheConfig, ModelConfig
 from engine.models import Model
 from quant.cuda.backend import CudaBackend
 from quant.kernels.tiles import MeasuredTiles
@@ -77,8 +78,8 @@ class CudaDevice:
         self._deterministic = options.deterministic
         self._memory = GpuMemory(gpu, options.memory)
 
-    def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        return 2, kv_heads, BLOCK_SIZE, head_dim  # k, v
+    def layer_block(self, cache: CacheConfig) -> LayerBlock:
+        return LayerBlock((2, cache.kv_heads, BLOCK_SIZE, cache.head_dim), self.kv_type)  # k, v
 
     def step_tokens(self, model: ModelConfig) -> int:
         """Return the number of tokens, a power of two, whose step takes about STEP_SECONDS."""
@@ -141,12 +142,9 @@ class CudaDevice:
             log.warning("kernels are compiled when they are needed: %s", first_line(error))
 
     def _step(self, loaded: Model, config: EngineConfig) -> CudaStep:
-        shape = loaded.config
-        queries = tile_queries(
-            shape.heads, shape.kv_heads, shape.head_dim, self._gpu.card, deterministic=self._deterministic
-        )
-        groups, host = loaded.kv_groups(), config.host_blocks
-        kv = GpuBlocks(self._gpu, groups, config.pool_sizes, self.layer_shape, self.kv_type, host)
+        groups = kv_groups(loaded.config, self.layer_block)
+        kv = GpuBlocks(self._gpu, groups, config.pool_sizes, config.host_pool_sizes)
+        queries = tile_queries(loaded.config.mixers, self._gpu.card, deterministic=self._deterministic)
         return CudaStep(self._gpu, loaded, kv, _limits(config), queries, self._capture_stream)
 
     @cached_property
@@ -175,8 +173,7 @@ class CudaDevice:
         largest = self._gpu.peak_memory(lambda: step(batch))
         step.capture()
         room = self._memory.kv_bytes_after_loading(largest)
-        shape = self.layer_shape(model.kv_heads, model.head_dim)
-        budget = KVBudget(model, shape, self.kv_type, config.max_step_tokens, config.max_running)
+        budget = KVBudget(model, step.kv.groups, config.max_step_tokens, config.max_running)
         limit = budget.limit(room, self.kv_share, config.context_length)
         tokens = budget.tokens(limit, self.contexts * config.context_length)
         if tokens < config.context_length:
@@ -199,8 +196,8 @@ def _limits(config: EngineConfig) -> BatchLimits:
 
 def why_unsupported(model: ModelConfig) -> str | None:
     """Return why the GPU kernels cannot run a model, or None if they can."""
-    if model.head_dim not in HEAD_DIMS:
-        return f"its head dimension is {model.head_dim}; the GPU kernels support {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
+    for head_dim in {mixer.head_dim for mixer in model.mixers}.difference(HEAD_DIMS):
+        return f"its head dimension is {head_dim}; the GPU kernels support {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
     for name, width in (("hidden size", model.hidden), *(("MLP", width) for width in sorted(model.mlp_widths))):
         if width % WIDTH:
             return f"its {name} is {width}, not a multiple of {WIDTH}"

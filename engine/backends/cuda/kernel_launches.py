@@ -18,7 +18,7 @@ from engine.kernels.attention_tiles import Tiles, decode_tiles, query_tiles
 from engine.kernels.pending_tokens import fill_pending_tokens
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
-from engine.model_config import ModelConfig
+from engine.model_config import ExpertConfig, ModelConfig
 from engine.request import Request
 from engine.sampling.masks import NO_MASKS, Masks
 from engine.sampling_params import SamplingParams
@@ -46,7 +46,7 @@ def _steps(step: CudaStep, limits: BatchLimits, model: ModelConfig) -> Iterator[
         for context in sorted({1, min(SHORT_CONTEXT, longest), longest}):
             batch = largest_batch(requests, requests, limits.groups)
             yield batch, decode_tiles(requests, context, step.queries)
-    routings = {it.routing for it in (model.layer(number).experts for number in range(model.layers)) if it}
+    routings = {layer.mlp.routing for layer in model.layers if isinstance(layer.mlp, ExpertConfig)}
     of_experts = [number for it in routings for number in first_numbers_of_tokens(it.experts, it.active)]
     for tokens in sorted({min(number, limits.tokens, longest) for number in (16, 64, LIBRARY_TOKENS, *of_experts)}):
         for context in sorted({tokens, longest}):

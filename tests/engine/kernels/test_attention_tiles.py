@@ -7,6 +7,7 @@ import pytest
 
 from engine.kernels.attention_tiles import TileQueries, decode_tiles, query_tiles, tile_queries
 from engine.kernels.attention_tuning import prompt_rows, tuning
+from engine.model_config import AttentionConfig, CacheConfig
 from quant.kernels.card import Card
 
 H100 = Card("H100", (9, 0), 132, 232448, 50 << 20, 80 << 30)
@@ -52,8 +53,8 @@ def test_decode_tiles_do_not_depend_on_context_lengths() -> None:
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (4, 4), (71, 1), (9, 3)])
 def test_deterministic_tiles_have_one_size(heads: int, kv_heads: int) -> None:
-    same = tile_queries(heads, kv_heads, 64, H100, deterministic=True)
-    free = tile_queries(heads, kv_heads, 64, H100, deterministic=False)
+    mixers = [AttentionConfig(heads, CacheConfig(kv_heads, 64))]
+    same, free = (tile_queries(mixers, H100, deterministic=it) for it in (True, False))
     assert same.few == same.many >= 1
     assert free.many >= free.few >= 1
 
@@ -82,3 +83,12 @@ def test_newer_architectures_have_the_tiles_of_the_known_one(
     for count in (1, rows[0]):
         same = [tuning(count, columns, it, deterministic=deterministic) for it in (newer, known)]
         assert same[0] == same[1]
+
+
+def test_tiles_suit_all_layers_of_a_model() -> None:
+    """Many query heads per KV head, and wide heads, each limit the tokens of a tile."""
+    wide, many = AttentionConfig(4, CacheConfig(4, 256)), AttentionConfig(16, CacheConfig(1, 64))
+    alone = [tile_queries([it], H100, deterministic=False) for it in (wide, many)]
+    both = tile_queries([wide, many], H100, deterministic=False)
+    assert both.few == min(it.few for it in alone)
+    assert both.many <= min(it.many for it in alone)

@@ -13,6 +13,7 @@ from engine.kernels import reference
 from engine.kernels.attention_tiles import Tiles, decode_tiles, query_tiles, tile_queries
 from engine.kernels.paged_attention import paged_attention
 from engine.kernels.reference import ScoreRule
+from engine.model_config import AttentionConfig, CacheConfig
 from quant.kernels.card import Card
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")
@@ -61,6 +62,10 @@ def filled(shape: Shape, contexts: Sequence[int]) -> tuple[Tensor, Tensor]:
     return pool, tables
 
 
+def _mixer(q: Tensor, pool: Tensor) -> AttentionConfig:
+    return AttentionConfig(q.shape[1], CacheConfig(pool.shape[2], q.shape[2]))
+
+
 def run_attention(
     q: Tensor,
     pool: Tensor,
@@ -74,7 +79,7 @@ def run_attention(
     tiles: Tiles | None = None,
     card: Card = CARD,
 ) -> Tensor:
-    sizes = tile_queries(q.shape[1], pool.shape[2], q.shape[2], card, deterministic=deterministic)
+    sizes = tile_queries([_mixer(q, pool)], card, deterministic=deterministic)
     tiles = tiles or query_tiles(step.starts, step.contexts, sizes)
     starts, contexts = (torch.tensor(it, dtype=torch.int32, device=device) for it in (step.starts, step.contexts))
     return paged_attention(
@@ -135,7 +140,7 @@ def test_output_of_padding_requests_is_zero(device: torch.device) -> None:
         q.float(), pool, tables, torch.tensor(step.starts), torch.tensor(step.contexts), ScoreRule(0.2)
     )
     for deterministic, longest in itertools.product((False, True), (70, 700)):
-        sizes = tile_queries(4, 2, 32, CARD, deterministic=deterministic)
+        sizes = tile_queries([_mixer(q, pool)], CARD, deterministic=deterministic)
         tiles = decode_tiles(3, longest, sizes)
         got = run_attention(
             q, pool, tables, step, ScoreRule(0.2), None, device, deterministic=deterministic, tiles=tiles

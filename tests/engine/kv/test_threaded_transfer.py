@@ -2,23 +2,18 @@
 
 import threading
 
-import torch
-
-from engine.kv.cache import KVCache, KVGroup
+from engine.kv.cache import KVCache
 from engine.kv.threaded_transfer import ThreadedTransfer
 from engine.kv.transfers import MoveBlock
+from tests.support.kv_groups import kv_group
 from tests.support.processes import HANGING_SECONDS
-
-
-def shape(kv_heads: int, head_dim: int) -> tuple[int, ...]:
-    return 2, kv_heads, 16, head_dim
 
 
 class HeldCache(KVCache):
     """A cache whose copies between the pools block until the test releases them."""
 
     def __init__(self) -> None:
-        super().__init__([KVGroup((0,), 1, 8)], 4, shape, torch.float32, host_blocks=4)
+        super().__init__([kv_group((0,), 1, 8)], [4], [4])
         self.may_end = {1: threading.Event(), 2: threading.Event()}
 
     def move(self, moves: object) -> None:

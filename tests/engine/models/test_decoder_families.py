@@ -13,7 +13,7 @@ from engine.backends.reference import ReferenceDevice, ReferenceOperations
 from engine.batch import build_batch
 from engine.checkpoints.weights import Weights
 from engine.config import GroupConfig
-from engine.kv.cache import KVCache
+from engine.kv.cache import KVCache, kv_groups
 from engine.loading import open_checkpoint
 from engine.model_config import Block, ModelConfig
 from engine.models import Model
@@ -64,10 +64,9 @@ class Run:
 
     def __init__(self, path: Path, change: Change = lambda config: config) -> None:
         self.model = load(path, change)
-        device = ReferenceDevice(keep_dequantized=True, threads=1)
-        groups = self.model.kv_groups()
-        self._groups = [GroupConfig(window) for window in self.model.config.windows]
-        self._kv = KVCache(groups, [BLOCKS] * len(groups), device.layer_shape, device.kv_type)
+        groups = kv_groups(self.model.config, ReferenceDevice(keep_dequantized=True, threads=1).layer_block)
+        self._groups = [GroupConfig(cache.window) for cache in self.model.config.caches]
+        self._kv = KVCache(groups, [BLOCKS] * len(groups))
         for pool in self._kv.pools:
             pool.fill_(torch.nan)
 

@@ -17,7 +17,7 @@ from engine.backends.reference import ReferenceDevice, ReferenceOperations, Rout
 from engine.batch import build_batch
 from engine.checkpoints.weights import Weights
 from engine.config import GroupConfig
-from engine.kv.cache import KVCache
+from engine.kv.cache import KVCache, kv_groups
 from engine.loading import open_checkpoint
 from engine.operations import Router
 from engine.sampling_params import SamplingParams
@@ -56,11 +56,11 @@ def our_logits(path: Path, operations: ReferenceOperations) -> Tensor:
     with open_checkpoint(path) as checkpoint, torch.inference_mode():
         weights = Weights(path, models.stored_weights(checkpoint))
         model = models.load(models.read_config(checkpoint.metadata), weights, operations, CONTEXT)
-        device, groups = ReferenceDevice(keep_dequantized=True, threads=1), model.kv_groups()
-        kv = KVCache(groups, [BLOCKS] * len(groups), device.layer_shape, device.kv_type)
+        groups = kv_groups(model.config, ReferenceDevice(keep_dequantized=True, threads=1).layer_block)
+        kv = KVCache(groups, [BLOCKS] * len(groups))
         request = HeldRequest(1, tuple(PROMPT), SamplingParams(), block_tables=(list(range(1, BLOCKS)),) * len(groups))
         part = request.part(0, TOKENS, logprob_positions=range(TOKENS - 1))
-        configs = [GroupConfig(window) for window in model.config.windows]
+        configs = [GroupConfig(cache.window) for cache in model.config.caches]
         batch = build_batch(StepPlan((part,)), vocab_size=VOCABULARY, num_blocks=BLOCKS, groups=configs)
         logits: Tensor = model.forward(batch, kv)
     return logits

@@ -16,7 +16,7 @@ from engine.checkpoints.metadata import Metadata
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE
 from engine.errors import UnsupportedModel
-from engine.kv.cache import KVCache
+from engine.kv.cache import KVCache, kv_groups
 from engine.loading import open_checkpoint
 from engine.model_config import Llama3Scaling, RopeConfig
 from engine.models import Model
@@ -44,7 +44,7 @@ def load(path: Path) -> Model:
 def poisoned_cache(model: Model) -> KVCache:
     """Return a KV cache that is NaN where nothing was written."""
     device = ReferenceDevice(keep_dequantized=True, threads=1)
-    kv = KVCache(model.kv_groups(), BLOCKS, device.layer_shape, device.kv_type)
+    kv = KVCache(kv_groups(model.config, device.layer_block), [BLOCKS])
     for pool in kv.pools:
         pool.fill_(torch.nan)
     return kv

@@ -14,7 +14,7 @@ from app.text.gguf_tokenizer import from_gguf
 from engine import models
 from engine.backends.reference import ReferenceDevice
 from engine.batch import build_batch
-from engine.kv.cache import KVCache
+from engine.kv.cache import KVCache, kv_groups
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.models import Model
@@ -168,7 +168,7 @@ def all_logits(model: Model, prompt: tuple[int, ...]) -> Tensor:
     batch = build_batch(plan, vocab_size=model.config.vocab_size, num_blocks=17)
     device = ReferenceDevice(keep_dequantized=True, threads=1)
     with torch.inference_mode():
-        kv = KVCache(model.kv_groups(), 17, device.layer_shape, device.kv_type)
+        kv = KVCache(kv_groups(model.config, device.layer_block), [17])
         logits: Tensor = model.forward(replace(batch, logit_rows=range(len(prompt))), kv)
     return logits
 

@@ -15,8 +15,9 @@ from engine.batch import Batch
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, Preemption
 from engine.core import Engine
 from engine.device import LoadedModel
-from engine.kv.cache import KVCache, KVGroup
+from engine.kv.cache import KVCache, KVGroup, LayerBlock
 from engine.kv.threaded_transfer import ThreadedTransfer
+from engine.model_config import CacheConfig
 from engine.sampling.drawing import Logits
 from engine.sampling_params import SamplingParams
 
@@ -69,8 +70,9 @@ def expected(prompt: tuple[int, ...], count: int) -> list[int]:
 
 
 def toy_engine(preemption: Preemption) -> Engine[Ticket]:
-    layers = [KVGroup((number,), 1, BLOCK_SIZE) for number in range(3)]
-    kv = KVCache(layers, 24, lambda heads, dim: (heads * dim,), torch.int64, host_blocks=16)
+    block = LayerBlock((BLOCK_SIZE,), torch.int64)
+    layers = [KVGroup((number,), CacheConfig(1, BLOCK_SIZE), block) for number in range(3)]
+    kv = KVCache(layers, [24] * 3, [16] * 3)
     for pool in (*kv.pools, *kv.host_pools):
         pool[:] = -1
     config = EngineConfig(

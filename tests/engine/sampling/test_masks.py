@@ -17,12 +17,13 @@ from engine.device import LoadedModel
 from engine.draft import Draft, Source
 from engine.errors import InvalidSampling
 from engine.grammar import Constraint, Words
-from engine.kv.cache import KVCache, KVGroup
+from engine.kv.cache import KVCache
 from engine.request import FinishReason, Request, TokenEvent
 from engine.sampling.drawing import Logits
 from engine.sampling.masks import MaskThread
 from engine.sampling_params import BeamParams, SamplingParams
 from engine.step import ScheduledRequest
+from tests.support.kv_groups import kv_group
 
 VOCABULARY = 77
 END = 5
@@ -101,7 +102,7 @@ class Walk:
 
 def random_engine(*, greedy: bool = False, seed: int = 0) -> Engine[Ticket]:
     """Return an engine whose logits are random, with a NaN after the prompt (13,)."""
-    kv = KVCache([KVGroup((0,), 1, 8)], 40, lambda heads, dim: (2, heads, 16, dim), torch.float32)
+    kv = KVCache([kv_group((0,), 1, 8)], [40])
     generator = torch.Generator().manual_seed(seed)
 
     def compute(batch: Batch) -> Logits:

@@ -18,13 +18,14 @@ from engine.batch import Batch
 from engine.config import BLOCK_SIZE, GroupConfig
 from engine.kernels import reference
 from engine.kv.blocks import NULL_BLOCK
-from engine.kv.cache import KVCache, KVGroup
+from engine.kv.cache import KVCache
 from engine.model_config import HeadNorm, NormKind, RopeConfig
 from engine.models.decoder import head_norm_shape
 from engine.operations import Attention, HeadNorms, Norm
 from engine.rope import RotaryTable, rotary_table
 from tests.engine.backends.cpu.recorded import Recorded, advance, compute, layer, plain, record, sequence, spoil
 from tests.support.held_request import HeldRequest
+from tests.support.kv_groups import kv_group
 
 SEED = 7
 CONTEXT = 300
@@ -121,7 +122,7 @@ class Case:
             q = ops.rope_and_store(qkv, batch, kv.layer(LAYER), attention)
             return ops.attend(q, batch, kv.layer(LAYER), attention)
 
-        groups = [KVGroup((0, 1), shape.kv_heads, shape.head_dim)]
+        groups = [kv_group((0, 1), shape.kv_heads, shape.head_dim)]
         it = record(code_cache, forward, groups=groups, num_blocks=BLOCKS, kv_type=kv_type, threads=threads)
         return cls(shape, rows, it)
 

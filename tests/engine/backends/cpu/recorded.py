@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from engine.backends.cpu.program import Program
 from engine.batch import Batch, build_batch, placeholder_batch
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
-from engine.kv.cache import KVCache, KVGroup
+from engine.kv.cache import KVCache, KVGroup, LayerBlock
 from engine.loading import open_checkpoint
 from engine.sampling_params import SamplingParams
 from engine.step import StepPlan
@@ -30,6 +29,7 @@ from quant.linear import QLinear
 from quant.tensor import PlainTensor, QTensor
 from tests.quant.cpu.poisoning import poison as poison_regions
 from tests.support.held_request import HeldRequest
+from tests.support.kv_groups import kv_group
 
 # Regions that a step reads without having written them. All others may be overwritten before a step.
 INPUTS = {
@@ -130,11 +130,17 @@ class Recorded:
         return k * k_scale, v * v_scale
 
 
+def cpu_group(group: KVGroup, kv_type: torch.dtype = torch.float16) -> KVGroup:
+    """Return the group with the layout of the CPU device."""
+    shape = block_shape(kv_type, group.cache.kv_heads, group.cache.head_dim)
+    return replace(group, layer_block=LayerBlock(shape, kv_type))
+
+
 def record(
     code_cache: Path,
     forward: Forward,
     *,
-    groups: Sequence[KVGroup] = (KVGroup((0,), 1, 32),),
+    groups: Sequence[KVGroup] = (kv_group((0,), 1, 32),),
     form: Form = Form.BITS_14,
     tokens: int = 40,
     context: int = 320,
@@ -154,7 +160,7 @@ def record(
     )
     program = Program(arena, limits)
     operations = CpuOperations(CpuBackend(arena, form), program)
-    kv = KVCache(groups, num_blocks, partial(block_shape, kv_type), kv_type)
+    kv = KVCache([cpu_group(group, kv_type) for group in groups], limits.num_blocks)
     for pool in kv.pools:
         spoil(pool)
     last = forward(operations, placeholder_batch(), kv)

@@ -18,8 +18,10 @@ from engine.backends.cpu.thread_pool import MAX_POOL_THREADS
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
+from engine.kv.cache import LayerBlock
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
+from engine.model_config import CacheConfig
 from quant.cpu import tiers
 from quant.cpu.arena import Overrun
 from quant.cpu.tiers import choose
@@ -193,7 +195,8 @@ def test_numerics_include_everything_that_changes_bits() -> None:
     assert two.numerics == CpuDevice(1, 14, target, None).numerics
     assert two.numerics != CpuDevice(4, 14, replace(target, tier="another"), None).numerics
     assert CpuDevice(1000, 14, target, None).threads == MAX_POOL_THREADS
-    assert two.layer_shape(3, 64) == (3, 2 * 16 * 64)
-    assert CpuDevice(1, 14, target, None, torch.int8).layer_shape(3, 64) == (3, 2 * 16 * (64 + 4))
+    cache, integers = CacheConfig(3, 64), CpuDevice(1, 14, target, None, torch.int8)
+    assert two.layer_block(cache) == LayerBlock((3, 2 * 16 * 64), torch.float16)
+    assert integers.layer_block(cache) == LayerBlock((3, 2 * 16 * (64 + 4)), torch.int8)
     with pytest.raises(UnsupportedModel, match="head dimension of 72"):
-        two.layer_shape(1, 72)
+        two.layer_block(CacheConfig(1, 72))

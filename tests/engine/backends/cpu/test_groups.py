@@ -13,19 +13,20 @@ from engine.backends.reference import ReferenceOperations
 from engine.batch import Batch
 from engine.config import BLOCK_SIZE, GroupConfig
 from engine.kv.blocks import NULL_BLOCK
-from engine.kv.cache import KVCache, KVGroup
+from engine.kv.cache import KVCache
 from engine.model_config import RopeConfig
 from engine.operations import Attention, Operations
 from engine.rope import rotary_table
 from tests.engine.backends.cpu.recorded import Recorded, advance, compute, plain, record, sequence, spoil
 from tests.support.held_request import HeldRequest
+from tests.support.kv_groups import kv_group
 
 SEED = 21
 CONTEXT = 180
 BLOCKS = 64
 WINDOWS = (None, 20, 140)
 GROUPS = tuple(map(GroupConfig, WINDOWS))
-LAYERS = [KVGroup((2,), 1, 32), KVGroup((0, 3), 2, 32), KVGroup((1,), 1, 64)]
+LAYERS = [kv_group((2,), 1, 32), kv_group((0, 3), 2, 32), kv_group((1,), 1, 64)]
 WIDTH = 64
 
 pytestmark = pytest.mark.usefixtures("plain_layouts")
@@ -35,14 +36,16 @@ ROWS = torch.randn(2 * CONTEXT, WIDTH, generator=_made)
 # for each layer, weights to q, k, and v, and from the attention output; two query heads share a KV head
 WEIGHTS = {
     layer: (
-        torch.randn(4 * group.kv_heads * group.head_dim, WIDTH, generator=_made) / 8,
-        torch.randn(WIDTH, 2 * group.kv_heads * group.head_dim, generator=_made) / 30,
+        torch.randn(4 * group.cache.kv_heads * group.cache.head_dim, WIDTH, generator=_made) / 8,
+        torch.randn(WIDTH, 2 * group.cache.kv_heads * group.cache.head_dim, generator=_made) / 30,
     )
     for group in LAYERS
     for layer in group.layers
 }
 ATTENTIONS = {
-    layer: Attention(0.05, rotary_table(RopeConfig(1e4, group.head_dim, interleaved=False), None, 320), window=window)
+    layer: Attention(
+        0.05, rotary_table(RopeConfig(1e4, group.cache.head_dim, interleaved=False), None, 320), window=window
+    )
     for group, window in zip(LAYERS, WINDOWS, strict=True)
     for layer in group.layers
 }
@@ -85,7 +88,7 @@ def batches(it: Recorded, requests: list[HeldRequest], rng: random.Random) -> It
 
 def plain_answer(ids: range) -> Tensor:
     """Return the output of the reference kernels in one step."""
-    kv = KVCache(LAYERS, BLOCKS, lambda heads, dim: (2, heads, BLOCK_SIZE, dim), torch.float32)
+    kv = KVCache(LAYERS, [BLOCKS] * len(LAYERS))
     request = sequence(0, ids, *tables(random.Random(SEED)))
     batch = advance([(request, CONTEXT)], vocab_size=len(ROWS), num_blocks=BLOCKS, groups=GROUPS)
     answer: Tensor = layers(ReferenceOperations(keep_dequantized=True), batch, kv)

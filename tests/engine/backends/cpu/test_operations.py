@@ -3,7 +3,6 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from engine.backends.cpu.program import Program
 from engine.batch import Batch, build_batch, placeholder_batch
 from engine.errors import UnsupportedModel
 from engine.kernels import reference
-from engine.kv.cache import KVCache, KVGroup
+from engine.kv.cache import KVCache
 from engine.model_config import Gate, NormKind, RopeConfig
 from engine.operations import Attention, GatedMLP, Norm
 from engine.rope import rotary_table
@@ -30,9 +29,10 @@ from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize, matmul
 from quant.linear import ReferenceBackend
 from quant.tensor import QTensor
-from tests.engine.backends.cpu.recorded import Forward, Recorded, compute, layer, plain, record, sequence
+from tests.engine.backends.cpu.recorded import Forward, Recorded, compute, cpu_group, layer, plain, record, sequence
 from tests.quant.cpu.integer_reference import product
 from tests.quant.cpu.random_weights import TYPES, bits, random_weight, width
+from tests.support.kv_groups import kv_group
 
 SEED = 8
 ROWS = 40  # number of rows in the tables that activations are read from; also the largest number of tokens per step
@@ -366,7 +366,7 @@ def test_attention_output_can_be_read_by_every_operation(cpu_kernels: Path) -> N
     }
     out = {}
     for name, forward in readers.items():
-        it = record(cpu_kernels, forward, groups=[KVGroup((0,), 1, 32)])
+        it = record(cpu_kernels, forward, groups=[kv_group((0,), 1, 32)])
         out[name] = torch.cat([compute(it.step, batch_of([token]), 2) for token in range(ROWS)])
     assert torch.equal(out["select"], out["linear"])
     torch.testing.assert_close(out["norm"], reference.normalize(out["linear"], norm), rtol=2e-6, atol=0)
@@ -397,7 +397,7 @@ def test_buffers_are_reused(cpu_kernels: Path) -> None:
 def recording() -> tuple[CpuOperations, Batch, KVCache]:
     arena = Arena()
     limits = Limits(tokens=4, outputs=4, requests=2, context=32, num_blocks=(4,), threads=1)
-    kv = KVCache([KVGroup((0,), 1, 32)], 4, partial(block_shape, torch.float16), torch.float16)
+    kv = KVCache([cpu_group(kv_group((0,), 1, 32))], [4])
     return CpuOperations(CpuBackend(arena), Program(arena, limits)), placeholder_batch(), kv
 
 

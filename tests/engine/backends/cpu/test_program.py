@@ -1,7 +1,6 @@
 """The check of a recorded program: an instruction that could access memory outside its regions is rejected."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +9,24 @@ import pytest
 import torch
 
 from engine.backends.cpu.instructions import INSTRUCTION, Limits, Op
-from engine.backends.cpu.operations import CpuOperations, block_shape
+from engine.backends.cpu.operations import CpuOperations
 from engine.backends.cpu.program import Program
 from engine.batch import placeholder_batch
-from engine.kv.cache import KVCache, KVGroup
+from engine.kv.cache import KVCache
 from engine.model_config import NormKind, RopeConfig, Routing
 from engine.operations import Attention, GatedMLP, HeadNorms, Norm
 from engine.rope import rotary_table
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
 from quant.tensor import QTensor
-from tests.engine.backends.cpu.recorded import layer, plain
+from tests.engine.backends.cpu.recorded import cpu_group, layer, plain
 from tests.engine.backends.cpu.test_experts import Mixture
 from tests.quant.cpu.random_weights import random_weight
+from tests.support.kv_groups import kv_group
 
 SEED = 9
 LIMITS = Limits(tokens=12, outputs=12, requests=3, context=160, num_blocks=(20,), threads=3)
-WIDTH, HEADS = 96, KVGroup((0, 1), 2, 32)
+WIDTH, HEADS = 96, kv_group((0, 1), 2, 32)
 
 NONE_AT_ZERO = ("order", "bias", "shared", "choice_bias")
 LONGER = ("single",)  # address of one row of a region of several
@@ -97,7 +97,7 @@ def recorded(request: pytest.FixtureRequest, every_layout: Path) -> Recorder:
     def weight(name: str, rows: int, columns: int) -> QTensor:
         return random_weight(name, rows, columns, rng)
 
-    kv = KVCache([HEADS], LIMITS.num_blocks, partial(block_shape, request.param), request.param)
+    kv = KVCache([cpu_group(HEADS, request.param)], LIMITS.num_blocks)
     arena.adopt("KV cache", kv.pools[0].view(torch.uint8).flatten().numpy())
     program = Recorder(arena)
     ops, batch = CpuOperations(CpuBackend(arena), program), placeholder_batch()

@@ -9,19 +9,17 @@ import torch
 from engine.backends.cuda import blocks
 from engine.backends.cuda.blocks import BlockRange, GpuBlocks, merge_ranges
 from engine.backends.cuda.gpu import CopyStream, Gpu
-from engine.kv.cache import KVGroup, bytes_of
+from engine.kv.cache import bytes_of
 from engine.kv.transfers import MoveBlock
 from tests.engine.backends.cuda.two_devices import gpu
+from tests.support.kv_groups import kv_group
 
 MIB = 1 << 20
-GROUPS = [KVGroup((0, 2), 2, 16), KVGroup((1,), 1, 32)]
+LAYERS = {(0, 2): (2, 16), (1,): (1, 32)}  # KV heads and head dimension of each group
 
 
 def cache(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> GpuBlocks:
-    def shape(kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        return 2, kv_heads, 16, head_dim
-
-    kv = GpuBlocks(gpu(device), GROUPS, [9, 7], shape, dtype, host_blocks=11)
+    kv = GpuBlocks(gpu(device), [kv_group(layers, *heads, dtype) for layers, heads in LAYERS.items()], [9, 7], [11, 8])
     for pool in (*kv.pools, *kv.host_pools):
         pool.view(torch.uint8).random_(0, 256)
     return kv

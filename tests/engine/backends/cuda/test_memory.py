@@ -13,15 +13,15 @@ from engine.errors import OutOfMemory
 from engine.kv.budget import USEFUL_CONTEXT
 from engine.load_options import LoadOptions
 from engine.loading import _resolve, cache_budget
-from engine.model_config import LayerConfig, ModelConfig, NormRule, RopeConfig
+from engine.model_config import ModelConfig, NormRule, RopeConfig
 from quant.cuda.loading import SLAB_BYTES
 from quant.kernels.card import Card
-from tests.kernels.shapes import QWEN_30B_A3B
+from tests.kernels.shapes import QWEN_30B_A3B, layer
 
 GIB = 1 << 30
 CARD = Card("a card", (8, 9), 128, 99 << 10, 72 << 20, 24 * GIB)
 MODEL = ModelConfig(
-    "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072, NormRule(1e-5), (RopeConfig(5e5, 128, False),)
+    "llama", (layer(32, 8, 128, 14336),) * 32, 4096, 128256, 131072, NormRule(1e-5), (RopeConfig(5e5, 128, False),)
 )
 
 
@@ -123,10 +123,9 @@ def test_experts_count_once_when_they_are_loaded_and_as_often_as_they_are_active
 
 
 def test_width_of_experts_must_suit_the_kernels() -> None:
-    experts = QWEN_30B_A3B.layer(0).experts
-    assert experts
+    layer = QWEN_30B_A3B.layers[0]
     assert why_unsupported(QWEN_30B_A3B) is None
-    odd = replace(QWEN_30B_A3B, layout=(LayerConfig(experts=replace(experts, hidden=760)),) * 48)
+    odd = replace(QWEN_30B_A3B, layers=(replace(layer, mlp=replace(layer.mlp, hidden=760)),) * 48)
     assert why_unsupported(odd) == "its MLP is 760, not a multiple of 16"
 
 

@@ -198,7 +198,7 @@ def test_file_deleted_after_lookup_is_a_miss(new_store: NewStore, tmp_path: Path
     request = run.submit(tuple(range(300)), ignore_eos=True, max_tokens=5)
     found = run.engine._scheduler._memory.match(request, 18)
     assert found
-    assert found.disk_blocks
+    assert any(found.disk_blocks)
     for path in files(tmp_path):
         path.unlink()
     run.run_out()
