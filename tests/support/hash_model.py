@@ -42,6 +42,18 @@ def slot(token_id: int, position: int, before: bytes = b"") -> bytes:
     return digest(token_id, position, before)
 
 
+def slots_of(group: GroupConfig) -> int:
+    """Return the number of slots in a block. A state is one slot."""
+    return 1 if group.recurrent else BLOCK_SIZE
+
+
+def kept(group: GroupConfig, content: bytes) -> bytes:
+    """Return the part of a slot's content that fits if the group's blocks are very small. Slots that form a chain must
+    fit.
+    """
+    return content[: group.block_bytes // slots_of(group)] if group.block_bytes else content
+
+
 def next_token(variant: int, *seen: Sequence[bytes]) -> int:
     """Return the next token, given the slots that each group sees at the last token."""
     return most_likely(variant, *seen, count=1)[0][0]
@@ -105,10 +117,12 @@ class Seen:
 
     def slots(self) -> list[Sequence[bytes]]:
         """Return the visible slots of each group."""
-        return [
-            [self.state] if group.recurrent else self.slots_by_position[-group.window :] if group.window else self.chain
-            for group in self.groups
-        ]
+        return [[kept(group, slot) for slot in self._slots(group)] for group in self.groups]
+
+    def _slots(self, group: GroupConfig) -> Sequence[bytes]:
+        if group.recurrent:
+            return (self.state,)
+        return self.slots_by_position[-group.window :] if group.window else self.chain
 
 
 @dataclass(frozen=True)
@@ -159,7 +173,7 @@ class HashRunner:
 
     def __post_init__(self) -> None:
         def pool(group: GroupConfig, blocks: int) -> list[list[bytes]]:
-            return [[NOTHING] * (1 if group.recurrent else BLOCK_SIZE) for _ in range(blocks)]
+            return [[kept(group, NOTHING)] * slots_of(group) for _ in range(blocks)]
 
         groups = self.config.groups
         self.pools = [pool(group, self.config.pool_blocks(number)) for number, group in enumerate(groups)]
@@ -217,7 +231,7 @@ class HashRunner:
                     state = self.pools[number][part.tables[number][0]]
                     state[0] = digest(state[0], token_id)
                 elif group.window:
-                    self._set(part, number, position, slot(token_id, position))
+                    self._set(part, number, position, kept(group, slot(token_id, position)))
                 else:
                     before = self._get(part, number, position - 1) if position else b""
                     self._set(part, number, position, slot(token_id, position, before))
@@ -251,21 +265,24 @@ class HashRunner:
         self.pools[number][part.tables[number][position // BLOCK_SIZE]][position % BLOCK_SIZE] = value
 
 
-SLOT_BYTES = 32
+SLOT_BYTES = 32  # size of a slot in a file if the group does not state the size of its blocks
 
 
 def block_bytes(groups: Sequence[GroupConfig]) -> list[int]:
     """Return the number of bytes that a block of each group has in a file."""
-    return [SLOT_BYTES * (1 if group.recurrent else BLOCK_SIZE) for group in groups]
+    return [group.block_bytes or SLOT_BYTES * slots_of(group) for group in groups]
 
 
-def to_bytes(slots: Sequence[bytes]) -> bytes:
-    return b"".join(slot.ljust(SLOT_BYTES - 1, b"\0") + bytes([len(slot)]) for slot in slots)
+def to_bytes(slots: Sequence[bytes], size: int) -> bytes:
+    """Return a block of `size` bytes. Slots that do not fill their share are followed by zeros and their length."""
+    share = size // len(slots)
+    return b"".join(it if len(it) == share else it.ljust(share - 1, b"\0") + bytes([len(it)]) for it in slots)
 
 
-def from_bytes(content: bytes) -> list[bytes]:
-    slots = [content[start : start + SLOT_BYTES] for start in range(0, len(content), SLOT_BYTES)]
-    return [slot[: slot[-1]] for slot in slots]
+def from_bytes(content: bytes, slots: int) -> list[bytes]:
+    share = len(content) // slots
+    parts = [content[start : start + share] for start in range(0, len(content), share)]
+    return [part if share < SLOT_BYTES else part[: part[-1]] for part in parts]
 
 
 @dataclass(eq=False)
@@ -354,15 +371,17 @@ class LateTransfer:
     def _read(self, reading: ReadBlocks) -> int:
         assert self.store is not None
 
+        slots = slots_of(self.runner.config.groups[reading.group])
+
         def into(number: int, content: memoryview) -> None:
-            self.runner.pools[reading.group][reading.targets[number]] = from_bytes(bytes(content))
+            self.runner.pools[reading.group][reading.targets[number]] = from_bytes(bytes(content), slots)
 
         return self.store.read(reading.sources, into)
 
     def _write(self, writing: WriteBlocks) -> int:
         assert self.store is not None
-        pool = self.runner.pools[writing.group]
-        blocks = [(due.key, due.token_ids, memoryview(to_bytes(pool[due.block]))) for due in writing.blocks]
+        pool, size = self.runner.pools[writing.group], block_bytes(self.runner.config.groups)[writing.group]
+        blocks = [(due.key, due.token_ids, memoryview(to_bytes(pool[due.block], size))) for due in writing.blocks]
         return self.store.write(writing.group, writing.first_key, blocks)
 
 

@@ -80,7 +80,7 @@ def test_blocks_survive_a_round_trip_through_the_host(
     kv, rng = cache(device), random.Random(pinned)
     for group, pool in enumerate(kv.pools):
         before = pool.cpu().view(torch.uint8).clone()
-        chosen, slots = rng.sample(range(len(pool)), 5), rng.sample(range(11), 5)
+        chosen, slots = rng.sample(range(len(pool)), 5), rng.sample(range(len(kv.host_pools[group])), 5)
         kv.move([MoveBlock(group, *pair, to_host=True) for pair in zip(chosen, slots, strict=True)])
         pool.view(torch.uint8).zero_()
         targets = rng.sample(range(len(pool)), 5)
