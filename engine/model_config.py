@@ -315,7 +315,7 @@ class ModelConfig:
 
     @property
     def caches(self) -> tuple[CacheConfig, ...]:
-        """What the layers of each KV group keep, in the order of the groups."""
+        """The keys and values that the layers of each KV group keep, in the order of the groups."""
         return tuple(sorted({mixer.cache for mixer in self.mixers}, key=lambda cache: cache.order))
 
     def layers_of(self, cache: CacheConfig) -> tuple[int, ...]:

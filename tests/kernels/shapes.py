@@ -88,7 +88,7 @@ SHAPES = (LLAMA_8B, QWEN_32B, GEMMA_9B, SMALL_135M)
 
 
 def mixer_of(model: ModelConfig) -> AttentionConfig:
-    """Return the attention of the last layer. That of the others may differ in its window."""
+    """Return the attention of the last layer. Other layers may have another window."""
     return model.layers[-1].mixer
 
 
