@@ -230,6 +230,20 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, object, object]:
+    """Collect no garbage while a failure is formatted.
+
+    A finalizer with a warning would parse source as well, and Python 3.11 cannot parse while it parses: the run would
+    end without naming the failed test.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """Return the device of GPU kernels: a GPU if INGLE_TEST_GPU is set, else the CPU with Triton's interpreter."""

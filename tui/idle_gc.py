@@ -22,7 +22,7 @@ class IdleCollector:
         """Start with `spent`, the CPU seconds that the process has used, as in `poll`."""
         self._before = spent
         self._tidy_at = spent - _WORK
-        self._is_first = True
+        self._has_frozen = False
 
     def poll(self, spent: float) -> bool:
         """Collect garbage if the process was idle since the last poll and has used enough CPU time before.
@@ -34,11 +34,16 @@ class IdleCollector:
         if not is_quiet or spent - self._tidy_at < _WORK:
             return False
         gc.collect()
-        if self._is_first:  # most objects that exist by then stay alive: later collections skip them
+        if not self._has_frozen:  # most objects that exist by then stay alive: later collections skip them
             gc.freeze()
-            self._is_first = False
+            self._has_frozen = True
         self._tidy_at = spent
         return True
+
+    def close(self) -> None:
+        """Make later collections visit all objects again, if a poll has excluded them."""
+        if self._has_frozen:
+            gc.unfreeze()
 
 
 async def collect_when_idle() -> None:
@@ -52,4 +57,4 @@ async def collect_when_idle() -> None:
             tidying.poll(process_time())
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        tidying.close()

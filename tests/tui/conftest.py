@@ -1,5 +1,6 @@
 """Fixtures for all tests of the screens."""
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,18 @@ def parsed_styles() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stylesheet, "_parse_rules", parse_once)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _frozen_heap() -> Iterator[None]:
+    """Exclude the objects of the test run from garbage collection again after a chat has included them.
+
+    A full collection that visits them takes a second.
+    """
+    yield
+    if gc.get_freeze_count() == 0:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

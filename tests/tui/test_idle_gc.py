@@ -16,7 +16,7 @@ class Ring:
 
 
 def test_garbage_is_collected_when_idle() -> None:
-    tidying, ring = IdleCollector(5.0), weakref.ref(Ring())
+    tidying, ring, frozen = IdleCollector(5.0), weakref.ref(Ring()), gc.get_freeze_count()
     try:
         assert not tidying.poll(5.5)
         assert not tidying.poll(6.0)
@@ -26,13 +26,15 @@ def test_garbage_is_collected_when_idle() -> None:
         assert not tidying.poll(6.02)  # idle, but too little CPU time used since the last collection
         assert not tidying.poll(7.2)
         assert tidying.poll(7.21)
+        assert gc.get_freeze_count() > frozen
     finally:
-        gc.unfreeze()
+        tidying.close()
+    assert gc.get_freeze_count() == 0
 
 
 def test_gc_thresholds_are_restored() -> None:
     async def show() -> None:
-        before = gc.get_threshold()
+        before, frozen = gc.get_threshold(), gc.get_freeze_count()
         running = asyncio.create_task(collect_when_idle())
         await asyncio.sleep(0)
         assert gc.get_threshold()[2] > 1 << 20
@@ -40,7 +42,6 @@ def test_gc_thresholds_are_restored() -> None:
         with suppress(asyncio.CancelledError):
             await running
         assert gc.get_threshold() == before
-        assert gc.get_freeze_count() == 0
+        assert gc.get_freeze_count() == frozen
 
-    gc.unfreeze()
     asyncio.run(show())

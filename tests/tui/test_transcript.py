@@ -72,7 +72,7 @@ def rich_messages() -> list[str]:
     def block() -> str:
         return random.choice(kinds).format(next(number), "some words " * random.randrange(10))
 
-    sizes = random.sample([1, 2, 20] * 3, 9)
+    sizes = random.sample([1, 2, 12] * 2, 6)
     return ["\n\n".join(block() for _ in range(size)) for size in sizes]
 
 
