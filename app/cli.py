@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 import click
+from click.exceptions import NoArgsIsHelpError
 
 from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_OK, exit_status
 from app.process import memory_shortage
@@ -156,8 +157,11 @@ def main() -> int:
     except InglenookError as problem:
         _complain(problem.message, problem.remedy)
         return exit_status(problem)
-    except click.ClickException as problem:
+    except NoArgsIsHelpError as problem:
         problem.show()
+        return problem.exit_code
+    except click.ClickException as problem:
+        _complain(_uncapitalized(problem.format_message()).removesuffix("."), _help_command(problem))
         return problem.exit_code
     except (KeyboardInterrupt, click.Abort):
         return exit_if_busy(EXIT_INTERRUPTED)
@@ -175,6 +179,17 @@ def _unexpected(problem: Exception) -> int:
         raise problem
     _complain(f"{problem.filename or 'the system'}: {problem.strerror or problem}")
     return EXIT_NO_SPACE if problem.errno == errno.ENOSPC else EXIT_FAILURE
+
+
+def _uncapitalized(message: str) -> str:
+    """Return a sentence as the other errors are written: without a capital, unless its first word is a name."""
+    return f"{message[:1].lower()}{message[1:]}" if message[1:2].islower() else message
+
+
+def _help_command(problem: click.ClickException) -> str:
+    """Return the command that prints the help to the command that was used wrongly."""
+    context = problem.ctx if isinstance(problem, click.UsageError) else None
+    return f"{context.command_path} --help" if context else ""
 
 
 def _complain(message: str, remedy: str = "") -> None:

@@ -52,6 +52,7 @@ SAMPLING_FIELDS = (
     Field("top_p", "Top p", 0, 1, "1.0"),
     Field("top_k", "Top k", 0, 1_000_000, "0", is_integer=True),
     Field("min_p", "Min p", 0, 1, "0"),
+    Field("repetition_penalty", "Rep. penalty", 0.01, 100, "1.0"),
     Field("seed", "Seed", 0, 2**63 - 1, "random", is_integer=True),
 )
 REPLY_FIELDS = (Field("max_tokens", "Max tokens", 1, 1_000_000, "no limit", is_integer=True),)
@@ -65,6 +66,7 @@ def texts(sampling: Sampling) -> dict[str, str]:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
         "max_tokens": sampling.max_tokens,
         "seed": sampling.seed,
     }
@@ -97,6 +99,7 @@ def parse(typed: Mapping[str, str], *, thinking: bool | None) -> Sampling:
         top_p=found["top_p"],
         top_k=integers["top_k"],
         min_p=found["min_p"],
+        repetition_penalty=found["repetition_penalty"],
         max_tokens=integers["max_tokens"],
         seed=integers["seed"],
         thinking=thinking,

@@ -229,6 +229,7 @@ class Sampling(Sanitized):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     max_tokens: int | None = None  # this many tokens are also reserved in the context budget
     seed: int | None = None
     thinking: bool | None = None  # whether the model reasons before it answers, if it supports both

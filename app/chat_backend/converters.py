@@ -148,6 +148,7 @@ def sampling_of(recommended: Mapping[str, float]) -> types.Sampling:
         top_p=recommended.get("top_p"),
         top_k=None if top_k is None else int(top_k),
         min_p=recommended.get("min_p"),
+        repetition_penalty=recommended.get("repetition_penalty"),
     )
 
 

@@ -68,6 +68,7 @@ class SamplingChoice(Struct, frozen=True, omit_defaults=True):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     max_tokens: int | None = None
     seed: int | None = None
     thinking: bool | None = None

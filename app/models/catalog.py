@@ -126,6 +126,11 @@ class Catalog:
         wanted = name.lower()
         return next((entry for entry in self if wanted in (entry.name, *entry.aliases)), None)
 
+    def find_file(self, path: Path) -> CatalogEntry | None:
+        """Return the entry whose file has the name and the size of the one at `path`."""
+        entry = next((entry for entry in self if entry.file == path.name), None)
+        return entry if entry and path.is_file() and path.stat().st_size == entry.size else None
+
     def similar(self, name: str) -> list[str]:
         """Return names similar to a mistyped one, the most similar first."""
         known = [known for entry in self for known in (entry.name, *entry.aliases)]

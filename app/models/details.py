@@ -90,7 +90,7 @@ def details_of(
         vocab_size=header.vocab_size,
         template=_features(header.chat_template, header.bos_token, renderer),
         fills_in_the_middle=header.fills_in_the_middle,
-        sampling=catalogued_sampling(stored.name, catalog) or header.sampling,
+        sampling=catalogued_sampling(stored.name, stored.path, catalog) or header.sampling,
         license=known_license(stored, catalog, models) or header.license,
         tensors=classes,
         active_parameters=parameters - header.support.idle_parameters,

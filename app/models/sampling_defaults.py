@@ -42,7 +42,7 @@ def suitable_sampling(name: str, path: Path) -> Sampling:
     Opens a GGUF file only if the catalog has no entry. Raises ModelFileError for a value out of bounds.
     """
     catalog = load_catalog()
-    if found := catalogued_sampling(name, catalog):
+    if found := catalogued_sampling(name, path, catalog):
         return found
     if not path.is_file():
         return read_sampling(path, {}) or DEFAULT_SAMPLING
@@ -55,9 +55,9 @@ def sampling_from_files(server: "Instance") -> Mapping[str, float]:
     return suitable_sampling(server.model, Path(server.model_path)).values
 
 
-def catalogued_sampling(name: str, catalog: Catalog) -> Sampling | None:
-    """Return the sampling that the catalog recommends for the model `name`; None if it recommends none."""
-    entry = catalog.find(name)
+def catalogued_sampling(name: str, path: Path, catalog: Catalog) -> Sampling | None:
+    """Return the sampling that the catalog recommends for the model `name` at `path`; None if it recommends none."""
+    entry = catalog.find(name) or catalog.find_file(path)
     return entry.sampling if entry else None
 
 

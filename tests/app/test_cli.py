@@ -92,13 +92,18 @@ def test_start_imports_no_heavy_modules(code: str) -> None:
 def test_unknown_command_suggests_a_similar_one() -> None:
     answer = _ingle("pul")
     assert (answer.returncode, answer.stdout) == (2, "")
-    assert "No such command: pul. Did you mean pull?" in answer.stderr
+    assert answer.stderr == "error: no such command: pul. Did you mean pull?\ntry: ingle --help\n"
 
 
 def test_unknown_option_is_a_usage_error() -> None:
     assert _ingle("--wrong").returncode == 2
-    assert _ingle("ls", "--wrong").returncode == 2
-    assert _ingle("rm").returncode == 2
+    wrong = _ingle("ls", "--wrong")
+    assert (wrong.returncode, wrong.stderr) == (
+        2,
+        "error: no such option '--wrong'. Did you mean '--json'?\ntry: ingle ls --help\n",
+    )
+    missing = _ingle("rm")
+    assert (missing.returncode, missing.stderr) == (2, "error: missing argument 'NAMES...'\ntry: ingle rm --help\n")
 
 
 def test_version_is_printed() -> None:

@@ -8,7 +8,7 @@ from tui.types import Sampling
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(), Sampling(0.7, 0.95, 40, 0.05, 512, 2**53 + 1, True), Sampling(temperature=0.0, thinking=False)],
+    [Sampling(), Sampling(0.7, 0.95, 40, 0.05, 1.1, 512, 2**53 + 1, True), Sampling(temperature=0.0, thinking=False)],
 )
 def test_sampling_fields_round_trip(sampling: Sampling) -> None:
     assert sampling_fields.parse(sampling_fields.texts(sampling), thinking=sampling.thinking) == sampling
@@ -29,12 +29,15 @@ def test_invalid_fields_are_explained(name: str, text: str, complaint: str) -> N
         sampling_fields.parse({name: text}, thinking=None)
 
 
+LAST = ["1.0 (default)", "random (default)"]  # hints of the penalty and the seed
+
+
 @pytest.mark.parametrize(
     ("recommended", "hints"),
     [
-        (Sampling(0.7, top_k=20), ["0.7 (model)", "1.0 (default)", "20 (model)", "0 (default)", "random (default)"]),
-        (Sampling(temperature=0.0), ["0.0 (model)", "1.0 (default)", "0 (default)", "0 (default)", "random (default)"]),
-        (None, ["model default"] * 5),
+        (Sampling(0.7, top_k=20), ["0.7 (model)", "1.0 (default)", "20 (model)", "0 (default)", *LAST]),
+        (Sampling(temperature=0.0), ["0.0 (model)", "1.0 (default)", "0 (default)", "0 (default)", *LAST]),
+        (None, ["model default"] * 6),
     ],
 )
 def test_hint_is_the_value_in_force_and_its_source(recommended: Sampling | None, hints: list[str]) -> None:

@@ -120,7 +120,7 @@ def test_focused_field_differs_from_its_dialog() -> None:
 
 def test_empty_fields_show_the_values_in_force() -> None:
     client = ScriptedClient()
-    client.engine.sampling = Sampling(temperature=0.6, top_k=20)
+    client.engine.sampling = Sampling(temperature=0.6, top_k=20, repetition_penalty=1.1)
 
     async def flow(chat: Chatting) -> None:
         fields = (await open_settings(chat)).query(Input)
@@ -129,6 +129,7 @@ def test_empty_fields_show_the_values_in_force() -> None:
             "top_p": "1.0 (default)",
             "top_k": "20 (model)",
             "min_p": "0 (default)",
+            "repetition_penalty": "1.1 (model)",
             "seed": "random (default)",
             "max_tokens": "no limit (default)",
         }

@@ -51,7 +51,7 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> C
         values = checkpoint.metadata.values
         tokenizer = tokenizer_of(stored, checkpoint)
         draft_model = find_draft_model(stored, tokenizer, settings, progress)
-        sampling = catalogued_sampling(stored.name, load_catalog()) or read_sampling(stored.path, values)
+        sampling = catalogued_sampling(stored.name, stored.path, load_catalog()) or read_sampling(stored.path, values)
         prepare_kernels(layouts_to_compile(checkpoint, options), options, progress)
         options = _keeping_on_disk(options, stored, settings, progress)
         with compare_with_plan(plan, stored.name), loading(stored, progress) as reports:

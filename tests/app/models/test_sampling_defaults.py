@@ -87,8 +87,8 @@ def test_error_names_a_gguf_value_out_of_bounds(tmp_path: Path, key: str, value:
 
 def test_catalog_overrides_files_and_the_default(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
-    assert catalogued_sampling("tiny", catalog()) == Sampling(temperature=0.2, top_p=0.9)
-    assert catalogued_sampling("other", catalog()) is None
+    assert catalogued_sampling("tiny", tmp_path, catalog()) == Sampling(temperature=0.2, top_p=0.9)
+    assert catalogued_sampling("other", tmp_path, catalog()) is None
     assert suitable_sampling("other", tmp_path) == Sampling(0.6)
     assert suitable_sampling("smollm2:135m", tmp_path) == Sampling(0.0, repetition_penalty=1.1)
     assert suitable_sampling("gone", tmp_path / "gone.gguf") == DEFAULT_SAMPLING
@@ -102,3 +102,12 @@ def test_metadata_of_a_gguf_file_is_read(tmp_path: Path) -> None:
 def test_sampling_text_names_changed_values_only() -> None:
     assert str(Sampling(0.0, repetition_penalty=1.1)) == "temperature 0, repetition_penalty 1.1"
     assert str(Sampling(1.0)) == "temperature 1"
+
+
+def test_a_path_has_the_sampling_of_its_file_in_the_catalog(tmp_path: Path) -> None:
+    [entry] = catalog()
+    file = tmp_path / entry.file
+    file.write_bytes(bytes(entry.size))
+    assert catalogued_sampling(str(file), file, catalog()) == entry.sampling
+    file.write_bytes(bytes(entry.size + 1))
+    assert catalogued_sampling(str(file), file, catalog()) is None
