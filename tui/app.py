@@ -27,7 +27,7 @@ from tui.footer_keys import key_name
 from tui.idle_gc import collect_when_idle
 from tui.large_downloads import can_load
 from tui.no_color import ReverseBackgrounds
-from tui.plain_text import sanitize
+from tui.plain_text import break_paths, sanitize
 from tui.screens.chat import ChatScreen
 from tui.screens.dialog import Answer, OverChat, Page, may_fetch, replies_in_the_way
 from tui.show_errors import show_error, show_errors
@@ -45,6 +45,7 @@ _BRIEF = 2.5  # seconds to show a short confirmation
 _BRIEF_LENGTH = 40  # characters
 _MOST_NOTIFICATIONS = 2  # more would cover the chat
 _LOW = 20  # rows; a lower terminal has room for one notification
+_TOAST_FRAME = 3  # cells of a notification beside its text; it takes at most half of the screen's width
 _PAGES = ("pageup", "pagedown")
 
 
@@ -185,10 +186,12 @@ class ChatApp(App[None]):
     ) -> None:
         """Show a notification, unless it is already shown, and at most one other one.
 
-        Without a title, it is a confirmation and closes sooner.
+        Without a title, it is a confirmation and closes sooner. A title without a message would leave an empty line.
         """
+        message, title = (message, title) if message else (title, "")
         if timeout is None and severity == "information" and not title and len(message) <= _BRIEF_LENGTH:
             timeout = _BRIEF
+        message, title = (break_paths(text, self.size.width // 2 - _TOAST_FRAME) for text in (message, title))
         super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
         self.call_later(limit_notifications, self, 1 if self.size.height < _LOW else _MOST_NOTIFICATIONS)
 

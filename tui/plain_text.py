@@ -64,6 +64,20 @@ def start(text: str, most: int) -> str:
     return line if len(line) <= most and len(text) <= 2 * most else f"{line[: most - 1]}…"
 
 
+def break_paths(text: str, width: int) -> str:
+    """Break words that are longer than a line of `width` characters after their slashes, as far as possible."""
+    return re.sub(rf"\S{{{width + 1},}}", lambda word: _broken(word[0], width), text)
+
+
+def _broken(word: str, width: int) -> str:
+    lines = [""]
+    for part in re.findall("[^/]*/|[^/]+", word):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
 def head(text: str, most: int) -> str:
     """Return the first `most` characters, followed by the number of omitted characters."""
     return text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} more characters"

@@ -191,7 +191,7 @@ async def _serve(
         server = HTTPServer(
             server_config(application if leases is None else leases.track_requests(application)),
             _PendingWork(work, pulls),
-            lambda: _announce(name, instance, settings, progress),
+            lambda: _announce(name, instance, settings, progress, for_chat=leases is not None),
             lambda status: _exit_now(instance, settings, status),
         )
         server.stop_on_signals()
@@ -283,7 +283,11 @@ def _tune_interpreter() -> None:
     gc.freeze()
 
 
-def _announce(name: str, instance: Instance, settings: Settings, progress: Progress) -> None:
+def _announce(name: str, instance: Instance, settings: Settings, progress: Progress, *, for_chat: bool = False) -> None:
+    """Report that the server is ready. A chat has one line for it, and connects by itself."""
+    if for_chat:
+        progress.say(f"{name} is ready.")
+        return
     url, key = instance.api_url, _key_hint(settings)
     # shown only if the user can press Ctrl-C
     stop = "; Ctrl-C stops it" if sys.stdin is not None and sys.stdin.isatty() else ""

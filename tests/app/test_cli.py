@@ -103,7 +103,7 @@ def test_unknown_option_is_a_usage_error() -> None:
         "error: no such option '--wrong'. Did you mean '--json'?\ntry: ingle ls --help\n",
     )
     missing = _ingle("rm")
-    assert (missing.returncode, missing.stderr) == (2, "error: missing argument 'NAMES...'\ntry: ingle rm --help\n")
+    assert (missing.returncode, missing.stderr) == (2, "error: missing argument 'NAME...'\ntry: ingle rm --help\n")
 
 
 def test_version_is_printed() -> None:

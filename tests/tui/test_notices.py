@@ -112,3 +112,17 @@ def test_short_notification_covers_only_the_title() -> None:
             assert not any("Copied" in line for line in chat.lines()[1:])
 
     asyncio.run(main())
+
+
+def test_notification_without_a_remedy_has_no_empty_line() -> None:
+    async def main() -> None:
+        client = ScriptedClient()
+        app = ChatApp(client)
+        async with app.run_test(size=(80, 24), notifications=True) as pilot:
+            chat = Chatting(app, pilot, client)
+            app.notify("", title="/home/ann/a-folder-with-a-long-name/x.md: no such folder", severity="error")
+            await chat.until(lambda: any("no such folder" in line for line in chat.lines()))
+            shown = [line.partition("▌")[2].strip() for line in chat.lines() if "▌" in line]
+            assert shown == ["/home/ann/a-folder-with-a-long-name/", "x.md: no such folder"]
+
+    asyncio.run(main())

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tui.plain_text import capitalized, model_name, sanitize, shortened, single_line, start, without_fences
+from tui.plain_text import break_paths, capitalized, model_name, sanitize, shortened, single_line, start, without_fences
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -89,3 +89,11 @@ def test_fences_of_code_blocks_are_removed() -> None:
 )
 def test_messages_start_with_a_capital_unless_they_start_with_a_name(message: str, shown: str) -> None:
     assert capitalized(message) == shown
+
+
+def test_long_paths_are_broken_after_slashes() -> None:
+    path = "/home/ann/notes/of the week/export.json"
+    assert break_paths(f"Saved to {path}", 37) == f"Saved to {path}"
+    assert break_paths("Saved to /home/ann/notes/export.json", 20) == "Saved to /home/ann/notes/\nexport.json"
+    assert break_paths("/home/ann/notes/export.json", 12) == "/home/ann/\nnotes/\nexport.json"
+    assert break_paths("averylongword/x", 6) == "averylongword/\nx"

@@ -210,6 +210,12 @@ class Keyboard(io.StringIO):
         return True
 
 
+def test_engine_of_a_chat_is_announced_in_few_words(capsys: pytest.CaptureFixture[str]) -> None:
+    instance = Instance(1, 4645, "http://127.0.0.1:4645", "./hash.gguf", "/nowhere/hash.gguf", "now")
+    host._announce("hash", instance, load_settings(), LineProgress(), for_chat=True)
+    assert capsys.readouterr().err == "hash is ready.\n"
+
+
 @pytest.mark.parametrize("stdin", [Keyboard(), io.StringIO(), None])
 def test_ctrl_c_is_mentioned_only_in_a_terminal(
     stdin: io.StringIO | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
