@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from tests.tui.pilots import Chatting, run
+from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import ScriptedChats, ScriptedClient
 from tui.app import ChatApp
 from tui.types import Notice
@@ -85,6 +85,21 @@ def test_long_notification_is_shown_whole_in_a_small_terminal() -> None:
             await chat.until(lambda: any(words[0] in line for line in chat.lines()))
             shown = " ".join(line.partition("▌")[2] for line in chat.lines())
             assert shown.split()[: len(words)] == words
+
+    asyncio.run(main())
+
+
+def test_notification_that_replaces_others_is_at_the_top() -> None:
+    async def main() -> None:
+        client = ScriptedClient()
+        app = ChatApp(client)
+        async with app.run_test(size=(60, 15), notifications=True) as pilot:
+            chat = Chatting(app, pilot, client)
+            for text in ("first", "second", "third"):
+                app.notify(text)
+                await chat.until(lambda text=text: any(text in line for line in chat.lines()))
+            await at_rest(pilot, chat.lines)
+            assert "third" in chat.lines()[0]
 
     asyncio.run(main())
 

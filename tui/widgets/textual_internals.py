@@ -6,6 +6,7 @@ tests/tui/test_textual_internals.py fails if a version of Textual changes a name
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual._xterm_parser import XTermParser
@@ -14,12 +15,14 @@ from textual.binding import Binding
 from textual.geometry import Offset
 from textual.keys import Keys
 from textual.message import Message
+from textual.notifications import Notification
 from textual.screen import Screen
 from textual.selection import SELECT_ALL, Selection
 from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import Footer, TextArea
 from textual.widgets._footer import FooterKey
+from textual.widgets._toast import ToastRack
 
 from tui.terminal_answers import AnswerFilter
 
@@ -65,19 +68,26 @@ def limit_notifications(app: App[None], most: int) -> None:
     texts: set[tuple[str, str]] = set()
     for one in [*app._notifications]:
         if (one.title, one.message) in texts:
-            app._unnotify(one)
+            _close(app, one)
         texts.add((one.title, one.message))
     *older, _ = [*app._notifications] or [None]
     by_importance = sorted(filter(None, older), key=lambda one: one.severity != "information")
     for one in by_importance[: max(0, len(older) + 1 - most)]:
-        app._unnotify(one)
+        _close(app, one)
 
 
 def close_notifications(app: App[object]) -> None:
     """Close all notifications except warnings, which may be about the chats on disk."""
     for one in [*app._notifications]:
         if one.severity != "warning":
-            app._unnotify(one)
+            _close(app, one)
+
+
+def _close(app: App[Any], notification: Notification) -> None:
+    """Close a notification. Textual leaves its holder on the screen, which would push the next one down."""
+    app._unnotify(notification)
+    for screen in app.screen_stack:
+        screen.query(f"#{ToastRack._toast_id(notification)}").remove()
 
 
 def follows_anchor(widget: Widget) -> bool:
