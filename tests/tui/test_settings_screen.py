@@ -138,6 +138,15 @@ def test_empty_fields_show_the_values_in_force() -> None:
     run(client, flow, size=(60, 24))
 
 
+@pytest.mark.parametrize(("columns", "keys"), [(80, "F8 delete it"), (60, "F8 delete"), (40, "^s apply")])
+def test_keys_fit_the_frame(columns: int, keys: str) -> None:
+    async def flow(chat: Chatting) -> None:
+        await open_settings(chat)
+        await chat.until(lambda: any(f"{keys} ─" in line for line in chat.lines()))
+
+    run(ScriptedClient(), flow, size=(columns, 15))
+
+
 def test_error_is_in_the_group_of_its_field() -> None:
     async def flow(chat: Chatting) -> None:
         screen = await open_settings(chat)

@@ -1,6 +1,7 @@
 """Tests for the tools screen: servers, switches, permissions, and the example for a first mcp.json."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from textual.widgets import OptionList
@@ -143,6 +144,18 @@ def test_help_without_servers_scrolls_in_a_low_terminal() -> None:
         await chat.until(lambda: any("pip install" in line for line in chat.lines()))
 
     run(client_with([]), flow, size=(60, 15))
+
+
+def test_path_of_the_file_is_whole_in_a_low_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_with()
+    path = "/home/someone-with-a-long-name/.config/inglenook/folders/mcp.json"
+    monkeypatch.setattr(client.tools, "config_paths", lambda: [Path(path)])
+
+    async def flow(chat: Chatting) -> None:
+        await opened(chat)
+        await chat.until(lambda: path in "".join(line.strip("│▎ ") for line in chat.lines()))
+
+    run(client, flow, size=(60, 15))
 
 
 def test_invalid_file_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

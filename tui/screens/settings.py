@@ -8,6 +8,7 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid, Horizontal, VerticalGroup, VerticalScroll
+from textual.events import Resize
 from textual.widget import Widget
 from textual.widgets import Button, Input, Label, Select, TextArea
 
@@ -29,7 +30,12 @@ _THINKING = (("Model default", "model"), ("On", "yes"), ("Off", "no"))
 _THINKS = {"model": None, "yes": True, "no": False}
 
 
-_KEYS = "esc cancel · ^s apply · ^d make default · F5 save preset · F8 delete it"
+_KEYS = (  # from long to short; the first that fits is shown
+    "esc cancel · ^s apply · ^d make default · F5 save preset · F8 delete it",
+    "esc · ^s apply · ^d default · F5 save · F8 delete",
+    "^s apply",
+)
+_FRAME = 6  # cells of the frame beside the keys
 
 
 class _Group(VerticalGroup):
@@ -65,8 +71,7 @@ class SettingsScreen(Dialog[ChatSettings]):
         self._presets: Sequence[Preset] = ()
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(classes="dialog", can_focus=False) as dialog:
-            dialog.border_subtitle = _KEYS
+        with VerticalScroll(classes="dialog", can_focus=False):
             yield Label("Settings of this chat", classes="question")
             yield _Group(
                 "Preset and system prompt",
@@ -95,6 +100,10 @@ class SettingsScreen(Dialog[ChatSettings]):
         self.show_values_in_force()
         self.load_presets()
         self.query_one("#system").focus(scroll_visible=False)
+
+    def on_resize(self, event: Resize) -> None:
+        fitting = (keys for keys in _KEYS if len(keys) + _FRAME <= event.size.width)
+        self.query_one(".dialog").border_subtitle = next(fitting, "")
 
     @work(group="values in force")
     async def show_values_in_force(self) -> None:
