@@ -97,8 +97,7 @@ def test_notification_that_replaces_others_is_at_the_top() -> None:
             chat = Chatting(app, pilot, client)
             for text in ("first", "second", "third"):
                 app.notify(text)
-                await chat.until(lambda text=text: any(text in line for line in chat.lines()))
-            await at_rest(pilot, chat.lines)
+                await at_rest(pilot, chat.lines)
             assert "third" in chat.lines()[0]
 
     asyncio.run(main())

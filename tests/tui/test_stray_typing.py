@@ -66,7 +66,7 @@ def test_typing_with_focus_keys_loses_no_chat_and_no_letter(size: tuple[int, int
         await chat.until(lambda: not chat.conversation.outbox.is_busy)
         await chat.composer.save_draft()
         area = chat.composer.area
-        found.extend([*area._earlier, *area._unsent.values()])  # earlier inputs, which the arrow keys recall
+        found.extend([*area._history.entries, *area._history.unsent])  # earlier inputs, which the arrow keys recall
 
     run(client, flow, size=size)
     chats = client.chats.chats

@@ -14,6 +14,7 @@ from textual.timer import Timer
 from tui import commands
 from tui.drafts import dropped_path
 from tui.footer_keys import key_name
+from tui.input_history import InputHistory
 from tui.plain_text import sanitize, sanitize_paste
 from tui.widgets.prompt_menu import KEYS, PromptMenu
 from tui.widgets.text_fields import TextField
@@ -98,31 +99,24 @@ class PromptArea(TextField, ActiveCursor):
         self._take_back = take_back
         self._stored = stored
         self.cursor_blink = False  # each blink would redraw the prompt and everything beside it
-        self._inputs: list[str] = []  # earlier inputs, the newest last
-        self._private: list[str] | None = None  # inputs of the open private chat
-        self._index = 0  # index of the shown input; equal to the number of inputs for new text
-        self._unsent: dict[int, str] = {}  # edited inputs that were not sent, by index
+        self._history = InputHistory()
         self._hint_end: Timer | None = None
         self.edited_reply = ""  # the reply that is being edited: the up key recalls only texts of the user
 
     def remember(self, inputs: Sequence[str]) -> None:
         """Add inputs of earlier runs. `inputs`: newest first."""
-        self._inputs[:0] = [sanitize(text) for text in reversed(inputs)]
-        self._index += len(inputs)
-        self._unsent = {index + len(inputs): text for index, text in self._unsent.items()}
+        self._history.remember(inputs)
 
     def change_chat(self, *, is_private: bool) -> None:
         """Prepare the prompt for another chat. The inputs of a private chat are forgotten."""
         self._menu.close()
-        self._set_aside()
+        self._history.change_chat(is_private=is_private)
         self.border_title = "Private" if is_private else ""
-        self._private = [] if is_private else None
         self.show_purpose(edits=False)
-        self._index = len(self._earlier)
 
     def show_purpose(self, *, edits: bool) -> None:
         """Say in the empty prompt what it is for: another message, or the text of an earlier one."""
-        another = _PLACEHOLDERS if self._private is None else _PRIVATE_PLACEHOLDERS
+        another = _PRIVATE_PLACEHOLDERS if self._history.is_private else _PLACEHOLDERS
         self._placeholders = _EDIT_PLACEHOLDERS if edits else another
         self._fit_placeholder()
 
@@ -134,24 +128,18 @@ class PromptArea(TextField, ActiveCursor):
         self.placeholder = next(fitting, self._placeholders[-1])
 
     @property
-    def _earlier(self) -> list[str]:
-        return self._inputs if self._private is None else [*self._inputs, *self._private]
-
-    @property
     def draft(self) -> str:
         """Text that was typed and not sent. An earlier input that was recalled and not changed does not count."""
-        inputs = [*self._earlier, ""]
-        is_looked_at = self.text and self.text == inputs[self._index]
-        return self._unsent.get(len(inputs) - 1, "") if is_looked_at else self.text
+        return self._history.draft(self.text)
 
     @property
     def is_recalled(self) -> bool:
         """Whether the text is an earlier input that was recalled and not changed."""
-        return self._index < len(self._earlier) and self.text == self._earlier[self._index]
+        return self._history.shows(self.text)
 
     def write(self, text: str) -> None:
         """Replace the text, and move the cursor to its end."""
-        self._set_aside()
+        self._history.set_aside()
         self._show(sanitize(text))
 
     def replace_end(self, old: str, new: str) -> None:
@@ -168,19 +156,8 @@ class PromptArea(TextField, ActiveCursor):
 
     def put_away(self) -> None:
         """Add the current text to the inputs before it is replaced, so that the up key recalls it."""
-        if self.text not in (*self._earlier, self.edited_reply):
-            self._append(self.text)
-
-    def _set_aside(self) -> None:
-        """Append all edited inputs to the list of inputs."""
-        for text in self._unsent.values():
-            self._append(text)
-        self._unsent.clear()
-        self._index = len(self._earlier)
-
-    def _append(self, text: str) -> None:
-        if text.strip() and self._earlier[-1:] != [text]:
-            (self._inputs if self._private is None else self._private).append(text)
+        if self.text != self.edited_reply:
+            self._history.put_away(self.text)
 
     def render_line(self, y: int) -> Strip:
         """Return an empty line at width 0, where Textual cannot wrap the placeholder."""
@@ -208,9 +185,9 @@ class PromptArea(TextField, ActiveCursor):
 
     def _submit(self, text: str) -> None:
         self._menu.close()
-        self._set_aside()
+        self._history.set_aside()
         if not self.edited_reply:
-            self._append(text)
+            self._history.append(text)
         self.write("")
         self.post_message(self.Entered(text))
 
@@ -228,7 +205,7 @@ class PromptArea(TextField, ActiveCursor):
     def action_clear(self) -> None:
         """Clear the prompt. Undo and the up key restore the text."""
         self.put_away()
-        self._set_aside()
+        self._history.set_aside()
         self.clear()
 
     def action_cut(self) -> None:
@@ -289,7 +266,7 @@ class PromptArea(TextField, ActiveCursor):
         """Search earlier inputs for the typed text, also those of other windows. During a search, go to the next
         match.
         """
-        own = [*dict.fromkeys(reversed(self._earlier))]
+        own = [*dict.fromkeys(reversed(self._history.entries))]
         other = [text for text in map(sanitize, await self._stored()) if text not in own]
         self._menu.search([*other, *own], self.text)
 
@@ -311,17 +288,13 @@ class PromptArea(TextField, ActiveCursor):
             self._menu.move(-1)
         elif not self.text and self._take_back():
             pass
-        elif self.cursor_at_first_line and self._index > 0:
-            self._show_input(self._index - 1)
-        else:
+        elif not (self.cursor_at_first_line and self._recall(-1)):
             self.action_cursor_up()
 
     def action_down(self) -> None:
         if self._menu.is_open:
             self._menu.move(1)
-        elif self.cursor_at_last_line and self._index < len(self._earlier):
-            self._show_input(self._index + 1)
-        else:
+        elif not (self.cursor_at_last_line and self._recall(1)):
             self.action_cursor_down()
 
     def action_page(self, step: int) -> None:
@@ -332,12 +305,11 @@ class PromptArea(TextField, ActiveCursor):
         else:
             self.action_cursor_page_down()
 
-    def _show_input(self, index: int) -> None:
-        inputs = [*self._earlier, ""]
-        if self.text != inputs[self._index]:
-            self._unsent[self._index] = self.text
-        self._index = index
-        self._show(self._unsent.pop(index, inputs[index]))
+    def _recall(self, step: int) -> bool:
+        """Show an earlier or later input. Returns whether there is one."""
+        if (recalled := self._history.recall(step, self.text)) is not None:
+            self._show(recalled)
+        return recalled is not None
 
     def _show(self, text: str) -> None:
         self.load_text(text)
