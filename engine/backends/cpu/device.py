@@ -26,7 +26,7 @@ from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.device import LoadedModel, Needs
 from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
 from engine.kv.cache import KVCache, LayerBlock, kv_groups
-from engine.model_config import CacheConfig, HeadNorm, ModelConfig
+from engine.model_config import CacheConfig, ExpertConfig, HeadNorm, MLPConfig, ModelConfig
 from engine.sampling.drawing import Draw, Logits
 from quant.cpu.activations import GROUP, Form
 from quant.cpu.arena import Arena
@@ -40,6 +40,8 @@ from quant.tensor import QTensor
 
 NUMERICS_VERSION = "3"  # increase when a change to the kernels changes result bits, to invalidate KV caches on disk
 STEP_OPERATIONS = 80_000_000_000  # operations that one thread computes in 0.2 s
+MIN_STEP_TOKENS, MAX_STEP_TOKENS = 32, 512
+EXPERT_TOKENS = 8
 MIN_HEAD_DIM = 32  # smaller heads occur only in test models
 ACTIVATION_FORMS = {8: Form.BITS_8, 14: Form.BITS_14}  # keyed by the number of bits per activation
 LOCAL_PIECES = 16  # with at most this many pieces, every thread merges them itself instead of waiting for others
@@ -79,10 +81,15 @@ class CpuDevice:
     def step_tokens(self, model: ModelConfig) -> int:
         """Return the number of tokens, a power of two, whose step takes about 0.2 s.
 
-        Longer steps gain little throughput.
+        Longer steps gain little throughput, except for experts: a step reads nearly all of them, so each should
+        multiply EXPERT_TOKENS tokens on average.
         """
-        tokens = self.threads * STEP_OPERATIONS // (2 * model.active_elements)
-        return min(max(1 << tokens.bit_length() - 1, 32), 512) if tokens else 32
+        tokens = max(
+            MIN_STEP_TOKENS,
+            self.threads * STEP_OPERATIONS // (2 * model.active_elements),
+            EXPERT_TOKENS * max(_tokens_per_expert(layer.mlp) for layer in model.layers),
+        )
+        return min(1 << tokens.bit_length() - 1, MAX_STEP_TOKENS)
 
     def free_memory(self) -> int:
         return host_memory(self._memory)
@@ -117,6 +124,11 @@ class CpuDevice:
 
     def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> ModelRunner:
         return ModelRunner(loaded, vocab_size, groups)
+
+
+def _tokens_per_expert(mlp: MLPConfig | ExpertConfig) -> int:
+    """Return the number of tokens for which each expert computes one on average."""
+    return mlp.routing.experts // mlp.active if isinstance(mlp, ExpertConfig) else 1
 
 
 class CpuStep:

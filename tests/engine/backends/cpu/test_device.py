@@ -21,7 +21,7 @@ from engine.errors import UnsupportedModel
 from engine.kv.cache import LayerBlock
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
-from engine.model_config import CacheConfig
+from engine.model_config import CacheConfig, ModelConfig
 from quant.cpu import tiers
 from quant.cpu.arena import Overrun
 from quant.cpu.tiers import choose
@@ -29,6 +29,7 @@ from quant.errors import UnsupportedTier
 from tests.engine.answers import answer
 from tests.engine.backends.cpu.recorded import advance, compute, load_step, poison, sequence, spoil
 from tests.engine.models.tiny_llama import MIXES, make
+from tests.kernels.shapes import LLAMA_8B, QWEN_30B_A3B, SMALL_135M
 from tests.support.held_request import HeldRequest
 
 SEED = 10
@@ -156,6 +157,14 @@ def test_unsupported_shape_falls_back_or_is_refused(
     assert "reference kernels" in caplog.text
     with open_checkpoint(tiny) as checkpoint, pytest.raises(UnsupportedModel, match=problem):
         load_engine(checkpoint, LoadOptions(backend="cpu", code_cache=cpu_kernels))
+
+
+@pytest.mark.parametrize(
+    ("model", "threads", "tokens"),
+    [(SMALL_135M, 2, 512), (LLAMA_8B, 2, 32), (LLAMA_8B, 16, 64), (QWEN_30B_A3B, 2, 128)],
+)
+def test_steps_are_short_but_use_each_expert_for_several_tokens(model: ModelConfig, threads: int, tokens: int) -> None:
+    assert CpuDevice(threads, 14, choose("auto"), None).step_tokens(model) == tokens
 
 
 def are_compiled(checkpoint: Checkpoint, options: LoadOptions) -> bool:
