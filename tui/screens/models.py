@@ -6,34 +6,29 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar
 
-from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import ActiveBinding, Binding, BindingType
+from textual.css.query import DOMQuery
 from textual.widgets import DataTable, Input, Label
 
 from tui import figures, footer_keys, fuzzy
 from tui.client import ClientError, Models
 from tui.downloads import Downloads
-from tui.engine_types import Download, ModelInfo, SearchResults
+from tui.engine_types import ModelInfo, SearchResults
 from tui.large_downloads import FIT_BY_SIZE, can_load
-from tui.plain_text import capitalized, model_name, shortened, single_line
+from tui.plain_text import capitalized, model_name, single_line
 from tui.screens.dialog import Page, confirm, may_fetch
 from tui.show_errors import show_errors
-from tui.widgets.listing import Listing
+from tui.widgets.model_table import ModelTable
 from tui.widgets.text_fields import LineField
 from tui.widgets.textual_internals import KeyFooter
 
 _REFRESH = 0.5  # seconds between updates of the downloads
 _REST = 0.3  # seconds for which a model must be highlighted before its fit is checked
-_BESIDE = 38  # width in cells of the other columns that are always shown, also during a download
-# column -> minimum width in cells of a terminal that shows it, and the width of the column
-_OPTIONAL = {"license": (76, 14), "speed": (100, 13)}
-_LEAST = 20  # minimum width in cells of the name
 _FILTER = "Type to filter   (Tab: search the Hub)"
 _HUB = "Search the Hub, then Enter   (Tab: back to the list)"
 _NO_MATCH = "Offline: no match in the built-in catalog."
-_COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("State", "state"))
 
 
 class ModelsScreen(Page[str]):
@@ -55,7 +50,6 @@ class ModelsScreen(Page[str]):
         self._models = models
         self._downloads = downloads
         self._all: Sequence[ModelInfo] = ()  # all models of the list, before filtering
-        self._listed: dict[str, ModelInfo] = {}
         self._ended = downloads.ended  # number of ended downloads when the list was read
         self._fits: dict[str, str] = {}  # text that describes whether a model fits, by model name
         self._is_hub = False  # whether results of the Hub are listed
@@ -65,7 +59,7 @@ class ModelsScreen(Page[str]):
     def compose(self) -> ComposeResult:
         yield LineField(placeholder=_FILTER, id="filter")
         yield Label("", id="note", markup=False)
-        yield Listing()
+        yield ModelTable(self._downloads, self._models.offline_reason)
         yield Label("", id="fit", markup=False)
         yield KeyFooter()
 
@@ -94,10 +88,6 @@ class ModelsScreen(Page[str]):
         return "" if self._models.offline_reason() else "Resume" if model.arrived else "Download"
 
     def on_mount(self) -> None:
-        table = self.query_one(Listing)
-        table.can_focus = False
-        for label, key in _COLUMNS:
-            table.add_column(label, key=key)
         self.set_interval(_REFRESH, self._show_states)
         self.reload()
 
@@ -121,7 +111,7 @@ class ModelsScreen(Page[str]):
         self.refresh_bindings()
         if not self._is_hub:
             self._show(self._all)
-            self.query_one(Listing).move_cursor(row=0)  # the best match
+            self.query_one(ModelTable).move_cursor(row=0)  # the best match
 
     @on(Input.Submitted)
     def submit(self, event: Input.Submitted) -> None:
@@ -134,7 +124,7 @@ class ModelsScreen(Page[str]):
 
     def action_move(self, key: str) -> None:
         """Move the table's cursor while the filter keeps the focus."""
-        listing = self.query_one(Listing)
+        listing = self.query_one(ModelTable)
         moves = {
             "up": listing.action_cursor_up,
             "down": listing.action_cursor_down,
@@ -197,72 +187,29 @@ class ModelsScreen(Page[str]):
             models = fuzzy.rank(text, models, lambda one: (one.name, one.license), len(models))
         if not self._is_hub:
             self._note("" if models or not self._all else "No match here. Tab searches the Hub.")
-        self._listed = {model.name: model for model in models}
-        self._draw()
+        for table in self._table:
+            table.show_models(models)
         self._show_fit()
 
     def _filter_text(self) -> str:
         return next((field.value.strip() for field in self.query("#filter").results(Input)), "")
 
     def on_resize(self) -> None:
-        self._draw()
+        for table in self._table:
+            table.draw()
 
-    def _draw(self) -> None:
-        for listing in self.query(Listing):  # there is no table after the screen is closed
-            self._set_columns(listing)
-            listing.show({name: self._cells(model) for name, model in self._listed.items()})
-
-    def _optional_columns(self) -> list[str]:
-        """Return the keys of the optional columns for which the terminal is wide enough. Unknown speeds have none."""
-        width, has_speeds = self.app.size.width, any(model.speed for model in self._listed.values())
-        return [key for key, (least, _) in _OPTIONAL.items() if width >= least and (key != "speed" or has_speeds)]
-
-    def _set_columns(self, listing: Listing) -> None:
-        wanted = self._optional_columns()
-        shown = [key.value for key in listing.columns if key.value in _OPTIONAL]
-        if shown != wanted:
-            for key in shown:
-                listing.remove_column(key or "")
-            for key in wanted:
-                listing.add_column(key.title(), key=key)
-
-    def _cells(self, model: ModelInfo) -> tuple[Text, ...]:
-        size = f"{'~' if model.is_estimate else ''}{figures.size(model.size)}"
-        values = {"license": model.license, "speed": figures.expected_speed(model.speed)}
-        columns = self._optional_columns()
-        beside = _BESIDE + sum(_OPTIONAL[key][1] for key in columns)
-        name = shortened(single_line(model_name(model.name)), max(_LEAST, self.app.size.width - beside))
-        texts = (name, model.quantization, size, self._state(model), *(values[key] for key in columns))
-        return tuple(Text(single_line(text), no_wrap=True) for text in texts)
-
-    def _state(self, model: ModelInfo) -> str:
-        progress = self._downloads.progress.get(model.name)
-        if progress is not None:
-            return _progress(progress)
-        if model.loaded:
-            return "in use"
-        if model.elsewhere:
-            return "available"
-        if model.installed:
-            return "installed"
-        if model.arrived:
-            share = "" if model.is_estimate else figures.percent(model.arrived, model.size or 0)
-            return f"paused at {share or figures.size(model.arrived)}"
-        if self._models.offline_reason():
-            return "offline"
-        fit = "" if model.fits is None else "fits" if model.fits else "too large"
-        return f"{fit}, recommended" if model.is_recommended else fit
+    @property
+    def _table(self) -> DOMQuery[ModelTable]:
+        """The table; empty after the screen is closed."""
+        return self.query(ModelTable)
 
     def _show_states(self) -> None:
         if self._ended != self._downloads.ended:
             self._ended = self._downloads.ended
             self.reload()
         self.refresh_bindings()
-        for table in self.query(Listing):
-            for name, model in self._listed.items():
-                state = Text(single_line(self._state(model)), no_wrap=True)
-                if table.get_cell(name, "state") != state:
-                    table.update_cell(name, "state", state, update_width=True)
+        for table in self._table:
+            table.update_states()
 
     @on(DataTable.RowHighlighted)
     def _show_fit(self) -> None:
@@ -294,16 +241,14 @@ class ModelsScreen(Page[str]):
             self._fits[model.name] = f"{FIT_BY_SIZE[model.fits]}; {problem.message}"
         else:
             self._fits[model.name] = fit.verdict
-            if model.name in self._listed:
-                listed = self._listed[model.name]
-                speed = listed.speed if fit.is_possible else None
-                self._listed[model.name] = replace(listed, fits=fit.is_possible, speed=speed)
-                self._draw()
+            for table in self._table:
+                if (listed := table.find(model.name)) is not None:
+                    speed = listed.speed if fit.is_possible else None
+                    table.replace(replace(listed, fits=fit.is_possible, speed=speed))
         self._show_fit()
 
     def _chosen(self) -> ModelInfo | None:
-        name = next((listing.chosen for listing in self.query(Listing)), None)
-        return None if name is None else self._listed[name]
+        return next((table.model for table in self._table), None)
 
     # --- actions
 
@@ -368,14 +313,3 @@ def _is_recommended(model: ModelInfo | None) -> bool:
 def _order(model: ModelInfo) -> tuple[bool, bool, int]:
     """Sort key: the loaded model first, then models that need no download, then by size."""
     return not model.loaded, not can_load(model), model.size or 0
-
-
-def _progress(progress: Download) -> str:
-    if progress.stage:
-        return progress.stage
-    share = figures.percent(progress.done, progress.total or 0) or figures.size(progress.done)
-    speed = round(progress.bytes_per_second)
-    if not speed:
-        return share
-    left = f", {figures.time_left((progress.total - progress.done) / speed)}" if progress.total else ""
-    return f"{share}, {figures.size(speed)}/s{left}"

@@ -1,0 +1,115 @@
+"""The table of the models screen: names, sizes, and states, with columns that the width of the terminal allows."""
+
+from collections.abc import Callable, Sequence
+
+from rich.text import Text
+
+from tui import figures
+from tui.downloads import Downloads
+from tui.engine_types import Download, ModelInfo
+from tui.plain_text import model_name, shortened, single_line
+from tui.widgets.listing import Listing
+
+_BESIDE = 38  # width in cells of the other columns that are always shown, also during a download
+# column -> minimum width in cells of a terminal that shows it, and the width of the column
+_OPTIONAL = {"license": (76, 14), "speed": (100, 13)}
+_LEAST = 20  # minimum width in cells of the name
+_COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("State", "state"))
+
+
+class ModelTable(Listing):
+    """Shows models in the order in which they are given."""
+
+    def __init__(self, downloads: Downloads, offline_reason: Callable[[], str]) -> None:
+        """Create an empty table. `offline_reason` returns why no model can be downloaded, or ""."""
+        super().__init__()
+        self._downloads = downloads
+        self._offline_reason = offline_reason
+        self._models: dict[str, ModelInfo] = {}
+        self.can_focus = False
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """The model of the highlighted row."""
+        return None if self.chosen is None else self._models[self.chosen]
+
+    def find(self, name: str) -> ModelInfo | None:
+        """Return the listed model of this name."""
+        return self._models.get(name)
+
+    def show_models(self, models: Sequence[ModelInfo]) -> None:
+        """Replace all models."""
+        self._models = {model.name: model for model in models}
+        self.draw()
+
+    def replace(self, model: ModelInfo) -> None:
+        """Replace the listed model of the same name."""
+        self._models[model.name] = model
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw all rows for the current width of the terminal."""
+        self._set_columns()
+        self.show({name: self._cells(model) for name, model in self._models.items()})
+
+    def update_states(self) -> None:
+        """Draw the states that have changed, such as those of downloads."""
+        for name, model in self._models.items():
+            state = Text(single_line(self._state(model)), no_wrap=True)
+            if self.get_cell(name, "state") != state:
+                self.update_cell(name, "state", state, update_width=True)
+
+    def _optional_columns(self) -> list[str]:
+        """Return the keys of the optional columns for which the terminal is wide enough. Unknown speeds have none."""
+        width, has_speeds = self.app.size.width, any(model.speed for model in self._models.values())
+        return [key for key, (least, _) in _OPTIONAL.items() if width >= least and (key != "speed" or has_speeds)]
+
+    def _set_columns(self) -> None:
+        if not self.columns:
+            for label, key in _COLUMNS:
+                self.add_column(label, key=key)
+        wanted = self._optional_columns()
+        shown = [key.value for key in self.columns if key.value in _OPTIONAL]
+        if shown != wanted:
+            for key in shown:
+                self.remove_column(key or "")
+            for key in wanted:
+                self.add_column(key.title(), key=key)
+
+    def _cells(self, model: ModelInfo) -> tuple[Text, ...]:
+        size = f"{'~' if model.is_estimate else ''}{figures.size(model.size)}"
+        values = {"license": model.license, "speed": figures.expected_speed(model.speed)}
+        columns = self._optional_columns()
+        beside = _BESIDE + sum(_OPTIONAL[key][1] for key in columns)
+        name = shortened(single_line(model_name(model.name)), max(_LEAST, self.app.size.width - beside))
+        texts = (name, model.quantization, size, self._state(model), *(values[key] for key in columns))
+        return tuple(Text(single_line(text), no_wrap=True) for text in texts)
+
+    def _state(self, model: ModelInfo) -> str:
+        progress = self._downloads.progress.get(model.name)
+        if progress is not None:
+            return _progress(progress)
+        if model.loaded:
+            return "in use"
+        if model.elsewhere:
+            return "available"
+        if model.installed:
+            return "installed"
+        if model.arrived:
+            share = "" if model.is_estimate else figures.percent(model.arrived, model.size or 0)
+            return f"paused at {share or figures.size(model.arrived)}"
+        if self._offline_reason():
+            return "offline"
+        fit = "" if model.fits is None else "fits" if model.fits else "too large"
+        return f"{fit}, recommended" if model.is_recommended else fit
+
+
+def _progress(progress: Download) -> str:
+    if progress.stage:
+        return progress.stage
+    share = figures.percent(progress.done, progress.total or 0) or figures.size(progress.done)
+    speed = round(progress.bytes_per_second)
+    if not speed:
+        return share
+    left = f", {figures.time_left((progress.total - progress.done) / speed)}" if progress.total else ""
+    return f"{share}, {figures.size(speed)}/s{left}"
