@@ -2,11 +2,12 @@
 
     python -m tests.bench.compare --suite --xllamacpp
     python -m tests.bench.compare --suite --llama-server llama.cpp/build/bin/llama-server --threads 2 [--http]
+    python -m tests.bench.compare --suite --ik-llama ik_llama.cpp/build/bin --threads 2
     python -m tests.bench.compare --prompt-tokens 128 --output-tokens 96 --xllamacpp --json | jq '.compare[0].ratios'
 
 Every round measures all programs in turn, with the same file, threads, and sizes. --xllamacpp measures llama.cpp in the
-package xllamacpp. --llama-server measures a build of llama.cpp, found by the path of its llama-server. The results go
-to stdout, the progress to stderr. `ingle bench` measures only Inglenook.
+package xllamacpp. --llama-server measures a build of llama.cpp, found by the path of its llama-server, and --ik-llama
+one of ik_llama.cpp. The results go to stdout, the progress to stderr. `ingle bench` measures only Inglenook.
 """
 
 import argparse
@@ -31,7 +32,7 @@ def main() -> int:
     chosen = {name: getattr(arguments, name) for name in ("model", "context", "threads", "kernels", "device")}
     try:
         progress = progress_on_stderr(quiet=arguments.quiet)
-        peers = find_peers(arguments.xllamacpp, arguments.llama_server, progress)
+        peers = find_peers(arguments.xllamacpp, arguments.llama_server, progress, arguments.ik_llama)
         rows = (
             SUITE
             if arguments.suite
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--xllamacpp", action="store_true")
     parser.add_argument("--llama-server", type=Path)
+    parser.add_argument("--ik-llama", type=Path, help="folder of the programs of ik_llama.cpp, without --http")
     parser.add_argument("--http", action="store_true", help="compare servers over HTTP instead of engines")
     parser.add_argument("--suite", action="store_true", help="measure five common workloads instead of one")
     parser.add_argument("--prompt-tokens", type=int, default=512)

@@ -8,6 +8,7 @@ from pathlib import Path
 from app.bench.competitor import Competitor, CompetitorFailed
 from app.bench.workload import Load
 from app.progress import Progress
+from tests.bench.peers.ik_llama import IkTools
 from tests.bench.peers.llama_build import LlamaBuild, probe
 from tests.bench.peers.llama_server import llama_server
 from tests.bench.peers.llama_tools import LlamaTools, tools_for
@@ -20,6 +21,7 @@ class Peers:
 
     xllamacpp: bool
     llama: LlamaBuild | None
+    ik: Path | None = None  # the folder of the programs of ik_llama.cpp, which is compared without HTTP only
 
     def check(self, loads: Sequence[Load]) -> None:
         """Raise CompetitorFailed if the build of llama.cpp lacks a tool that measuring these loads needs."""
@@ -36,7 +38,9 @@ class Peers:
             progress.say(f"Starting {PACKAGE}")
             competitors.append(resources.enter_context(xllamacpp_engine(model, threads, loads)))
         if self.llama is not None:
-            competitors.append(LlamaTools(self.llama, model, threads))
+            competitors.append(LlamaTools(self.llama.description, self.llama.tool, model, threads))
+        if self.ik is not None:
+            competitors.append(IkTools(self.ik, model, threads))
         return competitors
 
     def servers(
@@ -53,7 +57,7 @@ class Peers:
         return competitors
 
 
-def find_peers(xllamacpp: bool, llama_server: Path | None, progress: Progress) -> Peers:
+def find_peers(xllamacpp: bool, llama_server: Path | None, progress: Progress, ik: Path | None = None) -> Peers:
     """Return the peers. Raises CompetitorFailed if there are none, or if `llama_server` is a different program."""
     wanted, xllamacpp = xllamacpp, xllamacpp and installed()
     if wanted and not xllamacpp:
@@ -62,4 +66,4 @@ def find_peers(xllamacpp: bool, llama_server: Path | None, progress: Progress) -
         if llama_server is None:
             raise CompetitorFailed(f"There is no peer to compare with: {missing}", remedy)
         progress.say(f"{missing}: only llama.cpp is compared. To add it: pip install {PACKAGE}=={TESTED_VERSION}")
-    return Peers(xllamacpp, None if llama_server is None else probe(llama_server))
+    return Peers(xllamacpp, None if llama_server is None else probe(llama_server), ik)

@@ -6,14 +6,13 @@ starts with the prompt. They use random tokens and do not sample.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from app.bench.competitor import CompetitorFailed
 from app.bench.sample import Sample
 from app.bench.workload import Load, Prompts, Rate
-from tests.bench.peers.llama_build import LlamaBuild
 from tests.bench.peers.programs import output_of
 
 NATIVE_NAME = "llama.cpp"
@@ -27,9 +26,10 @@ class LlamaTools:
     name = NATIVE_NAME
     pid = None
 
-    def __init__(self, build: LlamaBuild, model: Path, threads: int) -> None:
-        self.build = build.description
-        self._tool = build.tool
+    def __init__(self, build: str, tool: Callable[[str], Path], model: Path, threads: int) -> None:
+        """Store a description of the build, and the function that returns the path of a tool by its name."""
+        self.build = build
+        self._tool = tool
         self._model = model
         self._threads = threads
 
@@ -46,25 +46,35 @@ class LlamaTools:
         if load.rates & {Rate.PREFILL, Rate.END_TO_END}:
             prefill = self._llama_bench("-p", load.prompt_tokens, "-n", 0)
         if load.rates & {Rate.DECODE, Rate.END_TO_END} and steps:
-            decode = self._llama_bench("-p", 0, "-n", steps, "-d", load.prompt_tokens)
+            decode = self._llama_bench(*self._decode_test(load.prompt_tokens, steps))
         return _rates(load, prefill, decode)
+
+    def _decode_test(self, prompt_tokens: int, steps: int) -> tuple[str | int, ...]:
+        """Return the arguments of llama-bench for `steps` decode steps after a prompt."""
+        return "-p", 0, "-n", steps, "-d", prompt_tokens
 
     def _llama_bench(self, *test: str | int) -> float:
         """Return the seconds that one test took."""
         output = self._run(_SINGLE, *test, "-r", 1, "-o", "json")
-        with _parsing_output(_SINGLE):
+        with parsing_output(_SINGLE):
             [result] = json.loads(output)
             return float(result["avg_ns"]) / 1e9
 
     def _by_batched_bench(self, load: Load) -> Mapping[Rate, float]:
-        steps = max(1, load.output_tokens - 1)
-        shape = ("-npp", load.prompt_tokens, "-ntg", steps, "-npl", load.streams)
-        context = ("-c", load.streams * slot_tokens(load.context))
-        output = self._run(_BATCHED, *shape, *context, "-tb", self._threads, "--output-format", "jsonl")
-        with _parsing_output(_BATCHED):
-            [result] = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-            prefill, decode = float(result["t_pp"]), float(result["t_tg"])
+        prefill, decode = self._batched(load, max(1, load.output_tokens - 1))
         return _rates(load, prefill, decode if load.output_tokens > 1 else 0.0)
+
+    def _batched(self, load: Load, steps: int) -> tuple[float, float]:
+        """Return the seconds of prefill and of decode steps of several streams."""
+        context = load.streams * slot_tokens(load.context)
+        output = self._run_batched(load, steps, "-c", context, "--output-format", "jsonl")
+        with parsing_output(_BATCHED):
+            [result] = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+            return float(result["t_pp"]), float(result["t_tg"])
+
+    def _run_batched(self, load: Load, steps: int, *options: str | int) -> str:
+        shape = ("-npp", load.prompt_tokens, "-ntg", steps, "-npl", load.streams)
+        return self._run(_BATCHED, *shape, "-tb", self._threads, *options)
 
     def _run(self, tool: str, *arguments: str | int) -> str:
         command = [self._tool(tool), "-m", self._model, "-t", self._threads, *arguments]
@@ -96,11 +106,11 @@ def _rates(load: Load, prefill: float, decode: float) -> Mapping[Rate, float]:
 
 
 @contextmanager
-def _parsing_output(tool: str) -> Iterator[None]:
+def parsing_output(tool: str) -> Iterator[None]:
     """Raise CompetitorFailed if the body cannot parse the tool's output."""
     try:
         yield
-    except (ValueError, KeyError, TypeError) as problem:
+    except (ValueError, LookupError, TypeError) as problem:
         raise CompetitorFailed(
             f"{tool} printed output that this version cannot parse", "Use a newer llama.cpp."
         ) from problem

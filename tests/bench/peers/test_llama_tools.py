@@ -47,7 +47,7 @@ def test_probe_rejects_other_programs(tmp_path: Path) -> None:
 def test_llama_bench_measures_one_stream(build: LlamaBuild, fake_llama: FakeLlama) -> None:
     """Each fake test takes half a second. A reply of 33 tokens has 32 steps: the prefill produces the first token."""
     load = Load(100, 33)
-    sample = LlamaTools(build, MODEL, 2).measure(load, ())
+    sample = LlamaTools(build.description, build.tool, MODEL, 2).measure(load, ())
     assert sample.rates == {Rate.PREFILL: 200.0, Rate.DECODE: 64.0, Rate.END_TO_END: 33.0}
     common = ["-m", str(MODEL), "-t", "2"]
     assert fake_llama.calls("llama-bench") == [
@@ -58,36 +58,36 @@ def test_llama_bench_measures_one_stream(build: LlamaBuild, fake_llama: FakeLlam
 
 @pytest.mark.parametrize(("rate", "figure"), [(Rate.PREFILL, 200.0), (Rate.DECODE, 64.0)])
 def test_only_requested_rates_are_measured(build: LlamaBuild, fake_llama: FakeLlama, rate: Rate, figure: float) -> None:
-    sample = LlamaTools(build, MODEL, 2).measure(Load(100, 33, rates=frozenset({rate})), ())
+    sample = LlamaTools(build.description, build.tool, MODEL, 2).measure(Load(100, 33, rates=frozenset({rate})), ())
     assert sample.rates == {rate: figure}
     assert len(fake_llama.calls("llama-bench")) == 1
 
 
 def test_reply_of_one_token_has_no_decode_rate(build: LlamaBuild, fake_llama: FakeLlama) -> None:
-    sample = LlamaTools(build, MODEL, 2).measure(Load(100, 1), ())
+    sample = LlamaTools(build.description, build.tool, MODEL, 2).measure(Load(100, 1), ())
     assert sample.rates == {Rate.PREFILL: 200.0, Rate.END_TO_END: 2.0}
     assert len(fake_llama.calls("llama-bench")) == 1
 
 
 def test_llama_batched_bench_measures_several_streams(build: LlamaBuild, fake_llama: FakeLlama) -> None:
     *_, row = rows_of(60, 24, 16)
-    sample = LlamaTools(build, MODEL, 2).measure(row.load, ())
+    sample = LlamaTools(build.description, build.tool, MODEL, 2).measure(row.load, ())
     assert sample.rates == {Rate.DECODE: 736.0, Rate.END_TO_END: 16 * 24 / 2.0}
     assert sample.together == 16
     [arguments] = fake_llama.calls("llama-batched-bench")
-    shape = ["-npp", "60", "-ntg", "23", "-npl", "16", "-c", "4096", "-tb", "2", "--output-format", "jsonl"]
+    shape = ["-npp", "60", "-ntg", "23", "-npl", "16", "-tb", "2", "-c", "4096", "--output-format", "jsonl"]
     assert arguments == ["-m", str(MODEL), "-t", "2", *shape]
 
 
 def test_failing_tool_raises_with_its_stderr(build: LlamaBuild) -> None:
     with pytest.raises(CompetitorFailed, match=r"ended with status 1(?s:.*)unable to load model"):
-        LlamaTools(build, Path("/models/broken.gguf"), 2).measure(Load(8, 8), ())
+        LlamaTools(build.description, build.tool, Path("/models/broken.gguf"), 2).measure(Load(8, 8), ())
 
 
 def test_unexpected_tool_output_raises(build: LlamaBuild, fake_llama: FakeLlama) -> None:
     (fake_llama.folder / "llama-bench").write_text("#!/bin/sh\necho '| model | size |'\n")
     with pytest.raises(CompetitorFailed, match="llama-bench printed output that this version cannot parse"):
-        LlamaTools(build, MODEL, 2).measure(Load(8, 8), ())
+        LlamaTools(build.description, build.tool, MODEL, 2).measure(Load(8, 8), ())
 
 
 def test_missing_tool_raises(build: LlamaBuild, fake_llama: FakeLlama) -> None:
