@@ -33,10 +33,16 @@ _SUBREAPER = 36  # prctl option: orphaned descendants become children of this pr
 
 
 class ForkedProgram(subprocess.Popen[str]):
-    """An `ingle` process with these arguments. It behaves like one that `subprocess.Popen` started."""
+    """An `ingle` process with these arguments. It behaves like one that `subprocess.Popen` started.
 
-    def __init__(self, environment: Mapping[str, str], *arguments: str) -> None:
-        super().__init__(["ingle", *arguments], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    Its standard error is a pipe, and so are its other streams with `subprocess.PIPE`.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str], *arguments: str, stdin: int | None = None, stdout: int | None = None
+    ) -> None:
+        command, errors = ["ingle", *arguments], subprocess.PIPE
+        super().__init__(command, cwd=ROOT, env=environment, stdin=stdin, stdout=stdout, stderr=errors, text=True)
 
     def _execute_child(self, *given: Any) -> None:
         asked = signature(subprocess.Popen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]

@@ -73,10 +73,10 @@ def orders(seed: int) -> list[Order]:
     return [lambda count: range(count)[::-1], shuffled]
 
 
-def depends_on_order(run: Callable[[], Tensor], seed: int) -> bool:
-    """Whether the bits of a result differ between orders."""
+def depends_on_order(run: Callable[[], Tensor], orders: Sequence[Order]) -> bool:
+    """Whether the bits of a result differ between the usual order and the given ones."""
     expected = run()
-    for order in orders(seed):
+    for order in orders:
         with programs_in_order(order):
             found = run()
         if not torch.equal(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8)):
@@ -86,7 +86,7 @@ def depends_on_order(run: Callable[[], Tensor], seed: int) -> bool:
 
 @pytest.mark.parametrize("racy", [chain, shared_slot])
 def test_racy_kernels_are_found(racy: Callable[[], Tensor], seed: int) -> None:
-    assert depends_on_order(racy, seed)
+    assert depends_on_order(racy, orders(seed))
 
 
 def test_every_program_runs_once_in_any_order(seed: int) -> None:
@@ -105,7 +105,10 @@ def test_every_program_runs_once_in_any_order(seed: int) -> None:
 @pytest.mark.share(1)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_steps_of_a_model(deterministic: bool, tmp_path: Path, seed: int) -> None:
-    """Embedding, norms, products, rope, storage of keys and values, attention with several parts, and gates."""
+    """Embedding, norms, products, rope, storage of keys and values, attention with several parts, and gates.
+
+    A step takes seconds in the interpreter, so a run takes one of the orders.
+    """
     random_gguf.write(path := tmp_path / "random.gguf", "Q4_K", ONE_LAYER)
     options = CudaOptions(deterministic=deterministic)
 
@@ -121,7 +124,7 @@ def test_steps_of_a_model(deterministic: bool, tmp_path: Path, seed: int) -> Non
         (pool,) = loaded.model.kv.pools
         return torch.cat([*(it.flatten() for it in found), pool[list(BLOCKS)].flatten().float()])
 
-    assert not depends_on_order(run, seed)
+    assert not depends_on_order(run, orders(seed)[seed % 2 :][:1])
 
 
 @pytest.mark.share(2)
@@ -135,7 +138,7 @@ def test_products_that_several_programs_share(count: int, rows: int, limit: int,
     layer = CudaLinear([matrix], INTERPRETED, deterministic=False, measured=dict.fromkeys(shapes, tile))
     x = torch.randn(count, 2048).bfloat16()
     added = torch.randn(count, 64)
-    assert not depends_on_order(lambda: layer.multiply(x, add_to=added.clone()), seed)
+    assert not depends_on_order(lambda: layer.multiply(x, add_to=added.clone()), orders(seed))
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "BF16"])
@@ -145,7 +148,7 @@ def test_products_of_experts(slots: int, kind: str, seed: int) -> None:
     stack = CudaBackend(torch.device("cpu"), INTERPRETED, deterministic=False).stack(layers, 3)
     tiles = token_tiles(torch.tensor([[0], [2], [0], [1]], dtype=torch.int32), 3, slots)
     x = torch.randn(4, 256)
-    assert not depends_on_order(lambda: stack.multiply(x, tiles), seed)
+    assert not depends_on_order(lambda: stack.multiply(x, tiles), orders(seed))
 
 
 def test_grouping_of_tokens_by_expert(seed: int) -> None:
@@ -157,7 +160,7 @@ def test_grouping_of_tokens_by_expert(seed: int) -> None:
         assert tiles.slots is not None
         return torch.cat([tiles.experts, tiles.slots[:used]])
 
-    assert not depends_on_order(grouped, seed)
+    assert not depends_on_order(grouped, orders(seed))
 
 
 def test_sampling(seed: int) -> None:
@@ -169,4 +172,4 @@ def test_sampling(seed: int) -> None:
     ]
     targets = [SampleTarget(row, Request(row, (1,), it), 0) for row, it in enumerate(params)]
     rows = build_rows(targets, 500, NO_MASKS)
-    assert not depends_on_order(lambda: sample(logits.clone(), rows.to(logits.device)).columns.token_ids, seed)
+    assert not depends_on_order(lambda: sample(logits.clone(), rows.to(logits.device)).columns.token_ids, orders(seed))

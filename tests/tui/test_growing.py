@@ -94,7 +94,7 @@ def test_growing_list_item_is_shown_at_once_with_few_layouts() -> None:
         page = Page("- ")
         async with page.run_test(size=(60, 60)) as pilot:
             with counted_layouts() as layouts:
-                for number, word in enumerate(LONG.split()[:100]):
+                for number, word in enumerate(LONG.split()[:70]):
                     page.reply.add(f"{word} {number} ")
                     await shown(page, pilot)
                     assert str(number) in " ".join(page.lines)

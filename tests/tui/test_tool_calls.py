@@ -137,6 +137,8 @@ def test_question_about_long_arguments_shows_the_tool_and_all_answers(size: tupl
         assert [one for one in ("Run files.read?", '"name 0": 0', "Allow once", "Deny") if one not in shown] == []
         assert "pgdn more" in shown
         for _ in range(40):
+            if any('"name 39": 39' in line for line in chat.lines()):
+                break
             await chat.pilot.press("pagedown")
         assert any('"name 39": 39' in line for line in await at_rest(chat.pilot, chat.lines))
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.app.command_line import ingle
+from tests.app.forked_program import ForkedProgram
 from tests.app.long_reply import WITHOUT_END
 from tests.app.mapped_file import wait_until_mapped
 from tests.support.processes import HANGING_SECONDS
 
 ROOT = Path(__file__).parents[3]
-PROGRAM = [sys.executable, "-m", "app", "run"]
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def environment(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> dict[str, s
 
 
 @pytest.fixture
-def process(environment: dict[str, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def process(environment: dict[str, str]) -> Iterator[list[ForkedProgram]]:
     """A list for processes that must end with the test."""
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[ForkedProgram] = []
     yield started
     for one in started:
         with one:
@@ -114,38 +114,36 @@ def test_system_message_is_part_of_the_prompt(environment: dict[str, str]) -> No
 @pytest.mark.share(2)
 @pytest.mark.parametrize("phase", ["compiling", "loading", "prefill", "decode"])
 def test_interrupt_stops_at_once(
-    environment: dict[str, str], smollm2: Path, process: list[subprocess.Popen[bytes]], phase: str, tmp_path: Path
+    environment: dict[str, str], smollm2: Path, process: list[ForkedProgram], phase: str, tmp_path: Path
 ) -> None:
     if phase == "compiling":
         environment["INGLE_CACHE_DIR"] = str(tmp_path / "cache")
     question, *sampling = WITHOUT_END
     prompt = "word " * 6000 if phase == "prefill" else question
-    command = [*PROGRAM, "-", *sampling, "--threads", "1"]
-    started = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    arguments, pipe = ("run", "-", *sampling, "--threads", "1"), subprocess.PIPE
+    started = ForkedProgram(environment, *arguments, stdin=pipe, stdout=pipe)
     process.append(started)
     assert started.stdin is not None
     assert started.stdout is not None
     assert started.stderr is not None
-    started.stdin.write(prompt.encode())
+    started.stdin.write(prompt)
     started.stdin.close()
     if phase == "compiling":
-        assert any(b"Preparing" in line for line in started.stderr)
+        assert any("Preparing" in line for line in started.stderr)
     elif phase == "loading":
         wait_until_mapped(started, smollm2)
     elif phase == "prefill":
-        assert any(b"Reading the prompt" in line for line in started.stderr)
+        assert any("Reading the prompt" in line for line in started.stderr)
     else:
         assert started.stdout.read(1)  # text is streamed while thousands of tokens are still to come
         assert started.poll() is None
     started.send_signal(signal.SIGINT)
     assert started.wait(HANGING_SECONDS) == 130
     rest = started.stderr.read()
-    assert b"Traceback" not in rest
+    assert "Traceback" not in rest
     if phase != "decode":
-        assert b"done in" not in rest  # neither the interrupted task nor a later one is reported as done
-        assert started.stdout.read().strip() == b""
+        assert "done in" not in rest  # neither the interrupted task nor a later one is reported as done
+        assert started.stdout.read().strip() == ""
 
 
 @pytest.mark.parametrize(
@@ -199,13 +197,12 @@ def test_too_little_memory_to_start_is_reported(environment: dict[str, str]) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_closed_stdout_prints_no_error(environment: dict[str, str], process: list[subprocess.Popen[bytes]]) -> None:
-    command = [*PROGRAM, *WITHOUT_END, "-q"]
-    started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def test_closed_stdout_prints_no_error(environment: dict[str, str], process: list[ForkedProgram]) -> None:
+    started = ForkedProgram(environment, "run", *WITHOUT_END, "-q", stdout=subprocess.PIPE)
     process.append(started)
     assert started.stdout is not None
     assert started.stderr is not None
     started.stdout.read(1)
     started.stdout.close()
     assert started.wait(HANGING_SECONDS) != 0
-    assert started.stderr.read() == b""
+    assert started.stderr.read() == ""

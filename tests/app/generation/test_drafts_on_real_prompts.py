@@ -51,7 +51,7 @@ TASKS = (
     "Continue this text:",
     "Explain this text to a child:",
 )
-LENGTH = 32  # tokens of a reply
+LENGTH = 24  # tokens of a reply
 TOGETHER = 8  # number of prompts at a time
 VOCABULARY = 49152
 DRAWN: Mapping[str, object] = {"temperature": 0.8, "top_p": 0.95}
@@ -109,7 +109,7 @@ CASES: Mapping[str, Asked] = {
     "penalties": Asked({**DRAWN, "repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.3}),
     "dry": Asked({"temperature": 0, "dry": DryParams(2.0)}),
     "xtc": Asked({**DRAWN, "xtc_probability": 0.6, "xtc_threshold": 0.05}),
-    "min tokens": Asked({"temperature": 0, "min_tokens": 28}),
+    "min tokens": Asked({"temperature": 0, "min_tokens": 20}),
     "bias": Asked({**DRAWN, "logit_bias": ((28, 4.0), (30, -100.0))}),
     "schema": Asked(DRAWN, RequestedGrammar(GrammarSource.schema({"type": "array", "items": NOTE}), "grammar")),
     "tools": Asked(DRAWN, tools=TOOLS),

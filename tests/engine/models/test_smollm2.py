@@ -55,7 +55,11 @@ class Loaded:
 
 @pytest.fixture(scope="module")
 def loaded(smollm2: Path) -> Loaded:
-    """An engine with few tokens per step, so that prompts of moderate length take several steps."""
+    return load_in_small_steps(smollm2)
+
+
+def load_in_small_steps(path: Path) -> Loaded:
+    """Load an engine with few tokens per step, so that prompts of moderate length take several steps."""
     models_made: list[Model] = []
 
     def load(*given: Any) -> Model:
@@ -63,7 +67,7 @@ def loaded(smollm2: Path) -> Loaded:
         return models_made[-1]
 
     load_model = models.load
-    with open_checkpoint(smollm2) as checkpoint, pytest.MonkeyPatch.context() as patch:
+    with open_checkpoint(path) as checkpoint, pytest.MonkeyPatch.context() as patch:
         patch.setattr(ReferenceDevice, "step_tokens", lambda device, model: STEP_TOKENS)
         patch.setattr(models, "load", load)
         engine = load_engine(checkpoint, LoadOptions(backend="reference"))
@@ -213,8 +217,9 @@ def run_to_end(engine: ModelEngine) -> list[TokenEvent]:
     return events
 
 
-def test_replies_are_equal_in_a_batch_and_alone(engine: ModelEngine, prompts: list[tuple[int, ...]]) -> None:
+def test_replies_are_equal_in_a_batch_and_alone(short_smollm2: Path, prompts: list[tuple[int, ...]]) -> None:
     """Covers greedy and random sampling, different lengths and start times, chunked prefill, and cached prefixes."""
+    engine = load_in_small_steps(short_smollm2).engine
     long = prompts[6] * 3
     assert len(long) > STEP_TOKENS
     submitted: list[tuple[tuple[int, ...], dict[str, object]]] = [

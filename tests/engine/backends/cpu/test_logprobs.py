@@ -1,5 +1,6 @@
 """Distance of the CPU kernels' log-probabilities from float32, with the same weights."""
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,10 +113,12 @@ def step(smollm2: Path, cpu_kernels: Path) -> CpuStep:
 
 
 @pytest.fixture(scope="module")
-def texts(smollm2: Path, step: CpuStep) -> Texts:
+def texts(smollm2: Path, step: CpuStep, seed: int) -> Texts:
+    """A random half of the questions."""
     with open_checkpoint(smollm2) as checkpoint:
         tokenizer = from_gguf(checkpoint.metadata.values)
-    turns = [f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in QUESTIONS]
+    questions = random.Random(seed).sample(QUESTIONS, 4)
+    turns = [f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in questions]
     prompts = [list(tokenizer.encode(turn, parse_special=True)) for turn in turns]
     ids, plain = greedy(step, prompts, 49152), reference(smollm2)
     return Texts(ids, [len(prompt) for prompt in prompts], [logprobs(plain, text, 49152) for text in ids])
@@ -155,7 +158,7 @@ def test_smollm2_greedy_tokens_equal_float32(texts: Texts) -> None:
                 assert gap < TIE
             compared += 1
     print(f"{compared} tokens, other choices at gaps up to {largest_tie:.4f}")
-    assert compared > 200
+    assert compared > 100
 
 
 @pytest.mark.parametrize("mix", MIXES)
