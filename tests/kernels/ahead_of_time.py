@@ -28,7 +28,7 @@ from triton.runtime.jit import JITFunction
 import engine.kernels
 import quant.kernels
 from quant.kernels.card import Card
-from tests.kernels.calls import CALLS, Setting
+from tests.kernels.calls import CALLS_OF_A_CARD, CALLS_OF_ALL_CARDS, Setting
 from tests.kernels.cards import CARDS, CLASSES
 from tests.kernels.compilation import Machine, compile_launch
 from tests.kernels.launches import Launch, record_launches
@@ -75,13 +75,17 @@ def check_launch(job: tuple[Launch, Card]) -> Verdict:
     return Verdict(str(launch), card, machine, ", ".join(faults), time.monotonic() - start)
 
 
-def collect_launches(cards: Iterable[Card], *, thorough: bool) -> list[tuple[Launch, list[Card]]]:
+def collect_launches(cards: Sequence[Card], *, thorough: bool) -> list[tuple[Launch, list[Card]]]:
     """Return every distinct launch with the cards it occurs on."""
-    found: dict[str, tuple[Launch, list[Card]]] = {}
+    with record_launches() as launches:
+        for model, tokens in itertools.product(SHAPES, TOKENS):
+            for call in CALLS_OF_ALL_CARDS:
+                call(Setting(cards[0], model, tokens, deterministic=False, thorough=thorough))
+    found = {key: (launch, list(cards)) for key, launch in launches.items()}
     for card in cards:
         with record_launches() as launches:
             for model, tokens, deterministic in itertools.product(SHAPES, TOKENS, (False, True)):
-                for call in CALLS:
+                for call in CALLS_OF_A_CARD:
                     call(Setting(card, model, tokens, deterministic, thorough))
         for key, launch in launches.items():
             found.setdefault(key, (launch, []))[1].append(card)

@@ -1,6 +1,7 @@
 """Calls of every kernel wrapper on tensors without memory, with the arguments that the engine passes.
 
-A new wrapper gets a function here and a row in `CALLS`. A kernel that no wrapper launches fails the check.
+A new wrapper gets a function here and an entry in one of the tables of calls. A kernel that no wrapper launches fails
+the check.
 """
 
 import itertools
@@ -214,4 +215,7 @@ EXPERT_FORMS = ("Q4_K", "Q6_K", "MXFP4", "e4m3 channel", "e4m3 128x128", "BF16")
 # experts with nested scales are not supported, and those with an order of columns have the same kernels as others
 EXPERT_KINDS = tuple(kind for kind in KINDS if kind not in ORDERED and "nested" not in kind)
 KV_TYPES = (torch.bfloat16, torch.uint8)
-CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _heads, _attention, _sampling, _products, _experts)
+Call = Callable[[Setting], None]
+CALLS_OF_ALL_CARDS: tuple[Call, ...] = (_gate, _norms, _heads, _sampling)  # the same launches on every card
+CALLS_OF_A_CARD: tuple[Call, ...] = (_attention, _products, _experts)
+CALLS = CALLS_OF_ALL_CARDS + CALLS_OF_A_CARD
