@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quant.cuda.experts import CudaExpert, ExpertStack, stacked
+from quant.cuda.experts import CudaExpert, ExpertStack, stacked, with_own_scales
 from quant.cuda.joining import joined
 from quant.cuda.linear import CudaLinear
 from quant.cuda.loading import to_device
@@ -37,11 +37,11 @@ class CudaBackend:
 
     def stack(self, layers: Iterable[Sequence[QTensor]], count: int) -> ExpertStack:
         """Return the layers of `experts` in one object."""
-        matrices = stacked(map(self._matrices, layers), count)
+        matrices = stacked((self._matrices(map(with_own_scales, segments)) for segments in layers), count)
         return ExpertStack(matrices, count, self.card, deterministic=self.deterministic, measured=self.measured)
 
     def to_device(self, values: Tensor) -> Tensor:
         return values.to(self.device)
 
-    def _matrices(self, segments: Sequence[QTensor], use: Use = Use.PRODUCTS) -> list[CudaMatrix]:
+    def _matrices(self, segments: Iterable[QTensor], use: Use = Use.PRODUCTS) -> list[CudaMatrix]:
         return list(joined([to_device(segment, self.device, use) for segment in segments]))

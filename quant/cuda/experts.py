@@ -4,6 +4,7 @@ The rows of all experts form one matrix, so an expert is a range of its rows. Pr
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from quant.kernels.packed_product import gated_expert_product, has_vector_kernel
 from quant.kernels.plain_experts import plain_expert_product
 from quant.kernels.tiles import FIXED_TOKENS, TOKENS, MeasuredTiles, ProductTile, TileTable
 from quant.kernels.token_tiles import TokenTiles, token_tiles
+from quant.tensor import GroupedTensor, GroupScale, NestedScale, QTensor
 
 TILE_TOKENS = tuple(it for it in TOKENS if it >= FIXED_TOKENS)  # slots of a tile, unless each slot is a tile
 # tiles have more slots than an expert has on average, because reading an expert twice takes longer than empty slots
@@ -89,12 +91,18 @@ class ExpertStack:
 
     def _multiply(self, matrix: CudaMatrix, x: Tensor, out: Tensor, tiles: TokenTiles) -> None:
         if isinstance(matrix, PackedMatrix):
-            ordered = x if matrix.order is None else x.index_select(1, matrix.order)
+            ordered = x if matrix.order is None else _in_column_order(x, matrix.order, tiles)
             packed_expert_product(matrix, ordered, out, self._tile(matrix, out.shape[1], tiles), tiles)
         elif isinstance(matrix, Float8Matrix):
             out.copy_(float8_matmul.multiply_experts(x, matrix, tiles, out.shape[1], out_dtype=out.dtype))
         else:
             plain_expert_product(matrix.values, x, out, tiles)
+
+
+def _in_column_order(x: Tensor, orders: Tensor, tiles: TokenTiles) -> Tensor:
+    """Return a row for each slot, with the columns in the order of its expert. `orders`: int32 [experts, columns]."""
+    rows = x.repeat_interleave(tiles.count // len(x), 0)
+    return rows.gather(1, orders[tiles.ids].long())
 
 
 class CudaExpert(CudaLinear):
@@ -147,30 +155,53 @@ def stacked(layers: Iterable[Sequence[CudaMatrix]], count: int) -> list[CudaMatr
             own = _part(all_rows, number, count).row_tensors
             for name, tensor in matrix.row_tensors.items():
                 own[name].copy_(tensor)
+            if isinstance(all_rows, PackedMatrix) and all_rows.order is not None:
+                all_rows.order[number].copy_(_order(matrix))
     return whole
+
+
+def _order(matrix: CudaMatrix) -> Tensor:
+    if not isinstance(matrix, PackedMatrix) or matrix.order is None:
+        raise TypeError("the matrix has no order of columns")
+    return matrix.order
+
+
+def with_own_scales(weight: QTensor) -> QTensor:
+    """Return a weight without nested scales: the rows of several experts cannot share their block scales."""
+    if isinstance(weight, GroupedTensor) and isinstance(weight.scale, NestedScale):
+        return replace(weight, scale=GroupScale(weight.scale.values()))
+    return weight
 
 
 def _form(matrix: CudaMatrix) -> object:
     tensors = [(name, tensor.shape, tensor.dtype) for name, tensor in matrix.row_tensors.items()]
+    if isinstance(matrix, PackedMatrix) and matrix.order is not None:  # each expert may have its own order
+        return matrix.shape, joining_form(0, replace(matrix, order=None)), tensors, "ordered"
     return matrix.shape, joining_form(0, matrix), tensors
 
 
 def _checked(matrix: CudaMatrix) -> CudaMatrix:
     """Return a matrix that can be stacked. Raises UnsupportedQuantization if no kernel supports its form."""
-    if isinstance(matrix, PackedMatrix) and (matrix.form.nested_block or matrix.shape[0] % TILE_ROWS):
+    if isinstance(matrix, PackedMatrix) and matrix.shape[0] % TILE_ROWS:
         raise UnsupportedQuantization(
-            f"The GPU kernels do not support experts with nested scales, or of {matrix.shape[0]} rows: "
-            f"the number of rows must be a multiple of {TILE_ROWS}",
+            f"The GPU kernels do not support experts of {matrix.shape[0]} rows: the number of rows must be a multiple "
+            f"of {TILE_ROWS}",
             "Use the CPU: --device cpu.",
         )
     return float8.with_whole_blocks(matrix) if isinstance(matrix, Float8Matrix) else matrix
 
 
 def _empty(matrix: CudaMatrix, count: int) -> CudaMatrix:
-    """Return a matrix with memory for the rows of `count` matrices."""
-    return matrix.with_rows(count * matrix.shape[0], lambda it: it.new_empty(count * len(it), *it.shape[1:]))
+    """Return a matrix with memory for the rows of `count` matrices. An order of columns is int32 [count, columns]."""
+    whole = matrix.with_rows(count * matrix.shape[0], lambda it: it.new_empty(count * len(it), *it.shape[1:]))
+    if isinstance(whole, PackedMatrix) and whole.order is not None:
+        return replace(whole, order=whole.order.new_empty(count, len(whole.order)))
+    return whole
 
 
 def _part(matrix: CudaMatrix, number: int, count: int) -> CudaMatrix:
     """Return one of `count` equal ranges of a matrix's rows, in the same memory."""
-    return matrix.with_rows(matrix.shape[0] // count, lambda it: it.view(count, -1, *it.shape[1:])[number])
+    part = matrix.with_rows(matrix.shape[0] // count, lambda it: it.view(count, -1, *it.shape[1:])[number])
+    if isinstance(part, PackedMatrix) and part.order is not None:
+        return replace(part, order=part.order[number])
+    return part

@@ -91,6 +91,7 @@ class TokenTiles:
     tokens: int  # slots of a tile
     count: int  # slots
     active: int  # slots of a token
+    ids: Tensor  # int32 [slots]: the expert of each slot
 
     @property
     def number(self) -> int:
@@ -105,13 +106,13 @@ def token_tiles(ids: Tensor, experts: int, tokens: int) -> TokenTiles:
     """
     count, active = ids.numel(), ids.shape[1]
     if tokens == 1 or not count:
-        return TokenTiles(ids.flatten(), None, 1, count, active)
+        return TokenTiles(ids.flatten(), None, 1, count, active, ids.flatten())
     tiles = most_tiles(count, experts, tokens)
     tile_experts = torch.empty(tiles, dtype=torch.int32, device=ids.device)
     slots = torch.empty(tiles * tokens, dtype=torch.int32, device=ids.device)
     bins = max(LEAST_BINS, triton.next_power_of_2(experts + 1))
     _tiles_kernel[experts,](ids, tile_experts, slots, count, experts, tiles, TOKENS=tokens, BINS=bins, BLOCK=BLOCK)
-    return TokenTiles(tile_experts, slots, tokens, count, active)
+    return TokenTiles(tile_experts, slots, tokens, count, active, ids.flatten())
 
 
 def most_tiles(count: int, experts: int, tokens: int) -> int:

@@ -174,6 +174,19 @@ def _gather_rows(row: Instruction, limits: Limits) -> Touched:
     yield "out", row["out"], (rows - 1) * row["out_stride"] + 4 * row["words"]
 
 
+def _order_rows(row: Instruction, limits: Limits) -> Touched:
+    rows, size = _rows_of(row, limits), 4 * GROUP * row["groups"]
+    yield from _blocks(row, rows)
+    yield "orders", row["orders"], 8 * row["experts"]
+    for address in (ctypes.c_int64 * row["experts"]).from_address(row["orders"]):  # the table was checked just before
+        yield "orders", address, size
+    if row["token_of"]:
+        yield "token_of", row["token_of"], 8 * rows
+    yield "x", row["x"], ((rows // row["each"] if row["token_of"] else rows) - 1) * row["x_stride"] + size
+    yield "x_copy", row["x"], (limits.threads - 1) * row["x_copy"] + size
+    yield "out", row["out"], (rows - 1) * row["out_stride"] + size
+
+
 def _expert_tiles(row: Instruction, table: str, tile_bytes: str) -> Touched:
     yield table, row[table], 8 * row["experts"]
     for address in (ctypes.c_int64 * row["experts"]).from_address(row[table]):  # the table was checked just before
@@ -187,7 +200,8 @@ def _expert_gated(row: Instruction, limits: Limits) -> Touched:
     width = GROUP * row["groups"]
     size = row_bytes(Form(row["form"]), width)
     yield "x", row["x"], (_rows_of(row, limits) - 1) * row["x_stride"] + size
-    yield "single", row["single"], (limits.threads - 1) * row["x_copy"] + size
+    if row["single"]:
+        yield "single", row["single"], (limits.threads - 1) * row["x_copy"] + size
     yield "rows", row["x"], -(row["rows"] % PAIR)  # must be a multiple of PAIR
     yield from _written_rows(row, limits, row_bytes(Form(row["out_form"]), row["rows"]))
 
@@ -228,6 +242,7 @@ TOUCHED: dict[Op, Callable[[Instruction, Limits], Touched]] = {
     Op.EXPERT_GATED: _expert_gated,
     Op.EXPERT_MATMUL: _expert_matmul,
     Op.COMBINE: _combine,
+    Op.ORDER_ROWS: _order_rows,
 }
 
 

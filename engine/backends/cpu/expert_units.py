@@ -19,7 +19,7 @@ from engine.backends.cpu.floats import (
     store_some,
 )
 from engine.backends.cpu.instructions import BLOCK_WORDS, TOKENS, Record
-from quant.cpu.activations import gated_product
+from quant.cpu.activations import gated_product, take_columns
 from quant.cpu.ggml_formats import GROUP, PAIR
 from quant.cpu.kernel import jit, kernel, pointer, word
 from quant.cpu.matmul import multiply_pair
@@ -247,9 +247,26 @@ def gather_rows(a: Record, first: int, last: int) -> None:
 
 
 @jit
-def count_expert_units(a: Record) -> int:
+def order_rows(a: Record, first: int, last: int, copy: int) -> None:
+    """Copy float rows in the order of experts. Columns are in the order of the expert. A unit is a block of rows."""
+    for unit in range(first, last):
+        block = a.blocks + 8 * (1 + BLOCK_WORDS * unit)
+        order = word(a.orders, word(block, 0))
+        for row in range(word(block, 1), word(block, 1) + word(block, 2)):
+            source = word(a.token_of, row) if a.token_of != 0 else row
+            x = a.x + copy * a.x_copy + source * a.x_stride
+            take_columns(x, order, a.groups, a.out + row * a.out_stride)
+
+
+@jit
+def count_blocks(a: Record) -> int:
     blocks: int = word(a.blocks, 0)
-    return blocks * ((a.rows + PAIR - 1) // PAIR)
+    return blocks
+
+
+@jit
+def count_expert_units(a: Record) -> int:
+    return count_blocks(a) * ((a.rows + PAIR - 1) // PAIR)
 
 
 @jit
@@ -274,7 +291,7 @@ def expert_gated(a: Record, n: int, first: int, last: int, copy: int, scratch: i
         block, pair = a.blocks + 8 * (1 + BLOCK_WORDS * (unit // pairs)), unit % pairs
         expert, start, count = word(block, 0), word(block, 1), word(block, 2)
         # the row of a single token is not copied for each of its experts
-        x = a.single + copy * a.x_copy if n == 1 else a.x + start * a.x_stride
+        x = a.single + copy * a.x_copy if n == 1 and a.single != 0 else a.x + start * a.x_stride
         multiply_pair(
             a.one, a.two, a.four, a.six, word(a.weight, expert) + 2 * pair * a.tile_bytes, a.tile_bytes, a.groups,
             x, a.x_stride, count, scratch, 2 * half, 0, PAIR,

@@ -1,7 +1,8 @@
 """Record the instructions of a mixture of experts.
 
 The sequence is ROUTE, SORT_ROUTES, GATHER_ROWS, EXPERT_GATED, EXPERT_MATMUL, COMBINE (see `expert_units`). A step reads
-the weights of the chosen experts only.
+the weights of the chosen experts only. If their columns are permuted (act-order), ORDER_ROWS permutes the input rows of
+each expert.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,6 +41,7 @@ class StackedPart:
 
     part: Part
     table: int  # address of the experts' addresses, int64 [experts]
+    orders: int  # address of the addresses of their column orders, int64 [experts]; 0: columns are in order
 
     @staticmethod
     def of(layers: Sequence[CpuLinear], row: int, buffers: Buffers) -> "StackedPart":
@@ -47,9 +49,14 @@ class StackedPart:
         parts = [layer.part_of(row) for layer in layers]
         if len({(it.layout, it.first, it.rows, it.tile_bytes) for it in parts}) > 1:
             raise UnsupportedModel("Experts with different types of weights have no CPU kernel", USE_REFERENCE)
-        if any(it.order for it in parts):
-            raise UnsupportedModel("Experts with permuted columns (act-order) have no CPU kernel", USE_REFERENCE)
-        return StackedPart(parts[0], buffers.addresses([it.address(row) for it in parts]).address)
+        orders = [it.order.address for it in parts if it.order]
+        if len(orders) not in (0, len(parts)):
+            raise UnsupportedModel("Experts of which some have permuted columns have no CPU kernel", USE_REFERENCE)
+        return StackedPart(
+            parts[0],
+            buffers.addresses([it.address(row) for it in parts]).address,
+            buffers.addresses(orders).address if orders else 0,
+        )
 
 
 class ExpertRecorder:
@@ -81,7 +88,10 @@ class ExpertRecorder:
         downs = [cpu_layer(it.down) for it in experts]
         down = StackedPart.of(downs, 0, self._buffers)
         form = downs[0].form(down.part)
-        hidden = self._gated(x, routes, [cpu_layer(it.gate_up) for it in experts], form, gate)
+        wanted = Form.FLOAT if down.orders else form
+        hidden = self._gated(x, routes, [cpu_layer(it.gate_up) for it in experts], wanted, gate)
+        if down.orders:
+            hidden = self._in_form(self._ordered(hidden, routes, down.orders), form)
         out = self._take(Form.FLOAT, downs[0].outputs, x.selected, routes)
         self._program.append(
             Op.EXPERT_MATMUL, selected=x.selected, each=routes.choices, form=form,
@@ -105,19 +115,36 @@ class ExpertRecorder:
         width, products = layers[0].outputs // 2, PRODUCTS[gate]
         first, up = (StackedPart.of(layers, row, self._buffers) for row in (0, width))
         form = _common_form(layers[0], first.part, up.part)
-        rows = x.rows(form)
-        gathered = self._gather(rows, form, routes)
+        if any(it.source(it.part_of(0))[1] != it.source(it.part_of(width))[1] for it in layers):
+            raise UnsupportedModel("Experts with gate and up in different orders have no CPU kernel", USE_REFERENCE)
+        if first.orders:
+            rows, single = self._in_form(self._ordered(x.rows(Form.FLOAT), routes, first.orders), form), {}
+        else:
+            of_tokens = x.rows(form)
+            rows = self._gather(of_tokens, form, routes)
+            single = {"single": of_tokens.buffer.region.address, "x_copy": of_tokens.buffer.copy}
         direct = out_form if out_form in products else Form.FLOAT
         out = self._take(direct, width, x.selected, routes)
         self._program.append(
             Op.EXPERT_GATED, selected=x.selected, each=routes.choices, form=form, out_form=direct,
             groups=first.part.groups, rows=width, kernel=address_of(products[direct]),
             weight=first.table, up=up.table, **product_words(first.part, form), **product_words(up.part, form, "up_"),
-            single=rows.buffer.region.address,
-            **{**gathered.words("x"), "x_copy": rows.buffer.copy}, **out.words("out"),
-            **routes.words("experts", "blocks"),
+            **{**rows.words("x"), **single}, **out.words("out"), **routes.words("experts", "blocks"),
         )  # fmt: skip
         return out if direct is out_form else self._rewrite(out, out_form)
+
+    def _in_form(self, rows: Rows, form: Form) -> Rows:
+        return rows if form is Form.FLOAT else self._rewrite(rows, form)
+
+    def _ordered(self, rows: Rows, routes: Routes, orders: int) -> Rows:
+        """Record copying rows, one per token or per choice, in the column orders of their experts."""
+        out = self._take(Form.FLOAT, rows.width, rows.selected, routes)
+        source = {} if rows.each else routes.words("token_of")
+        self._program.append(
+            Op.ORDER_ROWS, selected=rows.selected, each=routes.choices, groups=rows.width // GROUP, orders=orders,
+            **source, **rows.words("x"), **out.words("out"), **routes.words("experts", "blocks"),
+        )  # fmt: skip
+        return out
 
     def _gather(self, rows: Rows, form: Form, routes: Routes) -> Rows:
         """Record copying the rows of tokens into the order of their experts."""

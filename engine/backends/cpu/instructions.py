@@ -45,6 +45,7 @@ class Op(IntEnum):
     EXPERT_GATED = 15  # as GATED, for the rows of each expert
     EXPERT_MATMUL = 16  # multiply the rows of each expert by its weight
     COMBINE = 17  # add the weighted rows of each token's experts
+    ORDER_ROWS = 18  # copy float rows, each in the column order of its expert
 
 
 WORDS = (
@@ -119,9 +120,10 @@ WORDS = (
     "ids",  # address of the chosen experts, int64 [tokens][choices]
     "weights",  # address of their weights and of that of the shared MLP, float32 [tokens][choices + 1]
     "row_of",  # address of the row of each choice in the order of experts, int64 [tokens][choices]
-    "token_of",  # address of the token of each of these rows, int64 [tokens * choices]
+    "token_of",  # address of the token of each of these rows, int64 [tokens * choices]; 0: rows are in this order
+    "orders",  # address of the addresses of the experts' column orders, int64 [experts] (see `order`)
     "blocks",  # address of the number of blocks, int64, and of the blocks [BLOCK_WORDS]
-    "single",  # address of x in a step of one token
+    "single",  # address of x in a step of one token; 0: as in other steps
     "shared",  # address of the rows of the shared MLP, float32; 0: none
     "shared_stride",
 )

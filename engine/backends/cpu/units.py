@@ -13,10 +13,12 @@ from numba.core import cgutils
 from engine.backends.cpu.attention_units import attend, count_attend_units, merge, rope_store
 from engine.backends.cpu.expert_units import (
     combine,
+    count_blocks,
     count_expert_units,
     expert_gated,
     expert_matmul,
     gather_rows,
+    order_rows,
     route,
     sort_routes,
 )
@@ -50,6 +52,7 @@ from quant.cpu.vector import F32, I32, I64, Emit
     _EXPERT_GATED,
     _EXPERT_MATMUL,
     _COMBINE,
+    _ORDER_ROWS,
 ) = (int(op) for op in Op)
 
 
@@ -206,6 +209,8 @@ def count_units(a: Record, h: Record) -> int:
         return n * a.each if n > 1 else 0
     if a.op == _EXPERT_GATED or a.op == _EXPERT_MATMUL:
         return count_expert_units(a)
+    if a.op == _ORDER_ROWS:
+        return count_blocks(a)
     return n * a.each if a.each else n
 
 
@@ -250,3 +255,5 @@ def compute(a: Record, h: Record, first: int, last: int, thread: int) -> None:
         gather_rows(a, first, last)
     elif a.op == _COMBINE:
         combine(a, first, last, scratch)
+    elif a.op == _ORDER_ROWS:
+        order_rows(a, first, last, copy)

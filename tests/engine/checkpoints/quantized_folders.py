@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from tests.engine.models.tiny_llama import make
 from tests.quant.checkpoint_layers import (
@@ -73,7 +73,7 @@ class QuantizedFolder:
     """A checkpoint, and a transformers model with the same values in float32."""
 
     path: Path
-    reference: LlamaForCausalLM
+    reference: PreTrainedModel
 
 
 def quantized_folder(folder: Path, *kinds: str, layers: int = 3) -> QuantizedFolder:
@@ -89,7 +89,7 @@ def quantized_folder(folder: Path, *kinds: str, layers: int = 3) -> QuantizedFol
             tensors[name] = values.bfloat16()
             state[name] = values.bfloat16().float()
             continue
-        layer = _with_small_scales(KINDS[kinds[configs.count % len(kinds)]](rng, *values.shape))
+        layer = with_small_scales(KINDS[kinds[configs.count % len(kinds)]](rng, *values.shape))
         for rest, tensor in layer.tensors.items():
             # With several formats, scales are converted to one dtype: their random dtypes would distinguish the layers.
             converted = tensor.float() if tensor.is_floating_point() and len(kinds) > 1 else tensor
@@ -128,7 +128,7 @@ def edit_config(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def _with_small_scales(layer: Layer) -> Layer:
+def with_small_scales(layer: Layer) -> Layer:
     """Multiply float scales by SCALE_FACTOR. Scales that are quantized themselves are small enough."""
     tensors: dict[str, Tensor] = dict(layer.tensors)
     factor = 1.0

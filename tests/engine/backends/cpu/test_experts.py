@@ -22,7 +22,7 @@ from engine.model_config import Gate, Routing, Score
 from engine.operations import ExpertMLP, GatedMLP, Operations, Router
 from quant.cpu.activations import Form
 from quant.cpu.linear import cpu_layer
-from quant.tensor import QTensor
+from quant.tensor import GroupedTensor, QTensor
 from tests.engine.backends.cpu.recorded import compute, plain, record
 from tests.engine.backends.cpu.test_operations import ROWS, batch_of, every_row, normal, rows
 from tests.quant.cpu.random_weights import random_weight
@@ -84,7 +84,11 @@ class Mixture:
 def weight(name: str, outputs: int, inputs: int, seed: int) -> QTensor:
     if name == "F32":
         return plain(normal(outputs, inputs, seed=seed) / inputs**0.5)
-    return random_weight(name, outputs, inputs, np.random.default_rng(seed))
+    made = random_weight(name, outputs, inputs, np.random.default_rng(seed))
+    if isinstance(made, GroupedTensor) and made.order is not None:  # each expert has its own order of columns
+        order = torch.randperm(inputs, generator=torch.Generator().manual_seed(seed // 3)).int()
+        made = replace(made, order=order)
+    return made
 
 
 def check(
@@ -122,6 +126,9 @@ def test_shared_mlp_is_added(cpu_kernels: Path, gated: bool) -> None:
         (("int4 g32 zeros", "int4 g32 zeros", "int8 channel"), Form.BITS_14, 1e-3),
         (("e4m3 channel", "e4m3 channel", "e4m3 channel"), Form.BITS_14, 1e-3),
         (("nf4 g64 nested", "nf4 g64 nested", "nf4 g64"), Form.BITS_14, 1e-3),
+        (("int4 g32 zeros 1", "int4 g32 zeros 1", "int4 g128 zeros"), Form.BITS_14, 1e-3),
+        (("int4 g32 zeros 1", "int4 g32 zeros 1", "int4 g32 zeros 1"), Form.BITS_8, 0.1),
+        (("F32", "F32", "int4 g32 zeros 1"), Form.BITS_14, 1e-3),
         (("Q4_K", "Q4_K", "Q6_K"), Form.BITS_8, 0.03),
         (("Q4_K", "Q8_0", "Q2_K"), Form.BITS_8, 0.03),
     ],
@@ -199,9 +206,18 @@ def test_experts_of_different_types_are_rejected(cpu_kernels: Path) -> None:
         record(cpu_kernels, forward)
 
 
-def test_experts_with_permuted_columns_are_rejected(cpu_kernels: Path) -> None:
-    mixture = Mixture(PLAIN, ("int4 g32 zeros 1", "int4 g32 zeros 1", "F32"))
-    with pytest.raises(UnsupportedModel, match="act-order"):
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        (("int4 g32 zeros 1", "int4 g32 zeros", "F32"), "gate and up in different orders"),
+        (("F32", "int4 g32 zeros 1", "F32"), "gate and up"),
+    ],
+)
+def test_experts_with_gate_and_up_in_different_orders_are_rejected(
+    cpu_kernels: Path, types: Sequence[str], message: str
+) -> None:
+    mixture = Mixture(PLAIN, types)
+    with pytest.raises(UnsupportedModel, match=message):
         record(cpu_kernels, lambda ops, batch, kv: mixture.apply(ops, rows(ops, batch, mixture.x), None))
 
 
