@@ -7,6 +7,7 @@ from app.models.stored_model import StoredModel
 from quant.errors import ModelFileError
 from quant.gguf_parts import GGUFParts
 
+_EXPERTS = "_exps."  # part of the names of tensors with the weights of all experts
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 
@@ -30,18 +31,24 @@ def read_model(stored: StoredModel) -> MeasuredModel:
         if _EMBEDDING not in file.tensors:
             raise ModelFileError(f"{stored.path} has no {_EMBEDDING}", "Try another file of this model.")
         vocab_size = file.tensors[_EMBEDDING].shape[0]
-        context = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
-        length = context if isinstance(context, int) else 0
+        length = _number(file, "context_length")
         return MeasuredModel(stored, vocab_size, length, weight_bytes(file))
 
 
 def weight_bytes(file: GGUFParts) -> int:
     """Return the number of bytes that one decoding step reads: the size of all tensors as stored.
 
-    A separate embedding counts as one row, because a step reads one row of it.
+    A separate embedding counts as one row, because a step reads one row of it. Experts count if they compute the token.
     """
-    total = sum(tensor.nbytes for tensor in file.tensors.values())
+    used, count = _number(file, "expert_used_count"), max(1, _number(file, "expert_count"))
+    total = sum(it.nbytes * used // count if _EXPERTS in name else it.nbytes for name, it in file.tensors.items())
     if _HEAD in file.tensors:
         embedding = file.tensors[_EMBEDDING]
         total -= embedding.nbytes - embedding.nbytes // embedding.shape[0]
     return total
+
+
+def _number(file: GGUFParts, key: str) -> int:
+    """Return a number of the model's architecture; 0 if the file does not contain it."""
+    value = file.metadata.get(f"{file.metadata.get('general.architecture')}.{key}")
+    return value if isinstance(value, int) else 0

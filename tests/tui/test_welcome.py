@@ -117,3 +117,20 @@ def test_welcome_lines_fit_a_small_terminal() -> None:
         await chat.until(lambda: all(any(words in line for line in chat.lines()) for words in shown))
 
     run(client, flow, size=(60, 15))
+
+
+def test_enter_after_a_command_opens_no_chat() -> None:
+    """A second Enter after /private must not send the next message to the last chat."""
+    client = ScriptedClient()
+    client.keep("Last", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: "Continue: Last" in chat.label("#welcome"))
+        chat.composer.area.write("/private")
+        await chat.pilot.press("enter", "enter")
+        await chat.until(lambda: chat.conversation.chat.private)
+        await at_rest(chat.pilot, chat.lines)
+        assert chat.conversation.chat.id is None
+        assert "Continue" not in chat.label("#welcome")
+
+    run(client, flow)

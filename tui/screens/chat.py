@@ -230,6 +230,7 @@ class ChatScreen(SteadyScreen):
 
     @on(Composer.CommandTyped)
     async def run_typed(self, event: Composer.CommandTyped) -> None:
+        self._start.end_offer()  # a second Enter must not open the offered chat
         await self._commands.run_typed(event.name, event.argument)
 
     def run_later(self, name: str) -> None:

@@ -45,6 +45,8 @@ async def watch_engine(conversation: Conversation, engine: Engine) -> None:
     status = conversation.composer.status
     async for model in engine.loaded_models():
         status.is_stopped = not model
+        if status.loading_model is None:
+            conversation.welcome.show_loaded(model)
         if model:
             status.model = model
             conversation.use_model(model)

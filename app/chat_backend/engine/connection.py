@@ -20,6 +20,8 @@ from tui.client import ClientError, NotLoaded
 from tui.engine_types import Loading
 from tui.plain_text import model_name
 
+SHORT_CONTEXT = 4096  # tokens; a running server with a shorter context is named, even if the user asked for none
+
 if TYPE_CHECKING:
     from app.chat_backend.endpoint import ServedName
 
@@ -311,14 +313,19 @@ class EngineConnection:
             state.succeed(self._engine.model, self._warning(self._engine))
 
     def _warning(self, engine: ReadyEngine) -> str:
-        """Return a warning if the engine has another context length than the user asked for, or ""."""
+        """Return a warning if the engine has another context length than the user asked for, or a short one that
+        another program chose; or "".
+        """
         held, asked = engine.context_length, self._settings.context
-        if self.is_remote or held is None or asked in (0, held):
+        if self.is_remote or held is None or asked == held:
             return ""
         stated = self._settings.stated("context")
-        if not self._server.is_started_here:
-            return f"the running server has a context of {held:,} tokens: {stated} needs a new server"
-        return f"the model supports {held:,} tokens: {stated} is lowered to that" if held < asked else ""
+        if self._server.is_started_here:
+            return f"the model supports {held:,} tokens: {stated} is lowered to that" if held < asked else ""
+        found = f"the running server has a context of {held:,} tokens"
+        if asked:
+            return f"{found}: {stated} needs a new server (ingle stop ends this one)"
+        return f"{found} (ingle stop ends it)" if held < SHORT_CONTEXT else ""
 
     async def _answers(self, model: str) -> bool:
         """Whether the engine in use still runs and has loaded `model`."""

@@ -41,7 +41,7 @@ from quant.tensor import QTensor
 NUMERICS_VERSION = "3"  # increase when a change to the kernels changes result bits, to invalidate KV caches on disk
 STEP_OPERATIONS = 80_000_000_000  # operations that one thread computes in 0.2 s
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 32, 512
-EXPERT_TOKENS = 8
+EXPERT_TOKENS = 4
 MIN_HEAD_DIM = 32  # smaller heads occur only in test models
 ACTIVATION_FORMS = {8: Form.BITS_8, 14: Form.BITS_14}  # keyed by the number of bits per activation
 LOCAL_PIECES = 16  # with at most this many pieces, every thread merges them itself instead of waiting for others

@@ -26,7 +26,8 @@ class IkTools(LlamaTools):
         return "-p", 0, "-n", 0, "-gp", f"{prompt_tokens},{steps}"
 
     def _batched(self, load: Load, steps: int) -> tuple[float, float]:
-        output = self._run_batched(load, steps, "-c", load.streams * slot_tokens(load.context) + 256, "-no-fa")
+        context = load.streams * slot_tokens(load.context) + 256
+        output = self._run_batched(load, steps, "-c", context, "-no-fa", with_errors=True)  # prints its table there
         with parsing_output("llama-batched-bench"):
             rows = [[cell.strip() for cell in line.split("|")] for line in output.splitlines() if line.startswith("|")]
             columns = dict(zip(rows[0], rows[-1], strict=True))

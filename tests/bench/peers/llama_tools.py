@@ -72,13 +72,13 @@ class LlamaTools:
             [result] = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
             return float(result["t_pp"]), float(result["t_tg"])
 
-    def _run_batched(self, load: Load, steps: int, *options: str | int) -> str:
+    def _run_batched(self, load: Load, steps: int, *options: str | int, with_errors: bool = False) -> str:
         shape = ("-npp", load.prompt_tokens, "-ntg", steps, "-npl", load.streams)
-        return self._run(_BATCHED, *shape, "-tb", self._threads, *options)
+        return self._run(_BATCHED, *shape, "-tb", self._threads, *options, with_errors=with_errors)
 
-    def _run(self, tool: str, *arguments: str | int) -> str:
+    def _run(self, tool: str, *arguments: str | int, with_errors: bool = False) -> str:
         command = [self._tool(tool), "-m", self._model, "-t", self._threads, *arguments]
-        return output_of([str(part) for part in command])
+        return output_of([str(part) for part in command], with_errors=with_errors)
 
 
 def tools_for(loads: Iterable[Load]) -> list[str]:

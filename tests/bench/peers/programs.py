@@ -47,8 +47,10 @@ def piped_child(name: str, command: Sequence[str | Path]) -> Iterator[PipedChild
         yield PipedChild(process)
 
 
-def output_of(command: Sequence[str | Path]) -> str:
-    """Return the standard output of a program. Raises CompetitorFailed if it fails."""
+def output_of(command: Sequence[str | Path], *, with_errors: bool = False) -> str:
+    """Return the standard output of a program, followed by its error output if asked. Raises CompetitorFailed if the
+    program fails.
+    """
     try:
         result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as problem:
@@ -56,4 +58,5 @@ def output_of(command: Sequence[str | Path]) -> str:
     if result.returncode:
         error_output = result.stderr[-_TAIL_BYTES:].decode(errors="replace").strip()
         raise CompetitorFailed(f"{command[0]} ended with status {result.returncode}:\n{error_output}")
-    return result.stdout.decode(errors="replace")
+    output = result.stdout + result.stderr if with_errors else result.stdout
+    return output.decode(errors="replace")

@@ -21,7 +21,8 @@ def programs(folder: Path, output: str) -> Path:
     """Make both tools: they print the output, and append their arguments to a file."""
     for name in ("llama-bench", "llama-batched-bench"):
         program = folder / name
-        program.write_text(f"#!/bin/sh\necho \"$@\" >> '{folder}/arguments'\ncat <<'END'\n{output}\nEND\n")
+        to = " >&2" if name == "llama-batched-bench" else ""
+        program.write_text(f"#!/bin/sh\necho \"$@\" >> '{folder}/arguments'\ncat{to} <<'END'\n{output}\nEND\n")
         program.chmod(0o755)
     return folder
 

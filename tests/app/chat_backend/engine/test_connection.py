@@ -639,7 +639,8 @@ def test_memory_of_an_unshared_engine_is_reclaimable(
 
 
 LOWERED = "the model supports 2,048 tokens: --context 4096 is lowered to that"
-OTHER = "the running server has a context of 2,048 tokens: --context {} needs a new server"
+SHORT = "the running server has a context of 2,048 tokens (ingle stop ends it)"
+OTHER = "the running server has a context of 2,048 tokens: --context {} needs a new server (ingle stop ends this one)"
 
 
 @pytest.mark.parametrize(
@@ -649,7 +650,7 @@ OTHER = "the running server has a context of 2,048 tokens: --context {} needs a 
         (False, 512, ""),
         (False, 2048, ""),
         (False, 4096, LOWERED),
-        (True, 0, ""),
+        (True, 0, SHORT),
         (True, 512, OTHER.format(512)),
         (True, 2048, ""),
         (True, 4096, OTHER.format(4096)),
@@ -670,6 +671,21 @@ def test_context_other_than_requested_is_a_warning(
         return state.warning
 
     assert asyncio.run(main()) == warning
+
+
+def test_long_context_of_a_running_server_needs_no_warning(
+    settings: Settings, running: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.chat_backend.engine.connection.SHORT_CONTEXT", 2048)
+
+    async def main() -> str:
+        connection = await begun(settings)
+        await ready(connection)
+        [state] = [now async for now in connection.loading()]
+        await connection.close()
+        return state.warning
+
+    assert asyncio.run(main()) == ""
 
 
 def test_endpoint_is_named_by_its_url_until_its_model_is_known(settings: Settings) -> None:
