@@ -152,7 +152,7 @@ class MLPConfig:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The keys and values that a layer keeps. Layers that keep the same share a KV group."""
+    """The keys and values that a layer keeps. Layers with equal configurations share a KV group."""
 
     kv_heads: int
     head_dim: int

@@ -44,11 +44,6 @@ class KVBudget:
             found[group.cache.window] = found.get(group.cache.window, 0) + group.block_bytes // BLOCK_SIZE
         return found
 
-    @property
-    def block_bytes(self) -> int:
-        """Total size in bytes of one block of every group."""
-        return sum(group.block_bytes for group in self._groups)
-
     def groups(self, tokens: int, host_bytes: int = 0) -> tuple[GroupConfig, ...]:
         """Return the groups, one for each of `ModelConfig.caches`, with pools for `tokens` tokens in total.
 

@@ -1,8 +1,8 @@
 """KVCache: the paged pools that store the keys and values of every request.
 
-Layers that keep the same form a group, and each group has one pool, with its own shape and type of blocks. Pools are
-block-major: the content of a block, for all layers of its group, is contiguous, so that moving a block is one copy.
-`engine.kv.blocks` tracks which blocks are in use.
+Layers with equal cache configurations form a group. Each group has one pool, with its own shape and type of blocks.
+Pools are block-major: the content of a block, for all layers of its group, is contiguous, so that moving a block is one
+copy. `engine.kv.blocks` tracks which blocks are in use.
 """
 
 import math
@@ -30,13 +30,13 @@ class LayerBlock:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-# function of a device that returns the layer block of a layer, given what the layer keeps
+# function of a device that returns the layer block for a cache configuration
 LayoutOf = Callable[[CacheConfig], LayerBlock]
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that keep the same. `layers` are the model's layer numbers, in pool order."""
+    """Layers with the same cache configuration. `layers` are the model's layer numbers, in pool order."""
 
     layers: tuple[int, ...]
     cache: CacheConfig
