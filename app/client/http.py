@@ -20,6 +20,8 @@ from quant.errors import InglenookError
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _REASONS = ("error", "message", "detail", "msg")  # JSON keys under which servers report the reason of an error
 _LONGEST_REASON = 300  # maximum length of the shown reason in characters
+# idle connections are closed after this time: uvicorn closes them after 5 s, and may reset one that is being used again
+KEEP_ALIVE_SECONDS = 2.0
 
 
 class ServerUnreachable(AppError):
@@ -77,8 +79,10 @@ class HTTPClient:
         self._remedies = remedies
         self._answer_seconds = answer_seconds
         secret = {} if key is None else {"Authorization": f"Bearer {key}"}
-        timeout = httpx.Timeout(answer_seconds, read=None)
-        self._http = httpx.AsyncClient(headers={**(headers or {}), **secret}, timeout=timeout, trust_env=uses_proxies)
+        timeout, limits = httpx.Timeout(answer_seconds, read=None), httpx.Limits(keepalive_expiry=KEEP_ALIVE_SECONDS)
+        self._http = httpx.AsyncClient(
+            headers={**(headers or {}), **secret}, timeout=timeout, limits=limits, trust_env=uses_proxies
+        )
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -68,10 +68,14 @@ def test_experts_and_unused_tensors_are_counted(tmp_path: Path) -> None:
     assert active in show(str(tmp_path)).output
 
 
-def test_sampling_comes_from_the_files_or_is_the_default(folder: Path, smollm2: Path) -> None:
-    assert re.search(r"^SAMPLING +temperature 0\.6, top_p 0\.9$", show(str(folder)).output, re.MULTILINE)
-    default = r"^SAMPLING +temperature 0\.7, top_p 0\.95 \(the model recommends none\)$"
-    assert re.search(default, show(str(smollm2)).output, re.MULTILINE)
+def test_sampling_comes_from_the_files_the_catalog_or_the_default(folder: Path, smollm2: Path, tmp_path: Path) -> None:
+    (unknown := tmp_path / "unknown.gguf").symlink_to(smollm2)
+    for path, sampling in (
+        (folder, "temperature 0.6, top_p 0.9"),
+        (smollm2, "temperature 0, repetition_penalty 1.1"),
+        (unknown, "temperature 0.7, top_p 0.95 (the model recommends none)"),
+    ):
+        assert re.search(rf"^SAMPLING +{re.escape(sampling)}$", show(str(path)).output, re.MULTILINE)
 
 
 def test_details_of_a_folder_are_read(folder: Path) -> None:

@@ -67,7 +67,10 @@ def test_missing_tiers_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("reported", "expected"),
     [
-        ({"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1}, Sampling(temperature=0.6, top_k=20)),
+        (
+            {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1},
+            Sampling(temperature=0.6, top_k=20, repetition_penalty=1.1),
+        ),
         ({}, Sampling()),
         (None, None),
     ],
