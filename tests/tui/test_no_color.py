@@ -66,7 +66,9 @@ async def message(chat: Chatting) -> str:
 
 async def theme_palette(chat: Chatting) -> str:
     await chat.type("/theme")
-    await chat.until(lambda: chat.app.screen.query("ChoiceScreen Rows") and any("nord" in one for one in chat.lines()))
+    await chat.until(
+        lambda: chat.app.screen.query("ChoiceScreen Rows") and any("dracula" in one for one in chat.lines())
+    )
     await chat.pilot.press("down")
     return "hearth-light"
 
