@@ -66,11 +66,10 @@ async def message(chat: Chatting) -> str:
 
 async def theme_palette(chat: Chatting) -> str:
     await chat.type("/theme")
-    await chat.until(
-        lambda: chat.app.screen.query("ChoiceScreen Rows") and any("dracula" in one for one in chat.lines())
-    )
+    listed = "ansi-light"  # the next after the theme in use
+    await chat.until(lambda: chat.app.screen.query("ChoiceScreen Rows") and any(listed in it for it in chat.lines()))
     await chat.pilot.press("down")
-    return "hearth-light"
+    return listed
 
 
 STEPS: tuple[Step, ...] = (command_menu, chat_list, models, select_field, message, theme_palette)
