@@ -97,7 +97,12 @@ def _day(moment: float) -> date:
 
 
 def percent(used: int, total: int) -> str:
-    return f"{100 * used / total:.0f} %" if total else ""
+    return share(used / total) if total else ""
+
+
+def share(fraction: float) -> str:
+    """Format a fraction: 15 %."""
+    return f"{100 * fraction:.0f} %"
 
 
 def rate(count: float, seconds: float) -> float:
@@ -175,10 +180,10 @@ def reply_cost(usage: Usage) -> str:
 
 def loading(now: Loading) -> str:
     """Describe the progress of loading on one line. Figures come first, because the end of the line may be cut off."""
-    share = "" if now.fraction is None else f"{now.fraction:.0%}, "
+    done = "" if now.fraction is None else f"{share(now.fraction)}, "
     name = model_name(now.model)
     stage = now.stage.replace(now.model, name)
-    return single_line(f"{share}{stage}" if name in stage else f"{share}{name}: {stage}")
+    return single_line(f"{done}{stage}" if name in stage else f"{done}{name}: {stage}")
 
 
 def message_line(message: Message, most: int) -> str:

@@ -105,8 +105,9 @@ def capitalized(text: str) -> str:
 
 
 def model_name(model: str) -> str:
-    """Return the name to display for a model: the last component of an absolute path, without ".gguf"."""
-    return PurePath(model).name.removesuffix(".gguf") if PurePath(model).is_absolute() else model
+    """Return the name to display for a model: the last component of a path, without ".gguf"."""
+    path, is_file = PurePath(model), model.endswith(".gguf") and ":" not in model  # names and addresses have a colon
+    return path.name.removesuffix(".gguf") if is_file or path.is_absolute() else model
 
 
 def is_web_address(address: str) -> bool:

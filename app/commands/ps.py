@@ -51,18 +51,22 @@ def ps(as_array: bool) -> None:
 
 def _server_row(server: Mapping[str, Any]) -> tuple[object, ...]:
     since = datetime.fromisoformat(server["started_at"]).astimezone()
-    return server["pid"], server["model"], server["status"], f"{since:%Y-%m-%d %H:%M}", server["api_url"]
+    return server["pid"], server["title"], server["status"], f"{since:%Y-%m-%d %H:%M}", server["api_url"]
 
 
 def _details(server: Mapping[str, Any]) -> tuple[object, ...]:
     classes = (_listed(server["running_by_class"]), _listed(server["waiting_by_class"]))
     held, blocks = server["kv_blocks_held"], server["kv_blocks"]
-    return server["pid"], *classes, f"{held} of {blocks} ({held / blocks:.0%})" if blocks else "-"
+    return server["pid"], *classes, f"{held} of {blocks} ({_percent(held, blocks)})" if blocks else "-"
 
 
 def _prompt(pid: int, reading: Mapping[str, Any]) -> tuple[object, ...]:
     done, total = reading["done"], reading["total"]
-    return pid, sanitize(reading["client"]) or "-", f"{done:,} ({done / total:.0%})", f"{total:,} tokens"
+    return pid, sanitize(reading["client"]) or "-", f"{done:,} ({_percent(done, total)})", f"{total:,} tokens"
+
+
+def _percent(part: int, total: int) -> str:
+    return f"{100 * part / total:.0f} %"
 
 
 def _listed(requests: Mapping[str, int] | None) -> str:
@@ -77,7 +81,8 @@ async def _ask(instance: Instance, key: str | None) -> dict[str, Any]:
     """Return the record of a server with its health report, or with the error as its status."""
     from app.client.own_server import Client
 
-    server = {**asdict(instance), "api_url": instance.api_url, **dict.fromkeys(_FIGURES), "reading": []}
+    named = {"title": instance.title, "api_url": instance.api_url}
+    server = {**asdict(instance), **named, **dict.fromkeys(_FIGURES), "reading": []}
     try:
         async with Client(instance, key) as client:
             health = asdict(await client.health())

@@ -36,7 +36,7 @@ def stop(port: int | None, everything: bool) -> int:
         return EXIT_NOT_FOUND
     for server in chosen:
         stop_instance(server, settings)
-        click.echo(f"Stopped {server.model} on port {server.port} (pid {server.pid}).", err=True)
+        click.echo(f"Stopped {server.title} on port {server.port} (pid {server.pid}).", err=True)
     return EXIT_OK
 
 

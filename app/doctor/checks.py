@@ -203,7 +203,7 @@ def _hub_cache(settings: Settings, progress: Progress) -> CheckResult:
 
 
 def _servers(settings: Settings, progress: Progress) -> CheckResult:
-    servers = [f"{server.model} on port {server.port} (pid {server.pid})" for server in running_instances(settings)]
+    servers = [f"{server.title} on port {server.port} (pid {server.pid})" for server in running_instances(settings)]
     return CheckResult("servers", "ok", ", ".join(servers) or "none running")
 
 

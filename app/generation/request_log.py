@@ -55,7 +55,7 @@ def _progress(progress: PromptProgress) -> str:
     done, total = progress.done, progress.total
     rate = (done - progress.cached) / progress.seconds if progress.seconds > 0 else 0.0
     left = f", about {_duration((total - done) / rate)} left" if rate > 0 else ""
-    return f"{done:,} of {total:,} tokens ({done / total:.0%})".replace("%", " %") + left
+    return f"{done:,} of {total:,} tokens ({100 * done / total:.0f} %){left}"
 
 
 def _duration(seconds: float) -> str:

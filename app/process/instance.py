@@ -42,6 +42,12 @@ class Instance:
     started_at: str  # ISO 8601 in UTC
 
     @property
+    def title(self) -> str:
+        """The name of the model for display. For a path, its last part without the suffix of a GGUF file."""
+        path = Path(self.model_path)
+        return path.name.removesuffix(".gguf") if Path(self.model).name == path.name else self.model
+
+    @property
     def api_url(self) -> str:
         """The base URL for OpenAI clients."""
         return f"{self.url}/v1"

@@ -139,7 +139,7 @@ def _listen_on_port(settings: Settings) -> ListeningSockets:
         for other in running_instances(settings):
             if other.port == settings.port:
                 raise PortTaken(
-                    f"port {other.port} is in use by ingle itself, which serves {other.model} (pid {other.pid})",
+                    f"port {other.port} is in use by ingle itself, which serves {other.title} (pid {other.pid})",
                     f"Use that server, stop it with ingle stop {other.port}, or choose another port with --port.",
                 ) from None
         raise problem

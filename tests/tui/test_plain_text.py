@@ -69,7 +69,8 @@ def test_shortened_text_keeps_both_ends() -> None:
 
 def test_model_name_is_the_last_part_of_a_path_without_gguf() -> None:
     assert model_name("/home/ann/models/Model.Q4_K_M.gguf") == "Model.Q4_K_M"
-    for name in ("org/repository:Q4_K_M", "smollm2:135m", ""):
+    assert model_name("Model.Q4_K_M.gguf") == model_name("models/Model.Q4_K_M.gguf") == "Model.Q4_K_M"
+    for name in ("org/repository:Q4_K_M", "smollm2:135m", "https://host/Model.gguf", ""):
         assert model_name(name) == name
 
 

@@ -40,7 +40,7 @@ def shown(model: str, loading: Loading | None, *, width: int = 120) -> str:
     [
         ("smollm2:135m", None, "smollm2:135m"),
         (FILE, None, "Model"),
-        (FILE, Loading(FILE, f"Loading {FILE} (98.4 MB)", 0.5), "50%, Loading Model (98.4 MB)"),
+        (FILE, Loading(FILE, f"Loading {FILE} (98.4 MB)", 0.5), "50 %, Loading Model (98.4 MB)"),
         ("", Loading(FILE, "Waiting for memory"), "Model: Waiting for memory"),
     ],
 )

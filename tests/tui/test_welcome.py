@@ -13,7 +13,7 @@ from tui.screens.models import ModelsScreen
 
 def test_empty_chat_shows_loading_progress_and_disappears_with_the_first_message() -> None:
     async def flow(chat: Chatting) -> None:
-        await chat.until(lambda: "50%" in chat.label("#welcome"))
+        await chat.until(lambda: "50 %" in chat.label("#welcome"))
         assert "You can already type. Your message is sent when the model is ready." in chat.label("#welcome")
         chat.client.engine.loads.set()
         await chat.until(lambda: "smollm2:135m is ready." in chat.label("#welcome"))
@@ -77,7 +77,7 @@ def test_long_reasons_are_wrapped_and_the_left_edge_is_fixed(size: tuple[int, in
     client.engine.problem = ClientError(reason)
 
     async def flow(chat: Chatting) -> None:
-        await chat.until(lambda: "50%" in chat.label("#welcome"))
+        await chat.until(lambda: "50 %" in chat.label("#welcome"))
         edge = chat.app.screen.query_one("#welcome").region.x
         chat.client.engine.loads.set()
         await chat.until(lambda: "✗" in chat.label("#welcome"))

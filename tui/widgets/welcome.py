@@ -121,7 +121,9 @@ class Welcome(Vertical):
         if now.fraction is not None:
             width = min(_BAR, self._width() - 6)
             done = round(width * now.fraction)
-            yield Content.assemble(("━" * done, "$primary"), ("━" * (width - done), "dim"), f" {now.fraction:4.0%}")
+            yield Content.assemble(
+                ("━" * done, "$primary"), ("━" * (width - done), "dim"), f" {figures.share(now.fraction):>5}"
+            )
         stage = single_line(now.stage.replace(f" {now.model}", "").replace(f" {name}", ""))
         yield Content.styled(capitalized(stage), "dim")
         yield Content("You can already type. Your message is sent when the model is ready.")

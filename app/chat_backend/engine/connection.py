@@ -18,6 +18,7 @@ from app.settings.settings import Settings
 from quant.errors import InglenookError
 from tui.client import ClientError, NotLoaded
 from tui.engine_types import Loading
+from tui.figures import share
 from tui.plain_text import model_name
 
 SHORT_CONTEXT = 4096  # tokens; a running server with a shorter context is named, even if the user asked for none
@@ -209,7 +210,7 @@ class EngineConnection:
     async def _pause(self, state: LoadingState) -> None:
         done = state.now.fraction
         await self._release_engine(state)
-        state.update(state.model, "paused" if done is None else f"paused at {done:.0%}")
+        state.update(state.model, "paused" if done is None else f"paused at {share(done)}")
 
     def resume(self) -> None:
         """Resume a paused load, or retry one that failed."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from app.chat_backend.engine.child import ChildMessage
 from tui.client import ClientError, NotLoaded
 from tui.engine_types import Loading
-from tui.figures import size, size_of, time_left
+from tui.figures import share, size, size_of, time_left
 from tui.plain_text import model_name
 
 _WINDOW = 5.0  # length in seconds of the window over which the rate is averaged
@@ -69,7 +69,7 @@ class LoadingLines:
         name = model_name(state.model)
         if state.warning:
             return f"{name}: {state.warning}"
-        done = "" if state.fraction is None else f", {state.fraction:.0%}"
+        done = "" if state.fraction is None else f", {share(state.fraction)}"
         words, now = f"{name}: {state.stage.replace(state.model, name)}{done}", self._clock()
         if words == self._last_line or (self._last_time is not None and now - self._last_time < LINE_SECONDS):
             return ""

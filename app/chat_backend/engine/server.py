@@ -191,16 +191,16 @@ class EngineServer:
 
         # the engine process finds a wrong name as well, but only after its imports
         await asyncio.to_thread(lambda: ModelStore(settings).check_name(settings.model))
-        rate = DownloadRate()
+        model, rate = _absolute(settings.model), DownloadRate()
 
         def on_message(message: ChildMessage) -> None:
             if message.stage:
-                state.update(settings.model, *describe_stage(message, rate))
+                state.update(model, *describe_stage(message, rate))
             elif message.note:
-                state.update(settings.model, message.note)
+                state.update(model, message.note)
 
-        state.update(settings.model, "Starting")
-        process = EngineProcess.start(settings, _absolute(settings.model), self._flags)
+        state.update(model, "Starting")
+        process = EngineProcess.start(settings, model, self._flags)
         self._process = process
         self._leases.enter_context(hold_lease(settings, process.pid))
         instance = await process.wait_until_serving(on_message)

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ def _own_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def instance(port: int) -> Instance:
     return Instance(4242, port, f"http://127.0.0.1:{port}", "hash", "/hash.gguf", "2026-01-01T00:00:00+00:00")
+
+
+def test_file_is_named_the_same_for_each_way_to_give_its_path() -> None:
+    server = replace(instance(9), model="m.gguf", model_path="/models/m.gguf")
+    with recorded(server, load_settings()), recorded(replace(server, port=10, model="/models/m.gguf"), load_settings()):
+        assert [line.split()[1] for line in table()[:3]] == ["MODEL", "m", "m"]
 
 
 def listed() -> dict[str, Any]:
@@ -66,7 +73,7 @@ def test_requests_are_listed_by_class(tokenizer: Tokenizer, renderer: ChatTempla
     assert (idle["status"], idle["running"], idle["waiting"], idle["kv_blocks_held"]) == ("ok", 0, 0, 0)
     assert idle["kv_blocks"] == 512
     assert idle["running_by_class"] == idle["waiting_by_class"] == {"interactive": 0, "normal": 0, "background": 0}
-    assert idle_table[4].split() == ["4242", "-", "-", "0", "of", "512", "(0%)"]
+    assert idle_table[4].split() == ["4242", "-", "-", "0", "of", "512", "(0", "%)"]
     assert (busy["running"], busy["waiting"]) == (3, 2)
     assert busy["running_by_class"] == {"interactive": 1, "normal": 2, "background": 0}
     assert busy["waiting_by_class"] == {"interactive": 0, "normal": 0, "background": 2}
@@ -98,7 +105,7 @@ def test_prompts_in_prefill_are_listed_with_progress(tokenizer: Tokenizer, rende
         assert asked.result(HANGING_SECONDS) == 200
         assert listed()["reading"] == []
     assert busy["reading"] == [{"client": "editor\x1b[2J", "done": 500, "total": 1500}]
-    assert busy_table[-1].split() == ["4242", "editor[2J", "500", "(33%)", "1,500", "tokens"]
+    assert busy_table[-1].split() == ["4242", "editor[2J", "500", "(33", "%)", "1,500", "tokens"]
 
 
 def test_status_of_a_stopped_engine_gives_the_reason(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:

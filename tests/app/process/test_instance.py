@@ -86,6 +86,19 @@ def test_record_exists_while_the_server_runs(settings: Settings) -> None:
     assert left(settings) == []
 
 
+@pytest.mark.parametrize(
+    ("model", "path", "title"),
+    [
+        ("m.gguf", "/models/m.gguf", "m"),
+        ("/models/m.gguf", "/models/m.gguf", "m"),
+        ("./qwen", "/models/qwen", "qwen"),
+        ("smollm2:135m", "/models/smollm2/weights.gguf", "smollm2:135m"),
+    ],
+)
+def test_file_has_one_title_for_all_of_its_paths(model: str, path: str, title: str) -> None:
+    assert made(model=model, path=path).title == title
+
+
 def test_record_is_private(settings: Settings) -> None:
     (settings.state_dir / "servers").mkdir(parents=True, mode=0o755)
     with recorded(made(), settings):

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,6 +205,23 @@ def test_engine_is_started_and_its_messages_are_reported(settings: Settings, sta
     asyncio.run(main())
     assert [(process.model, process.stopped) for process in started] == [("smollm2:135m", False)]
     assert count_other_leases(settings, os.getpid()) == 0
+
+
+def test_progress_of_a_file_names_the_path_in_its_stages(
+    settings: Settings, started: list[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The screens shorten this path in the stages of the engine process."""
+    (tmp_path / "m.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+
+    async def main() -> None:
+        connection = await begun(replace(settings, model="m.gguf"))
+        seen = [state async for state in connection.state.states()]
+        assert {one.model for one in seen if one.stage in ("Loading", "nearly")} == {started[0].model}
+        await connection.close()
+
+    asyncio.run(main())
+    assert started[0].model == str(tmp_path / "m.gguf")
 
 
 def test_exit_of_the_engine_and_its_restart_are_reported(settings: Settings, started: list[StandIn]) -> None:
@@ -486,7 +504,7 @@ def test_paused_load_resumes_for_a_reply(settings: Settings, held: list[StandIn]
         waiting = asyncio.create_task(ready(connection))
         await until(lambda: connection.state.now.stage == "Loading")
         connection.pause()
-        await until(lambda: connection.state.now.stage == "paused at 25%")
+        await until(lambda: connection.state.now.stage == "paused at 25 %")
         assert held[0].stopped
         assert not waiting.done()  # the caller waits for the paused load
         async with connection.use(retry=True) as engine:

@@ -251,7 +251,7 @@ def test_loading_progress_is_printed_every_few_seconds() -> None:
     times = iter([0.0, 0.1, 4.0, 6.0, 12.0])
     lines = LoadingLines(lambda: next(times))
     states = [Loading("m", "starting")] + [Loading("m", "fetching", share) for share in (0.1, 0.2, 0.3, 0.3)]
-    assert [lines.line(state) for state in states] == ["m: starting", "", "", "m: fetching, 30%", ""]
+    assert [lines.line(state) for state in states] == ["m: starting", "", "", "m: fetching, 30 %", ""]
 
 
 def test_loading_line_names_a_model_file_without_its_folder() -> None:
@@ -423,7 +423,7 @@ def test_ctrl_c_stops_loading_and_returns_to_the_prompt(
     assert scripted(ScriptedClient(), monkeypatch, "/load qwen3:4b", "yes", "Hi", is_person=True) == 0
     out, err = capsys.readouterr()
     assert ended == ["qwen3:4b"]
-    assert "qwen3:4b: fetching, 10%\n\n> Hello.\n" in out
+    assert "qwen3:4b: fetching, 10 %\n\n> Hello.\n" in out
     assert err.endswith("Stopped.\n")
 
 
