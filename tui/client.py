@@ -225,6 +225,9 @@ class Engine(Protocol):
     async def is_ready(self) -> bool:
         """Whether the loaded model can answer now, without waiting for a load or a restart."""
 
+    async def is_started_elsewhere(self) -> bool:
+        """Whether the engine has exited, and another program has started one. `loading` with `retry` connects to it."""
+
     def loaded_models(self) -> AsyncGenerator[str, None]:
         """Yield the name of each model that is loaded, and "" when its engine has exited. Never ends."""
 

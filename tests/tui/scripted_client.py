@@ -319,6 +319,7 @@ class ScriptedEngine:
     looks: int = 0
     is_reported: bool = True  # whether the status has details
     sampling: Sampling = RECOMMENDED
+    runs_elsewhere: bool = False  # whether another program has started an engine
     loaded: asyncio.Queue[str] = field(default_factory=asyncio.Queue)  # what `loaded_models` yields
 
     def address(self) -> str:
@@ -339,6 +340,9 @@ class ScriptedEngine:
 
     async def is_ready(self) -> bool:
         return self.loads.is_set() and self.problem is None
+
+    async def is_started_elsewhere(self) -> bool:
+        return self.runs_elsewhere
 
     async def loaded_models(self) -> AsyncGenerator[str, None]:
         while True:

@@ -150,6 +150,10 @@ def test_status_line_shows_that_the_engine_has_exited_and_which_model_replaces_i
         await client.engine.loaded.put("")
         await chat.until(lambda: "stopped. Your next message starts it." in line.render().plain)
         await chat.until(lambda: "is ready" not in chat.label("#welcome"))
+        assert not client.engine.tried
+        client.engine.runs_elsewhere = True
+        await chat.until(lambda: client.engine.tried)
+        client.engine.runs_elsewhere = False
         await client.engine.loaded.put("/models/SmolLM2-135M.gguf")
         await chat.until(lambda: line.render().plain.startswith("SmolLM2-135M "))
         await chat.until(lambda: "SmolLM2-135M is ready." in chat.label("#welcome"))

@@ -145,6 +145,8 @@ class ChatScreen(SteadyScreen):
         await self._merge_other_windows()
         with suppress(ClientError):  # the next action of the user reports the error
             await self._start.renew_offer()
+        if self.conversation.composer.status.is_stopped and await self._client.engine.is_started_elsewhere():
+            self.try_again()
 
     async def interrupt(self) -> None:
         """Handle Ctrl+C: stop the reply; otherwise clear the prompt; otherwise quit at the second press."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, S
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from app.chat_backend.client_errors import client_errors
+from app.chat_backend.client_errors import client_errors, to_thread
 from app.chat_backend.engine.loading_state import LoadingState
 from app.chat_backend.engine.server import EngineServer, ReadyEngine, TargetModel
 from app.models.transfer.download_turn import Running
@@ -160,6 +160,10 @@ class EngineConnection:
     async def is_ready(self) -> bool:
         """Whether the loaded model can answer now, without waiting for a load or a restart."""
         return self.state.is_over and self._engine is not None and not await self.is_lost()
+
+    async def is_started_elsewhere(self) -> bool:
+        """Whether the server in use has exited, and another program has started one that can answer."""
+        return await self.is_lost() and await to_thread(self._server.is_running_elsewhere, self._target)
 
     async def loaded_models(self) -> AsyncGenerator[str, None]:
         """Yield the name of each model that is loaded, and "" when its engine has exited. Never ends."""

@@ -22,8 +22,10 @@ from app.process.engine_lease import count_other_leases, hold_lease
 from app.process.instance import Instance, running_instances
 from app.settings.api_keys import own_key
 from app.settings.settings import Settings
+from app.whole_file import write_whole
 from engine.private_folder import private_folder
 from quant.errors import InglenookError
+from tui.plain_text import model_name
 
 if TYPE_CHECKING:
     from app.chat_backend.endpoint import ChatEndpoint, ServedName
@@ -173,12 +175,32 @@ class EngineServer:
                 lock.acquire(timeout=0)
                 break
             except Timeout:
-                state.update(target.model, "another window is loading it")
+                state.update(*self._describe_other_load(target))
                 await asyncio.sleep(_TURN_SECONDS)
         try:
+            await asyncio.to_thread(write_whole, self._loading_record, _absolute(target.model).encode(), 0o600)
             return await self._start_process(settings, state)
         finally:
             lock.release()
+
+    @property
+    def _loading_record(self) -> Path:
+        """File with the model that the holder of the lock is loading."""
+        return self._settings.state_dir / "engine.model"
+
+    def _describe_other_load(self, target: TargetModel) -> tuple[str, str]:
+        """Return the model to show while another chat holds the lock, and the stage of its load."""
+        own = other = _absolute(target.model)
+        with suppress(OSError):  # the other chat has not written it yet
+            other = self._loading_record.read_text()
+        if target.is_required and other != own:
+            return own, f"waiting until another window has loaded {model_name(other)}"
+        return other, "another window is loading it"
+
+    def is_running_elsewhere(self, target: TargetModel) -> bool:
+        """Whether another server than the one in use can answer. Reads files."""
+        running = self._running(replaced(self._settings, model=target.model), target)
+        return any(instance != self._instance for instance in running)
 
     def _running(self, settings: Settings, target: TargetModel) -> Sequence[Instance]:
         """Return the running server of the model. If any model is acceptable, return all servers, that one first."""

@@ -33,6 +33,9 @@ class ChatEngine:
     async def is_ready(self) -> bool:
         return await self._connection.is_ready()
 
+    async def is_started_elsewhere(self) -> bool:
+        return await self._connection.is_started_elsewhere()
+
     def loaded_models(self) -> AsyncGenerator[str, None]:
         return self._connection.loaded_models()
 

@@ -50,7 +50,7 @@ class StandIn:
         self.fails = model.endswith("org/broken")
         self.is_held = False  # True: it never starts to serve
         self._settings = settings
-        self._instance = Instance(self.pid, server.port, server.url, model, f"/nowhere/{model}", "now")
+        self._instance = Instance(self.pid, server.port, server.url, model, f"/nowhere/{model}", f"time {id(self)}")
         self._records = ExitStack()
         self._exit = asyncio.Event()
 
@@ -255,6 +255,48 @@ def test_exit_of_a_server_of_another_program_is_reported(
         await connection.close()
 
     asyncio.run(main())
+
+
+def test_engine_that_another_window_starts_again_is_found(settings: Settings, started: list[StandIn]) -> None:
+    async def main() -> None:
+        window, other = await begun(settings), await begun(settings)
+        await ready(window)
+        await ready(other)
+        assert not await other.is_started_elsewhere()
+        started[0].die()
+        assert not await other.is_started_elsewhere()
+        await ready(window)
+        assert await other.is_started_elsewhere()
+        assert [now.loaded async for now in other.loading(retry=True)][-1]
+        assert not await other.is_started_elsewhere()
+        await window.close()
+        await other.close()
+
+    asyncio.run(main())
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize(
+    ("origin", "shown"),
+    [
+        ("default", Loading("org/another", "another window is loading it")),
+        ("--model", Loading("smollm2:135m", "waiting until another window has loaded org/another")),
+    ],
+)
+def test_model_that_another_window_loads_is_named(
+    settings: Settings, held: list[StandIn], origin: str, shown: Loading
+) -> None:
+    async def main() -> None:
+        other = await begun(replace(settings, model="org/another"))
+        await until(lambda: bool(held))
+        window = await begun(replace(settings, origins={**settings.origins, "model": origin}))
+        await until(lambda: window.state.now.stage != "starting")
+        assert window.state.now == shown
+        await window.close()
+        await other.close()
+
+    asyncio.run(main())
+    assert len(held) == 1
 
 
 def test_dead_engine_is_replaced(settings: Settings, started: list[StandIn]) -> None:
