@@ -50,7 +50,7 @@ class StandIn:
         self.fails = model.endswith("org/broken")
         self.is_held = False  # True: it never starts to serve
         self._settings = settings
-        self._instance = Instance(self.pid, server.port, server.url, model, f"/nowhere/{model}", f"time {id(self)}")
+        self._instance = Instance(self.pid, server.port, server.url, model, f"/nowhere/{model}", "now")
         self._records = ExitStack()
         self._exit = asyncio.Event()
 
@@ -257,23 +257,25 @@ def test_exit_of_a_server_of_another_program_is_reported(
     asyncio.run(main())
 
 
-def test_engine_that_another_window_starts_again_is_found(settings: Settings, started: list[StandIn]) -> None:
+def test_engine_that_another_window_starts_again_is_found(
+    settings: Settings, hash_server: LiveServer, started: list[StandIn]
+) -> None:
+    first = Instance(os.getpid(), hash_server.port, hash_server.url, "hash", "/nowhere/hash.gguf", "first")
+
     async def main() -> None:
-        window, other = await begun(settings), await begun(settings)
-        await ready(window)
-        await ready(other)
-        assert not await other.is_started_elsewhere()
-        started[0].die()
-        assert not await other.is_started_elsewhere()
-        await ready(window)
-        assert await other.is_started_elsewhere()
-        assert [now.loaded async for now in other.loading(retry=True)][-1]
-        assert not await other.is_started_elsewhere()
-        await window.close()
-        await other.close()
+        with recorded(first, settings):
+            connection = await begun(settings)
+            await ready(connection)
+            assert not await connection.is_started_elsewhere()
+        assert not await connection.is_started_elsewhere()
+        with recorded(replace(first, started_at="second"), settings):
+            assert await connection.is_started_elsewhere()
+            assert [now.loaded async for now in connection.loading(retry=True)][-1]
+            assert not await connection.is_started_elsewhere()
+        await connection.close()
 
     asyncio.run(main())
-    assert len(started) == 2
+    assert started == []
 
 
 @pytest.mark.parametrize(
