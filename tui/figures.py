@@ -200,7 +200,8 @@ def budget(context: ContextBudget) -> str:
     if context.limit is None or context.unused is None:
         return budget_share(context)
     if context.lacking:
-        return f"{budget_share(context)} · {_tokens(context.lacking)} too many for a reply"
+        tokens = "token" if context.lacking == 1 else "tokens"
+        return f"{budget_share(context)} · a reply needs {short_count(context.lacking)} more {tokens}"
     return f"{budget_share(context)} · {_tokens(context.unused)} free"
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.request import TokenSources
+from tui.branches import Branches
 from tui.client import ClientError, NotLoaded
 from tui.engine_types import (
     Amount,
@@ -281,7 +282,8 @@ class ScriptedContext:
             await asyncio.sleep(0.005)
         there = self.chats.chats.get(chat) if chat is not None else None
         system = len(there.settings.system) // 4 if there else 0
-        sent = [one for one in there.messages if one.id not in there.left_out] if there else []
+        branch = Branches(there.messages).path(leaf) if there else []
+        sent = [one for one in branch if there and one.id not in there.left_out]
         return ContextBudget(self.limit, system, (sum(len(one.text) for one in sent) + len(typed)) // 4, 1024)
 
     async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> TrimPlan:

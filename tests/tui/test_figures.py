@@ -80,8 +80,9 @@ def test_line_of_a_message_without_text_says_why() -> None:
 
 def test_budget_shows_free_or_exceeding_tokens() -> None:
     assert figures.budget(ContextBudget(8192, 120, 1100, 1024)) == "context 15 % · 7.0k tokens free"
-    assert figures.budget(ContextBudget(2048, 120, 1100, 1024)) == "context 60 % · 196 tokens too many for a reply"
-    assert figures.budget(ContextBudget(2048, 120, 1970, 1024)) == "context 100 % · 1.1k tokens too many for a reply"
+    assert figures.budget(ContextBudget(2048, 120, 1100, 1024)) == "context 60 % · a reply needs 196 more tokens"
+    assert figures.budget(ContextBudget(2048, 120, 1970, 1024)) == "context 100 % · a reply needs 1.1k more tokens"
+    assert figures.budget(ContextBudget(512, 0, 385, 128)) == "context 75 % · a reply needs 1 more token"
     assert figures.budget(ContextBudget(None, 120, 12_000, 1024)) == "12k tokens (limit unknown)"
     assert figures.budget(ContextBudget(None, 0, 1, 1024)) == "1 token (limit unknown)"
 

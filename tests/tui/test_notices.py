@@ -53,6 +53,15 @@ def test_shown_notification_is_not_repeated() -> None:
     run(ScriptedClient(), flow)
 
 
+def test_newer_error_replaces_one_with_the_same_remedy() -> None:
+    async def flow(chat: Chatting) -> None:
+        for number in (363, 726):
+            chat.app.notify("Shorten it.", title=f"This message is {number} tokens too long.", severity="error")
+        await chat.until(lambda: chat.notices() == ["This message is 726 tokens too long. Shorten it."])
+
+    run(ScriptedClient(), flow)
+
+
 def test_notices_are_shown_and_unsaved_state_stays_visible() -> None:
     client, store = ScriptedClient(), Store()
     client.chats = store

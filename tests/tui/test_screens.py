@@ -653,6 +653,7 @@ def test_name_for_code_is_suggested_and_cannot_be_empty(tmp_path: Path, monkeypa
 def test_warning_about_the_model_is_shown() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: chat.notices() == ["The model holds little"])
+        assert [one.timeout for one in chat.app._notifications] == [chat.app.NOTIFICATION_TIMEOUT]
 
     client = ScriptedClient()
     client.engine.warning = "the model holds little"

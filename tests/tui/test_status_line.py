@@ -6,10 +6,10 @@ import pytest
 from textual.app import App, ComposeResult
 
 from tests.tui.pilots import Chatting, at_rest, run
-from tests.tui.scripted_client import ScriptedClient
+from tests.tui.scripted_client import WAIT, ScriptedClient
 from tui.client import ClientError
 from tui.engine_types import Loading
-from tui.types import ChatId, ChatSettings, ContextBudget, MessageId, Sampling
+from tui.types import ChatId, ChatSettings, ContextBudget, Finish, MessageId, ReplyEnd, Sampling, TextDelta
 from tui.widgets.status_line import StatusLine
 
 FILE = "/home/ann/models/Model.gguf"
@@ -139,6 +139,34 @@ def test_context_grows_with_the_reply() -> None:
             assert line.render().plain == "▓▓▓▓▓▓░░░░ context 60 % · 3.2k tokens free"
 
     asyncio.run(show())
+
+
+@pytest.mark.parametrize(("limit", "tokens"), [(512, 60), (8192, 0), (None, 0)])
+def test_reply_is_counted_to_the_percent_in_a_short_context(limit: int | None, tokens: int) -> None:
+    async def show() -> None:
+        async with Lined().run_test(size=(120, 24)) as pilot:
+            line = pilot.app.query_one(StatusLine)
+            line.budget = ContextBudget(limit, 0, 100, 128)
+            line.count_reply(63)
+            assert line.written == tokens
+
+    asyncio.run(show())
+
+
+def test_context_is_measured_without_the_reply_that_a_retry_replaces() -> None:
+    client = ScriptedClient([TextDelta("reply " * 100), ReplyEnd(Finish.COMPLETE)], [WAIT, ReplyEnd(Finish.COMPLETE)])
+
+    async def flow(chat: Chatting) -> None:
+        line = chat.screen.query_one(StatusLine)
+        await chat.say("question")
+        await chat.until(lambda: line.budget is not None and line.budget.history > 150)
+        await chat.pilot.press("ctrl+y")
+        await chat.until(lambda: line.budget is not None and line.budget.history < 150)
+        assert chat.conversation.current_reply is not None
+        client.replies.gate.set()
+        await chat.until(lambda: chat.conversation.current_reply is None)
+
+    run(client, flow)
 
 
 def test_status_line_shows_that_the_engine_has_exited_and_which_model_replaces_it() -> None:

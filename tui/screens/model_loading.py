@@ -8,7 +8,6 @@ from tui.plain_text import capitalized
 from tui.show_errors import show_error
 from tui.widgets.conversation import Conversation
 
-_WARNED_SECONDS = 12.0
 _NONE = "No model. F2 to choose one."
 
 
@@ -22,9 +21,7 @@ async def follow(conversation: Conversation, loading: AsyncGenerator[Loading, No
             status.loading_model = step
             welcome.show_loading(step)
             if step.warning:
-                conversation.app.notify(
-                    capitalized(step.warning), severity="warning", timeout=_WARNED_SECONDS, markup=False
-                )
+                conversation.app.notify(capitalized(step.warning), severity="warning", markup=False)
     except ClientError as error:
         if not model:
             welcome.show_failure(error)

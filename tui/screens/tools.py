@@ -110,7 +110,9 @@ class ToolsScreen(Dialog[None]):
         first, *_ = paths = self._tools.config_paths()
         if self._servers:
             return f"Servers: {', '.join(map(str, paths))}"
-        return "\n\n".join(filter(None, (problem, f"Add tool servers to {first}, for example:", EXAMPLE, _INSTALL)))
+        return "\n\n".join(
+            filter(None, (problem, f"Add tool servers as in this example to {first}:", EXAMPLE, _INSTALL))
+        )
 
     def _rows(self) -> list[tuple[ToolServer, ToolInfo | None]]:
         """Return the rows of the list: each server, followed by its tools."""

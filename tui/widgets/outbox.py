@@ -116,6 +116,7 @@ class Outbox:
         if chat is self._view.chat and has_room:
             await self._view.transcript.truncate_after(to)
             chat.leaf = to
+            self._composer.measure()  # the replaced reply is not sent
         if chat.id is not None and has_room:
             self._feed.ask(chat.id, to)
         else:

@@ -32,7 +32,6 @@ from tui.types import (
 from tui.widgets.chat_view import ChatView
 
 LONG_REPLY = 20.0  # seconds; after a longer reply, the terminal bell rings if another window has the focus
-_COUNTED = 64  # number of tokens of a reply after which the shown context is updated
 
 
 class ReplyFeed:
@@ -117,7 +116,7 @@ class ReplyFeed:
         if isinstance(event, ReplyStarted) and reply.message is not None:
             self._view.chat.put(reply.message)
         await self._view.live.show(reply, event)
-        self._view.composer.status.written = reply.tokens // _COUNTED * _COUNTED
+        self._view.composer.status.count_reply(reply.tokens)
         self._view.show_activity(reply.activity)
 
     async def _finish(self, reply: ReplyProgress) -> None:

@@ -17,6 +17,7 @@ from tui.types import ChatSettings, ContextBudget
 _CELLS = 10  # width of the context bar in cells
 _HIGH = 0.8  # from this fraction on, the bar has the warning color
 _GAP = "   "
+_COUNTED = 64  # number of tokens of a reply after which the line is updated; in a short context, 1 % of it
 
 
 class StatusLine(Widget):
@@ -35,6 +36,12 @@ class StatusLine(Widget):
     written: reactive[int] = reactive(0)  # number of tokens of this reply
     settings: reactive[ChatSettings] = reactive(ChatSettings())
     is_private: reactive[bool] = reactive(False)
+
+    def count_reply(self, tokens: int) -> None:
+        """Add `tokens` tokens of a reply to the budget. Small changes are not shown, because each one draws the line."""
+        limit = None if self.budget is None else self.budget.limit
+        step = _COUNTED if limit is None else max(1, min(_COUNTED, limit // 100))
+        self.written = tokens // step * step
 
     def render(self) -> Content:
         line, width = Content(""), self.size.width

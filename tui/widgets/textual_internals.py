@@ -62,14 +62,15 @@ def write_to_terminal(app: App[None], sequence: str) -> None:
 
 
 def limit_notifications(app: App[None], most: int) -> None:
-    """Close repeated notifications, and others until at most `most` are shown: plain ones first, then the oldest, but
-    never the newest.
+    """Close notifications that a newer one repeats, and others until at most `most` are shown: plain ones first, then
+    the oldest, but never the newest.
+
+    An error repeats another one with the same remedy, because their numbers or names may differ.
     """
-    texts: set[tuple[str, str]] = set()
+    newest = {(one.severity, one.message): one for one in app._notifications}
     for one in [*app._notifications]:
-        if (one.title, one.message) in texts:
+        if newest[one.severity, one.message] is not one:
             _close(app, one)
-        texts.add((one.title, one.message))
     *older, _ = [*app._notifications] or [None]
     by_importance = sorted(filter(None, older), key=lambda one: one.severity != "information")
     for one in by_importance[: max(0, len(older) + 1 - most)]:

@@ -327,10 +327,10 @@ class EngineConnection:
         stated = self._settings.stated("context")
         if self._server.is_started_here:
             return f"the model supports {held:,} tokens: {stated} is lowered to that" if held < asked else ""
-        found = f"the running server has a context of {held:,} tokens"
+        found = f"this server's context is {held:,} tokens. Run ingle stop"
         if asked:
-            return f"{found}: {stated} needs a new server (ingle stop ends this one)"
-        return f"{found} (ingle stop ends it)" if held < SHORT_CONTEXT else ""
+            return f"{found} to use {stated}."
+        return f"{found} to use a longer one." if held < SHORT_CONTEXT else ""
 
     async def _answers(self, model: str) -> bool:
         """Whether the engine in use still runs and has loaded `model`."""

@@ -229,7 +229,10 @@ class PlainCommands:
         self._say("Unarchived." if summary.archived else "Archived.")
 
     async def _delete(self, rest: str) -> None:
-        self._deleted = (await self.current()).summary.id
+        summary = (await self.current()).summary
+        if not await self._agrees(f"Delete {summary.name}? /undo restores it until you quit. yes or no"):
+            return
+        self._deleted = summary.id
         await self._client.chats.delete(self._deleted)
         self._chat = None
         self._say("Deleted. /undo restores it.")

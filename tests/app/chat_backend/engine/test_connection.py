@@ -701,8 +701,8 @@ def test_memory_of_an_unshared_engine_is_reclaimable(
 
 
 LOWERED = "the model supports 2,048 tokens: --context 4096 is lowered to that"
-SHORT = "the running server has a context of 2,048 tokens (ingle stop ends it)"
-OTHER = "the running server has a context of 2,048 tokens: --context {} needs a new server (ingle stop ends this one)"
+SHORT = "this server's context is 2,048 tokens. Run ingle stop to use a longer one."
+OTHER = "this server's context is 2,048 tokens. Run ingle stop to use --context {}."
 
 
 @pytest.mark.parametrize(
