@@ -146,6 +146,21 @@ def test_help_without_servers_scrolls_in_a_low_terminal() -> None:
     run(client_with([]), flow, size=(60, 15))
 
 
+def test_line_after_the_path_of_the_file_does_not_start_with_a_comma(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, path = client_with([]), Path("/mcp.json")
+    monkeypatch.setattr(client.tools, "config_paths", lambda: [path])
+
+    async def flow(chat: Chatting) -> None:
+        nonlocal path
+        screen = await opened(chat)
+        path = Path(f"/{'x' * (screen.query_one('#help').content_size.width - 1)}")  # fills a line
+        await screen.load().wait()
+        await chat.until(lambda: any(str(path) in line for line in chat.lines()))
+        assert not any(line[3:57].strip("│ ").startswith(",") for line in chat.lines())
+
+    run(client, flow, size=(60, 15))
+
+
 def test_path_of_the_file_is_whole_in_a_low_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_with()
     path = "/home/someone-with-a-long-name/.config/inglenook/folders/mcp.json"

@@ -38,7 +38,7 @@ class StatusLine(Widget):
     is_private: reactive[bool] = reactive(False)
 
     def count_reply(self, tokens: int) -> None:
-        """Add `tokens` tokens of a reply to the budget. Small changes are not shown, because each one draws the line."""
+        """Add `tokens` tokens of a reply to the budget, in steps, because each one draws the line."""
         limit = None if self.budget is None else self.budget.limit
         step = _COUNTED if limit is None else max(1, min(_COUNTED, limit // 100))
         self.written = tokens // step * step
