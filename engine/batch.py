@@ -25,8 +25,8 @@ class Batch:
     # length T each: block * BLOCK_SIZE + offset, where k and v are written; empty for recurrent groups
     slot_mappings: tuple[Ids, ...]
     # Length R each: a request's blocks in order, with the null block for blocks that no token attends to any more. The
-    # lists grow after the step is launched. For recurrent groups, the first entry is the state block, which the step
-    # reads and overwrites.
+    # lists grow after the step is launched. For recurrent groups: the state that the step reads, and the one that it
+    # writes.
     block_tables: tuple[Sequence[Ids], ...]
     query_starts: Ids  # length R + 1: request r has tokens query_starts[r] .. query_starts[r + 1]
     context_lengths: Ids  # length R: tokens of each request after this step
@@ -55,8 +55,8 @@ def build_batch(
         token_ids += part.drafted
         span = range(part.start, part.stop)
         positions += span
-        for group, table, mapping in zip(groups, part.block_tables, slots, strict=True):
-            _check_table(part, table, group, group.num_blocks or num_blocks)
+        for number, (group, table, mapping) in enumerate(zip(groups, part.block_tables, slots, strict=True)):
+            _check_table(part, number, group, group.num_blocks or num_blocks)
             if not group.recurrent:
                 mapping += [table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE for position in span]
         starts.append(len(token_ids))
@@ -66,7 +66,10 @@ def build_batch(
         token_ids,
         positions,
         slots,
-        tuple([part.block_tables[number] for part in plan.scheduled] for number in range(len(groups))),
+        tuple(
+            [_states(part, number) if group.recurrent else part.block_tables[number] for part in plan.scheduled]
+            for number, group in enumerate(groups)
+        ),
         starts,
         [part.stop for part in plan.scheduled],
         logit_rows,
@@ -80,14 +83,32 @@ def _logit_rows(part: ScheduledRequest, first_row: int) -> list[int]:
     return rows
 
 
-def _check_table(part: ScheduledRequest, table: Sequence[int], group: GroupConfig, num_blocks: int) -> None:
-    """Raise IndexError unless all blocks that the step reads or writes are in the pool, and none is the null block."""
+def _states(part: ScheduledRequest, group: int) -> list[int]:
+    """Return the state that a part reads, and the one that it writes.
+
+    The scheduler's parts have a copy for each group of states. Without one, the state is overwritten.
+    """
+    for copy in part.copies:
+        if copy.group == group:
+            return [copy.source, copy.target]
+    (state, *_) = part.block_tables[group]
+    return [state if part.start else NULL_BLOCK, state]
+
+
+def _check_table(part: ScheduledRequest, number: int, group: GroupConfig, num_blocks: int) -> None:
+    """Raise IndexError unless all blocks that the step reads or writes are in the pool of group `number`, and none is
+    the null block. Only a state may be read from the null block.
+    """
+    table = part.block_tables[number]
     first = 0 if group.window is None else max(0, part.start - group.window + 1) // BLOCK_SIZE
     needed = 1 if group.recurrent else -(-part.stop // BLOCK_SIZE)
     if len(table) < needed:
         raise IndexError(f"request {part.request.id} needs {needed} blocks and holds {len(table)}")
     if not NULL_BLOCK <= min(table) <= max(table) < num_blocks or NULL_BLOCK in table[first:needed]:
         raise IndexError(f"a block of request {part.request.id} is not in the pool of {num_blocks}")
+    for copy in part.copies:
+        if copy.group == number and not (NULL_BLOCK <= copy.source < num_blocks and 0 < copy.target < num_blocks):
+            raise IndexError(f"a state of request {part.request.id} is not in the pool of {num_blocks}")
 
 
 def placeholder_batch() -> Batch:

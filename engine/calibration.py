@@ -84,7 +84,7 @@ def _compute(model: Model, ids: Sequence[int], report: Report) -> None:
 
 
 def _batches(config: ModelConfig, ids: Sequence[int], blocks: int) -> Iterator[Batch]:
-    groups = [GroupConfig(cache.window) for cache in config.caches]
+    groups = [GroupConfig.of(cache) for cache in config.caches]
     request, tables = Request(1, tuple(ids), SamplingParams()), tuple(list(range(1, blocks)) for _ in groups)
     for start in range(0, len(ids), CHUNK):
         part = ScheduledRequest(request, start, min(CHUNK, len(ids) - start), samples=False, block_tables=tables)

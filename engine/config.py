@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from engine.model_config import CacheConfig, StateConfig
+
 BLOCK_SIZE = 16  # tokens in a KV block
-CHECKPOINT_TOKENS = 256  # tokens between two states that are kept for later requests
+CHECKPOINT_TOKENS = 256  # least number of tokens between two states that are kept for later requests
 TARGET_LATENCY = 0.06  # target for the seconds between two tokens of a stream while other prompts are prefilled
 
 
@@ -15,15 +17,21 @@ class GroupConfig:
     """The attention span of one KV group. The device decides which layers are in it and what a block contains."""
 
     window: int | None = None  # number of tokens that a query attends to, including its own; None: all
-    recurrent: bool = False  # whether a block is a state of a request, kept once every CHECKPOINT_TOKENS tokens
+    recurrent: bool = False  # whether a block is a state of a request
+    spacing: int = CHECKPOINT_TOKENS  # number of tokens between two states that are kept for later requests
     num_blocks: int = 0  # number of blocks in the device pool, including the null block; 0: EngineConfig.num_blocks
     host_blocks: int = 0  # number of blocks in the host pool, including the null block; 0: EngineConfig.host_blocks
     block_bytes: int = 0  # size of one block in bytes; 0: unknown
 
+    @classmethod
+    def of(cls, cache: CacheConfig | StateConfig) -> Self:
+        """Return the group of the layers with a cache configuration."""
+        return cls(recurrent=True) if isinstance(cache, StateConfig) else cls(cache.window)
+
     @property
     def block_tokens(self) -> int:
         """Number of tokens between one cached block of a request and the next."""
-        return CHECKPOINT_TOKENS if self.recurrent else BLOCK_SIZE
+        return self.spacing if self.recurrent else BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)

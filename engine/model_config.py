@@ -4,8 +4,9 @@ A model family's module reads it from a checkpoint. Everything here is frozen.
 """
 
 import enum
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +161,19 @@ class CacheConfig:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The sort key of KV groups. Groups without a window are first."""
-        return self.window or 0, self.kv_heads, self.head_dim
+        """The sort key of KV groups. Groups without a window are first, and groups of states last."""
+        return 0, self.window or 0, self.kv_heads, self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class StateConfig:
+    """The state that a recurrent layer keeps: a summary of all past tokens. See `CacheConfig`."""
+
+    elements: int  # number of float32
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        return 1, self.elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +205,41 @@ class AttentionConfig:
     def qkv_width(self) -> int:
         return self.width + 2 * self.kv_width
 
+    @property
+    def in_width(self) -> int:
+        """Number of outputs of the product before the mixer."""
+        return self.qkv_width
+
+
+@dataclass(frozen=True, slots=True)
+class ConvConfig:
+    """The shape of a layer's gated short convolution (arXiv:2511.23404). See `AttentionConfig` for its properties."""
+
+    width: int
+    taps: int  # number of tokens that an output depends on, including its own
+
+    @property
+    def cache(self) -> StateConfig:
+        """The last inputs of the convolution."""
+        return StateConfig((self.taps - 1) * self.width)
+
+    @property
+    def in_width(self) -> int:
+        return 3 * self.width
+
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
     """The two parts of a layer: the mixer computes across tokens, and the MLP computes each token by itself."""
 
-    mixer: AttentionConfig
+    mixer: AttentionConfig | ConvConfig
     mlp: MLPConfig | ExpertConfig
+
+    def with_attention(self, change: Callable[[AttentionConfig], AttentionConfig]) -> Self:
+        """Return a copy with changed attention; unchanged if the layer has none."""
+        if not isinstance(self.mixer, AttentionConfig):
+            return self
+        return replace(self, mixer=change(self.mixer))
 
 
 class Gate(enum.Enum):
@@ -290,13 +330,23 @@ class ModelConfig:
         return self._elements(sum(layer.mlp.active_columns for layer in self.layers))
 
     def _elements(self, mlp_columns: int) -> int:
-        attention = sum(layer.mixer.qkv_width + layer.mixer.width for layer in self.layers)
-        return (attention + 3 * mlp_columns + 2 * self.vocab_size) * self.hidden
+        mixers = sum(layer.mixer.in_width + layer.mixer.width for layer in self.layers)
+        return (mixers + 3 * mlp_columns + 2 * self.vocab_size) * self.hidden
 
     @property
-    def mixers(self) -> frozenset[AttentionConfig]:
+    def mixers(self) -> frozenset[AttentionConfig | ConvConfig]:
         """The different mixers of the layers."""
         return frozenset(layer.mixer for layer in self.layers)
+
+    @property
+    def attentions(self) -> frozenset[AttentionConfig]:
+        """The different kinds of attention of the layers."""
+        return frozenset(mixer for mixer in self.mixers if isinstance(mixer, AttentionConfig))
+
+    @property
+    def attention(self) -> AttentionConfig:
+        """The attention of the first layer that has any. Every model has such a layer."""
+        return next(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionConfig))
 
     @property
     def mlp_widths(self) -> frozenset[int]:
@@ -314,11 +364,11 @@ class ModelConfig:
         return max(layer.mlp.active for layer in self.layers)
 
     @property
-    def caches(self) -> tuple[CacheConfig, ...]:
-        """The keys and values that the layers of each KV group keep, in the order of the groups."""
+    def caches(self) -> tuple[CacheConfig | StateConfig, ...]:
+        """What the layers of each KV group keep, in the order of the groups."""
         return tuple(sorted({mixer.cache for mixer in self.mixers}, key=lambda cache: cache.order))
 
-    def layers_of(self, cache: CacheConfig) -> tuple[int, ...]:
+    def layers_of(self, cache: CacheConfig | StateConfig) -> tuple[int, ...]:
         """Return the numbers of the layers in a KV group."""
         return tuple(number for number, layer in enumerate(self.layers) if layer.mixer.cache == cache)
 

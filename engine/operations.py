@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
-from engine.kv.cache import LayerKV
+from engine.kv.cache import LayerKV, LayerState
 from engine.model_config import Gate, NormKind, Routing
 from engine.rope import RotaryTable
 from quant.linear import LinearBackend, QLinear
@@ -51,6 +51,16 @@ class Attention:
     norms: HeadNorms | None = None
     softcap: float = 0.0  # soft cap c: scores become c * tanh(score / c); 0: no soft cap
     window: int | None = None  # number of tokens that a query attends to, including its own; None: all
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """The weights of a causal convolution of each channel over the last tokens.
+
+    weight: float32 [taps, width]; the last row is for the token itself.
+    """
+
+    weight: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +128,14 @@ class Operations(Protocol):
     def attend(self, q: Activation, batch: Inputs, kv: LayerKV, attention: Attention) -> Activation:
         """Compute causal attention of every token over its own request's context. Returns [tokens, heads *
         head_dim].
+        """
+        ...
+
+    def convolve(self, x: Activation, batch: Inputs, state: LayerState, conv: ShortConv) -> Activation:
+        """Return c * convolution(b * x) of every token, where b, c, and x are the thirds of its row.
+
+        The state holds the last inputs of the convolution, [taps - 1, width], oldest first. It is read before the
+        request's first token, and written after its last one.
         """
         ...
 

@@ -1,8 +1,10 @@
 """A step: its limits, the scheduler's plan, the runner's results, and the runner's interface."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from engine.config import GroupConfig
 from engine.draft import NO_DRAFT, Draft
 from engine.request import FinishReason, Request, TokenLogprobs
 
@@ -11,7 +13,10 @@ TicketT = TypeVar("TicketT")
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """A copy of one block of a KV group, made before the step computes. Copies are made in the order of the plan."""
+    """A copy of one block of a KV group, made before the step computes. Copies are made in the order of the plan.
+
+    In a group of states, nothing is copied: the step reads the state `source` and writes the state `target`.
+    """
 
     group: int
     source: int
@@ -78,6 +83,11 @@ class StepPlan:
     @property
     def num_drafted(self) -> int:
         return sum(len(part.drafted) for part in self.scheduled)
+
+    def copies(self, groups: Sequence[GroupConfig]) -> Iterator[BlockCopy]:
+        """Yield the copies to make before the step: those of groups without states."""
+        for part in self.scheduled:
+            yield from (copy for copy in part.copies if not groups[copy.group].recurrent)
 
 
 @dataclass(frozen=True, slots=True)

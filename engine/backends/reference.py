@@ -19,9 +19,9 @@ from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.device import LoadedModel, Needs
 from engine.kernels import reference
 from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
-from engine.kv.cache import KVCache, LayerBlock, LayerKV, kv_groups
+from engine.kv.cache import KVCache, LayerBlock, LayerKV, LayerState, kv_groups
 from engine.model_config import CacheConfig, Gate, ModelConfig
-from engine.operations import Attention, ExpertMLP, GatedMLP, Norm, Router
+from engine.operations import Attention, ExpertMLP, GatedMLP, Norm, Router, ShortConv
 from engine.sampling.drawing import Logits
 from quant.linear import LinearBackend, QLinear, ReferenceBackend
 
@@ -131,6 +131,19 @@ class ReferenceOperations:
             for start, stop, table, context in zip(starts, starts[1:], tables, batch.context_lengths, strict=False)
         ]
         return torch.cat(attended).flatten(1)
+
+    def convolve(self, x: Tensor, batch: Batch, state: LayerState, conv: ShortConv) -> Tensor:
+        before, gate, inputs = x.chunk(3, dim=1)
+        inputs, kept = before * inputs, len(conv.weight) - 1
+        rows, width = state.pool.view(len(state.pool), kept, -1), x.shape[1] // 3
+        outputs = []
+        for start, stop, (source, target) in zip(
+            batch.query_starts, batch.query_starts[1:], batch.block_tables[state.group], strict=False
+        ):
+            past = rows[source]
+            outputs.append(reference.short_convolution(inputs[start:stop], past, conv.weight))
+            rows[target] = torch.cat([past, inputs[start:stop]])[-kept:].view(kept, width)
+        return gate * torch.cat(outputs)
 
     def gated_mlp(self, x: Tensor, mlp: GatedMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU) -> Tensor:
         return _added(_mlp(x, mlp, gate), add_to)

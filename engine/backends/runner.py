@@ -107,7 +107,7 @@ class ModelRunner:
     def _launch(self, plan: StepPlan) -> Ticket:
         blocks = self._model.kv.num_blocks
         batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=blocks, groups=self._groups)
-        self._model.kv.copy(copy for part in plan.scheduled for copy in part.copies)
+        self._model.kv.copy(plan.copies(self._groups))
         masks = self._masks.start(plan.scheduled)
         return Ticket(self._model.compute(batch), plan.scheduled, masks)
 

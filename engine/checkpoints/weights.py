@@ -88,6 +88,15 @@ class Weights:
         vector = dequantize(self.take(name, width))
         return PlainTensor((1, width), "F32", vector.view(1, width))
 
+    def take_convolution(self, name: str, channels: int, taps: int) -> Tensor:
+        """Return the weights of a convolution of each channel as float32 [channels, taps].
+
+        transformers stores them as [channels, 1, taps].
+        """
+        stored, shape = self._stored.get(name), (channels, 1, taps)
+        weight = self.take(name, *(shape if stored is not None and stored.shape == shape else (channels, taps)))
+        return dequantize(weight).view(channels, taps)
+
     def load_parallel(self, load: Callable[[Item], Made], items: Iterable[Item]) -> list[Made]:
         """Return load(item) for each item, computed by a thread pool.
 

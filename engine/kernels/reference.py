@@ -202,6 +202,18 @@ def _attend_pieces(q: Tensor, last: Tensor, pieces: list[Piece], rule: ScoreRule
     return mixed / total.unsqueeze(-1)
 
 
+def short_convolution(x: Tensor, past: Tensor, weight: Tensor) -> Tensor:
+    """Convolve each channel of one request's tokens over time (LFM2, arXiv:2511.23404).
+
+    x: [tokens, width]; past: the inputs before them, [taps - 1, width]; weight: [taps, width]. Returns [tokens, width].
+    """
+    inputs, tokens = torch.cat([past, x]), len(x)
+    out = torch.zeros_like(x)
+    for tap, weights in enumerate(weight):
+        out = out + weights * inputs[tap : tap + tokens]
+    return out
+
+
 _GATES: dict[Gate, Callable[[Tensor], Tensor]] = {
     Gate.SILU: F.silu,
     Gate.GELU: partial(F.gelu, approximate="tanh"),

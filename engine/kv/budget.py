@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.config import BLOCK_SIZE, GroupConfig
+from engine.config import BLOCK_SIZE, CHECKPOINT_TOKENS, GroupConfig
 from engine.errors import OutOfMemory, UnsupportedModel
-from engine.model_config import ModelConfig
+from engine.model_config import CacheConfig, ModelConfig, StateConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +18,8 @@ LESS_MEMORY = "Choose a smaller model or fewer bits per weight (ingle fit shows 
 USEFUL_CONTEXT = 32_768  # tokens; a context up to this length may take all memory
 MIN_CONTEXT = 512  # shortest useful context in tokens
 MAX_RUNNING = 16  # requests that may hold blocks at the same time
+MAX_CHECKPOINT_TOKENS = 4096
+RUNNING_STATES = 3  # states of a running request: one that two steps under way read, and one that each of them writes
 CACHED_WINDOWS = 2  # number of windows kept for later requests, per window of a running request
 
 
@@ -41,8 +43,24 @@ class KVBudget:
         """Bytes per token in the layers of each window."""
         found: dict[int | None, int] = {}
         for group in self._groups:
-            found[group.cache.window] = found.get(group.cache.window, 0) + group.block_bytes // BLOCK_SIZE
+            if isinstance(group.cache, CacheConfig):
+                window = group.cache.window
+                found[window] = found.get(window, 0) + group.block_bytes // BLOCK_SIZE
         return found
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one state of all recurrent layers."""
+        return sum(group.block_bytes for group in self._groups if isinstance(group.cache, StateConfig))
+
+    @property
+    def spacing(self) -> int:
+        """Number of tokens between two states of a prompt that are kept.
+
+        The keys and values of so many tokens are about as large as the states, but the number is limited.
+        """
+        tokens = self.state_bytes // max(1, sum(self.token_bytes.values())) // BLOCK_SIZE * BLOCK_SIZE
+        return min(max(tokens, CHECKPOINT_TOKENS), MAX_CHECKPOINT_TOKENS)
 
     def groups(self, tokens: int, host_bytes: int = 0) -> tuple[GroupConfig, ...]:
         """Return the groups, one for each of `ModelConfig.caches`, with pools for `tokens` tokens in total.
@@ -50,9 +68,10 @@ class KVBudget:
         `host_bytes`: size of all host pools together; 0: none.
         """
         groups = tuple(
-            GroupConfig(
-                group.cache.window,
-                num_blocks=self._blocks(group.cache.window, tokens),
+            replace(
+                GroupConfig.of(group.cache),
+                spacing=self.spacing,
+                num_blocks=self._blocks(group.cache, tokens),
                 block_bytes=group.block_bytes,
             )
             for group in self._groups
@@ -87,7 +106,7 @@ class KVBudget:
 
     def bytes(self, tokens: int) -> int:
         """Return the size in bytes of the pools and of the rotary tables, which have a row for each position."""
-        pools = sum(group.block_bytes * self._blocks(group.cache.window, tokens) for group in self._groups)
+        pools = sum(group.block_bytes * self._blocks(group.cache, tokens) for group in self._groups)
         return pools + self.table_bytes(tokens)
 
     def table_bytes(self, tokens: int) -> int:
@@ -104,9 +123,12 @@ class KVBudget:
             low, high = (middle, high) if self.bytes(middle) <= limit else (low, middle)
         return low
 
-    def _blocks(self, window: int | None, tokens: int) -> int:
+    def _blocks(self, cache: CacheConfig | StateConfig, tokens: int) -> int:
         """Return the number of blocks in one group's pool, including the null block."""
-        whole = -(-tokens // BLOCK_SIZE)
+        if isinstance(cache, StateConfig):
+            running = min(self._max_running, -(-tokens // MIN_CONTEXT))
+            return 1 + RUNNING_STATES * running + tokens // self.spacing
+        whole, window = -(-tokens // BLOCK_SIZE), cache.window
         if window is None:
             return 1 + whole
         # A request holds the tokens of a step and the window before the first of them, which can start anywhere in a

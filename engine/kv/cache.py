@@ -1,4 +1,4 @@
-"""KVCache: the paged pools that store the keys and values of every request.
+"""KVCache: the paged pools that store the keys and values of every request, and its states.
 
 Layers with equal cache configurations form a group. Each group has one pool, with its own shape and type of blocks.
 Pools are block-major: the content of a block, for all layers of its group, is contiguous, so that moving a block is one
@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kv.blocks import NULL_BLOCK
 from engine.kv.transfers import MoveBlock
-from engine.model_config import CacheConfig, ModelConfig
+from engine.model_config import CacheConfig, ModelConfig, StateConfig
 from engine.step import BlockCopy
 
 
@@ -39,7 +40,7 @@ class KVGroup:
     """Layers with the same cache configuration. `layers` are the model's layer numbers, in pool order."""
 
     layers: tuple[int, ...]
-    cache: CacheConfig
+    cache: CacheConfig | StateConfig
     layer_block: LayerBlock
 
     @property
@@ -52,8 +53,12 @@ class KVGroup:
 
 
 def kv_groups(model: ModelConfig, layout: LayoutOf) -> tuple[KVGroup, ...]:
-    """Return the KV groups of a model, one for each of `ModelConfig.caches`."""
-    return tuple(KVGroup(model.layers_of(cache), cache, layout(cache)) for cache in model.caches)
+    """Return the KV groups of a model, one for each of `ModelConfig.caches`. All devices store states as float32."""
+
+    def block(cache: CacheConfig | StateConfig) -> LayerBlock:
+        return layout(cache) if isinstance(cache, CacheConfig) else LayerBlock((cache.elements,), torch.float32)
+
+    return tuple(KVGroup(model.layers_of(cache), cache, block(cache)) for cache in model.caches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,14 @@ class LayerKV:
     pool: Tensor
     kv_heads: int
     head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """One recurrent layer's share of its group's pool. A batch's block tables name the states (see `Batch`)."""
+
+    group: int  # index into the batch's block tables
+    pool: Tensor  # float32 [blocks, elements]
 
 
 Reserve = Callable[[tuple[int, ...], torch.dtype], Tensor]
@@ -81,6 +94,8 @@ def reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 class KVCache:
     """One pool per group, [blocks, layers, ...]. With `host_blocks`, each group also has a pool in the host's memory.
 
+    The null block of a group of states is the state before the first token: zeros.
+
     `num_blocks` and `host_blocks` have one number per group. Devices that do not compute in the host's memory use a
     subclass, and pass `reserve_pool` and `reserve_host`.
     """
@@ -97,14 +112,22 @@ class KVCache:
         self.num_blocks = max(num_blocks)
         self.pools = _pools(groups, num_blocks, reserve_pool or reserve)
         self.host_pools = _pools(groups, host_blocks, reserve_host or reserve) if host_blocks else ()
-        self._layers = {
-            layer: LayerKV(index, self.pools[index][:, position], group.cache.kv_heads, group.cache.head_dim)
-            for index, group in enumerate(groups)
-            for position, layer in enumerate(group.layers)
-        }
+        self._layers: dict[int, LayerKV] = {}
+        self._states: dict[int, LayerState] = {}
+        for index, (group, pool) in enumerate(zip(groups, self.pools, strict=True)):
+            for position, layer in enumerate(group.layers):
+                own = pool[:, position]
+                if isinstance(group.cache, StateConfig):
+                    self._states[layer] = LayerState(index, own)
+                    own[NULL_BLOCK] = 0
+                else:
+                    self._layers[layer] = LayerKV(index, own, group.cache.kv_heads, group.cache.head_dim)
 
     def layer(self, layer: int) -> LayerKV:
         return self._layers[layer]
+
+    def state(self, layer: int) -> LayerState:
+        return self._states[layer]
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         """Copy blocks within their pools, in the given order."""

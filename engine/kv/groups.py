@@ -2,7 +2,8 @@
 
 A group of attention layers holds one block per BLOCK_SIZE tokens: all of them, or those within its window. A group of
 recurrent layers holds one state, a block that summarizes all past tokens. A block that is shared or findable is never
-overwritten. Instead, the writer gets a new block, and the content is copied to it before the step.
+overwritten. Instead, the writer gets a new block. The content of a block of keys and values is copied to it before the
+step; a state is read from the old block and written to the new one.
 
 Each request has its own tables; each group has one pool.
 """
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.config import BLOCK_SIZE, CHECKPOINT_TOKENS, EngineConfig, GroupConfig
+from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.kv.blocks import NULL_BLOCK, BlockKey, BlockPool
 from engine.kv.disk.segment_file import DiskBlock
 from engine.request import Request
@@ -168,15 +169,17 @@ class RecurrentGroup:
     """A group of recurrent layers.
 
     A table holds the current state, then older states whose steps are not yet collected. A step reads one state and
-    writes another, so that it can be undone and retried.
+    writes another, so that it can be undone and retried. The device does not copy states: the step itself reads the
+    source of the copy that `allocate` returns, and writes its target.
     """
 
     is_state = True
     needs_all = False
 
-    def __init__(self, number: int, pool: BlockPool) -> None:
+    def __init__(self, number: int, pool: BlockPool, spacing: int) -> None:
         self.pool = pool
         self._number = number
+        self._spacing = spacing
         # older state -> index of the last full block whose tokens it summarizes
         self._state_indices: dict[int, int] = {}
 
@@ -204,11 +207,11 @@ class RecurrentGroup:
         self.pool.release([copy.target])
 
     def _is_checkpoint(self, held: RequestBlocks, tokens: int) -> bool:
-        return bool(tokens) and (tokens % CHECKPOINT_TOKENS == 0 or tokens == _prompt_end(held.request))
+        return bool(tokens) and (tokens % self._spacing == 0 or tokens == _prompt_end(held.request))
 
     def limit_step(self, held: RequestBlocks, stop: int) -> int:
         start, last = held.request.num_scheduled, _prompt_end(held.request)
-        regular = (start // CHECKPOINT_TOKENS + 1) * CHECKPOINT_TOKENS
+        regular = (start // self._spacing + 1) * self._spacing
         return min(stop, regular, last if start < last else stop)
 
     def publish(self, held: RequestBlocks) -> Sequence[int]:
@@ -244,7 +247,7 @@ def make_groups(config: EngineConfig) -> tuple[Group, ...]:
     def make(number: int, group: GroupConfig) -> Group:
         pool = BlockPool(config.pool_blocks(number))
         if group.recurrent:
-            return RecurrentGroup(number, pool)
+            return RecurrentGroup(number, pool, group.spacing)
         return PagedGroup(number, pool, group.window, config.max_step_tokens)
 
     return tuple(make(number, group) for number, group in enumerate(config.groups))

@@ -51,6 +51,9 @@ FAMILIES = {  # general.architecture of a GGUF file, or model_type of a config.j
     "glm4_moe": "engine.models.glm",
     "ernie4_5-moe": "engine.models.ernie",
     "ernie4_5_moe": "engine.models.ernie",
+    "lfm2": "engine.models.lfm2",
+    "lfm2moe": "engine.models.lfm2",
+    "lfm2_moe": "engine.models.lfm2",
     "minimax-m2": "engine.models.minimax",
     "minimax_m2": "engine.models.minimax",
 }

@@ -1,4 +1,4 @@
-"""The decoder of all families: layers of attention and a gated MLP around a residual stream.
+"""The decoder of all families: layers of a mixer and a gated MLP around a residual stream.
 
 A ModelConfig and `Names` describe how each family differs from the others.
 """
@@ -15,6 +15,7 @@ from engine.kv.cache import KVCache
 from engine.model_config import (
     AttentionConfig,
     Block,
+    ConvConfig,
     ExpertConfig,
     HeadNorm,
     LongRopeScaling,
@@ -32,6 +33,7 @@ from engine.operations import (
     Norm,
     Operations,
     Router,
+    ShortConv,
 )
 from engine.rope import RotaryTable, rotary_table
 from quant.kernels.reference import dequantize
@@ -53,11 +55,11 @@ class Projection:
 class Layer:
     """The weights of one decoder layer. The norm placement determines which norms exist."""
 
-    attention: Attention
-    attention_norm: Norm | None
-    qkv: Projection  # q, k, and v as one layer
-    attention_out: Projection
-    attention_post_norm: Norm | None
+    mixer: Attention | ShortConv
+    mixer_norm: Norm | None
+    mixer_in: Projection  # for attention: q, k, and v as one layer
+    mixer_out: Projection
+    mixer_post_norm: Norm | None
     mlp_norm: Norm | None
     mlp: GatedMLP | ExpertMLP
     mlp_post_norm: Norm | None
@@ -88,35 +90,42 @@ class Decoder:
         loader = _Loader(config, weights, operations, rotary_tables(config, weights, operations, context_length))
         tables = weights.load_parallel(loader.table, loader.tables_to_load())
         layers = weights.load_parallel(loader.layer, range(len(config.layers)))
-        output_norm = loader.norm("output_norm", scale=config.logit_scale)
+        output_norm = loader.output_norm()
         return cls(config, operations, tables[0], tuple(layers), output_norm, tables[-1])
 
     def forward(self, batch: Inputs, kv: KVCache) -> Activation:
         ops, config = self._ops, self.config
         x = ops.embed(batch, self._embedding, config.embedding_scale)
         for number, layer in enumerate(self._layers):
-            cache = kv.layer(number)
-            qkv = ops.linear(self._before(x, layer.attention_norm), layer.qkv.weight, bias=layer.qkv.bias)
-            q = ops.rope_and_store(qkv, batch, cache, layer.attention)
-            attended = ops.attend(q, batch, cache, layer.attention)
+            mixed = self._mix(self._before(x, layer.mixer_norm), batch, kv, number)
             # The last layer continues only with tokens whose logits are needed. The keys and values of the others are
             # already stored.
             if layer is self._layers[-1]:
-                attended, x = ops.select(attended, batch), ops.select(x, batch)
+                mixed, x = ops.select(mixed, batch), ops.select(x, batch)
             if config.block is Block.SEQUENTIAL:
-                x = self._add_mlp(self._add_attention(x, attended, layer), layer)
-            else:  # Both read x. Attention has already read it, and the MLP reads it before the addition overwrites it.
-                x = self._add_attention(self._add_mlp(x, layer), attended, layer)
+                x = self._add_mlp(self._add_mixed(x, mixed, layer), layer)
+            else:  # Both read x. The mixer has already read it, and the MLP reads it before the addition overwrites it.
+                x = self._add_mixed(self._add_mlp(x, layer), mixed, layer)
         return ops.logits(self._before(x, self._output_norm), self._head, config.logit_softcap)
+
+    def _mix(self, x: Activation, batch: Inputs, kv: KVCache, number: int) -> Activation:
+        """Return the output of a layer's mixer, before its last product."""
+        ops, layer = self._ops, self._layers[number]
+        rows = ops.linear(x, layer.mixer_in.weight, bias=layer.mixer_in.bias)
+        if isinstance(layer.mixer, ShortConv):
+            return ops.convolve(rows, batch, kv.state(number), layer.mixer)
+        cache = kv.layer(number)
+        q = ops.rope_and_store(rows, batch, cache, layer.mixer)
+        return ops.attend(q, batch, cache, layer.mixer)
 
     def _before(self, x: Activation, norm: Norm | None) -> Activation:
         return x if norm is None else self._ops.norm(x, norm)
 
-    def _add_attention(self, x: Activation, attended: Activation, layer: Layer) -> Activation:
-        out, norm = layer.attention_out, layer.attention_post_norm
+    def _add_mixed(self, x: Activation, mixed: Activation, layer: Layer) -> Activation:
+        out, norm = layer.mixer_out, layer.mixer_post_norm
         if norm is None:
-            return self._ops.linear(attended, out.weight, add_to=x, bias=out.bias)
-        output = self._ops.linear(attended, out.weight, bias=out.bias)
+            return self._ops.linear(mixed, out.weight, add_to=x, bias=out.bias)
+        output = self._ops.linear(mixed, out.weight, bias=out.bias)
         return self._ops.norm(output, norm, add_to=x)
 
     def _add_mlp(self, x: Activation, layer: Layer) -> Activation:
@@ -192,24 +201,45 @@ class _Loader:
     def layer(self, number: int) -> Layer:
         config, mixer, prefix = self.config, self.config.layers[number].mixer, f"blk.{number}."
         before, after = (config.norm_placement in (it, NormPlacement.BOTH) for it in _PLACEMENTS)
-        attention_norm = self.norm(f"{prefix}attn_norm") if before else None
+        mixer_norm = self.norm(f"{prefix}attn_norm") if before else None
         one_norm = config.block is Block.PARALLEL_ONE_NORM
+        loaded, mixer_in, mixer_out = self._mixer(prefix, mixer)
         return Layer(
-            attention=self._attention(prefix, mixer),
-            attention_norm=attention_norm,
-            qkv=self._qkv(prefix, mixer),
-            attention_out=self._projection(prefix, mixer.width, {"attn_output": config.hidden}, config.out_bias),
-            attention_post_norm=self.norm(f"{prefix}post_attention_norm") if after else None,
-            mlp_norm=self._mlp_norm(prefix) if before and not one_norm else attention_norm,
+            mixer=loaded,
+            mixer_norm=mixer_norm,
+            mixer_in=mixer_in,
+            mixer_out=mixer_out,
+            mixer_post_norm=self.norm(f"{prefix}post_attention_norm") if after else None,
+            mlp_norm=self._mlp_norm(prefix) if before and not one_norm else mixer_norm,
             mlp=self._mlp(f"{prefix}ffn_", config.layers[number].mlp),
             mlp_post_norm=self.norm(f"{prefix}post_ffw_norm") if after else None,
         )
+
+    def _mixer(
+        self, prefix: str, mixer: AttentionConfig | ConvConfig
+    ) -> tuple[Attention | ShortConv, Projection, Projection]:
+        """Load a mixer, and the products before and after it."""
+        hidden = self.config.hidden
+        if isinstance(mixer, AttentionConfig):
+            out = self._projection(prefix, mixer.width, {"attn_output": hidden}, self.config.out_bias)
+            return self._attention(prefix, mixer), self._qkv(prefix, mixer), out
+        prefix = f"{prefix}shortconv."
+        stored = self.weights.take_convolution(f"{prefix}conv.weight", mixer.width, mixer.taps)
+        conv = ShortConv(self.operations.weights.to_device(stored.T.contiguous()))
+        mixer_in = self._projection(prefix, hidden, {"in_proj": mixer.in_width}, bias=False)
+        return conv, mixer_in, self._projection(prefix, mixer.width, {"out_proj": hidden}, bias=False)
 
     def _mlp_norm(self, prefix: str) -> Norm:
         """Load the norm of the MLP's input. Some families name it by its position, after attention."""
         other = f"{prefix}post_attention_norm"
         is_other = self.config.norm_placement is NormPlacement.BEFORE and f"{other}.weight" in self.weights
         return self.norm(other if is_other else f"{prefix}ffn_norm")
+
+    def output_norm(self) -> Norm:
+        """Load the norm before the head. GGUF files of LFM2 name it by the embedding."""
+        other = "token_embd_norm"
+        name = other if f"{other}.weight" in self.weights else "output_norm"
+        return self.norm(name, scale=self.config.logit_scale)
 
     def norm(self, name: str, *, scale: float = 1.0) -> Norm:
         """Load a norm of rows, whose output is multiplied by `scale`."""

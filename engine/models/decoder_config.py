@@ -173,8 +173,7 @@ def with_windows(
 
 
 def _with_window(layer: LayerConfig, window: int | None, rope: int) -> LayerConfig:
-    mixer = layer.mixer
-    return replace(layer, mixer=replace(mixer, cache=replace(mixer.cache, window=window), rope=rope))
+    return layer.with_attention(lambda it: replace(it, cache=replace(it.cache, window=window), rope=rope))
 
 
 def all_but_every(count: int, layers: int) -> list[bool]:

@@ -114,7 +114,7 @@ def read_config(metadata: Metadata) -> ModelConfig:
     )
     if metadata.architecture == "gemma2":
         return with_windows(metadata, config, all_but_every(2, len(config.layers)))
-    local = read_local_rope(metadata, config.layers[0].mixer.head_dim, LOCAL_BASE)
+    local = read_local_rope(metadata, config.attention.head_dim, LOCAL_BASE)
     config = replace(config, ropes=(*config.ropes, local), head_norm=HeadNorm.EACH)
     return with_windows(metadata, config, all_but_every(6, len(config.layers)), local_rope=1)
 
@@ -122,7 +122,7 @@ def read_config(metadata: Metadata) -> ModelConfig:
 def _query_scalar(metadata: Metadata, config: ModelConfig) -> float:
     if metadata.is_config:
         return metadata.number(QUERY_SCALAR, minimum=1.0, maximum=1e6)
-    wide, mixer = len(config.layers) == WIDE_QUERIES[metadata.architecture], config.layers[0].mixer
+    wide, mixer = len(config.layers) == WIDE_QUERIES[metadata.architecture], config.attention
     return max(1, config.hidden // mixer.heads) if wide else mixer.head_dim
 
 

@@ -63,5 +63,5 @@ def read_config(metadata: Metadata) -> ModelConfig:
         embedding_scale=embedding / residual,
         norm=replace(config.norm, epsilon=config.norm.epsilon / residual**2),
         logit_scale=1 / logits,
-        attention_scale=metadata.number(ATTENTION, config.layers[0].mixer.head_dim ** -0.5, minimum=1e-6, maximum=1e3),
+        attention_scale=metadata.number(ATTENTION, config.attention.head_dim**-0.5, minimum=1e-6, maximum=1e3),
     )

@@ -52,7 +52,7 @@ def read_config(metadata: Metadata) -> ModelConfig:
     config = replace(read_decoder(metadata), norm_placement=NormPlacement.AFTER, head_norm=HeadNorm.ALL)
     if metadata.architecture == "olmo2" and (metadata.is_config or not metadata.get(WINDOW)):
         return config
-    local = read_local_rope(metadata, config.layers[0].mixer.head_dim, config.ropes[0].base)
+    local = read_local_rope(metadata, config.attention.head_dim, config.ropes[0].base)
     config = replace(config, ropes=(*config.ropes, local))
     return with_windows(metadata, config, all_but_every(4, len(config.layers)), local_rope=1)
 

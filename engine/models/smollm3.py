@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from engine.checkpoints.metadata import Key, Metadata
 from engine.errors import UnsupportedModel
-from engine.model_config import ModelConfig
+from engine.model_config import AttentionConfig, ModelConfig
 from engine.models.decoder_config import NAMES, all_but_every, read_decoder, with_windows
 
 __all__ = ["NAMES", "read_config"]
@@ -31,9 +31,11 @@ def read_config(metadata: Metadata) -> ModelConfig:
     if metadata.flag(USE_WINDOW, False):
         config = with_windows(metadata, config, [not rope for rope in has_rope])
     layers = zip(config.layers, has_rope, strict=True)
-    return replace(
-        config, layers=tuple(replace(it, mixer=replace(it.mixer, rope=0 if rope else None)) for it, rope in layers)
-    )
+    return replace(config, layers=tuple(it if rope else it.with_attention(_without_rope) for it, rope in layers))
+
+
+def _without_rope(attention: AttentionConfig) -> AttentionConfig:
+    return replace(attention, rope=None)
 
 
 def _rope_layers(metadata: Metadata, layers: int) -> list[bool]:

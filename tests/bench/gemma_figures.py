@@ -91,7 +91,7 @@ def load_reference_engine(path: Path) -> tuple[Compute, tuple[GroupConfig, ...]]
     device = ReferenceDevice(keep_dequantized=True, threads=2)
     with open_checkpoint(path) as checkpoint:
         model = models.read_config(checkpoint.metadata)
-        groups = tuple(GroupConfig(cache.window) for cache in model.caches)
+        groups = tuple(GroupConfig.of(cache) for cache in model.caches)
         config = EngineConfig("reference", TOKENS, BLOCKS, groups=groups)
         weights = Weights(path, models.stored_weights(checkpoint))
         return device.load(model, weights, config).compute, groups

@@ -221,7 +221,7 @@ def _tiles(batch: Batch) -> list[tuple[int, int, int, int]]:
 
 def why_unsupported(model: ModelConfig, samples: Iterable[QTensor]) -> str | None:
     """Return why the CPU kernels cannot run a checkpoint, or None if they can."""
-    smallest = min(mixer.head_dim for mixer in model.mixers)
+    smallest = min(attention.head_dim for attention in model.attentions)
     if smallest < MIN_HEAD_DIM:
         return f"its head dimension is {smallest}, less than {MIN_HEAD_DIM}"
     for name, width, of in _widths(model):
@@ -240,8 +240,9 @@ def _widths(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
     for width in model.mlp_widths:
         yield "MLP", width, GROUP
     for mixer in model.mixers:
+        yield "mixer", mixer.width, GROUP
+    for mixer in model.attentions:
         yield "head dimension", mixer.head_dim, LANES
-        yield "attention's width", mixer.width, GROUP
         if model.head_norm in (HeadNorm.EACH, HeadNorm.OWN) and not model.optional_head_norm:
             yield "normalized heads' dimension", mixer.head_dim, GROUP
         if model.head_norm is HeadNorm.ALL:

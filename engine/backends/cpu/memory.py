@@ -57,11 +57,11 @@ def _rates(weight: StoredWeight) -> _Rates:
 def step_bytes(model: ModelConfig, tokens: int, rows: int) -> int:
     """Return the approximate working memory of steps with at most `tokens` tokens and `rows` rows of logits.
 
-    Per token: the residual stream and its normalized copy, q, k, and v, the attention output, and the MLP activations;
+    Per token: the residual stream and its normalized copy, the input and output of the mixer, and the MLP activations;
     with experts, also the input and the output of each chosen one. Inputs of products are quantized, to at most two
     bytes per element.
     """
-    qkv, attended = max(it.qkv_width for it in model.mixers), max(it.width for it in model.mixers)
-    floats = (2 + model.active_experts) * model.hidden + qkv + attended
-    quantized = (1 + model.active_experts) * model.hidden + attended + model.step_columns
+    before, after = max(it.in_width for it in model.mixers), max(it.width for it in model.mixers)
+    floats = (2 + model.active_experts) * model.hidden + before + after
+    quantized = (1 + model.active_experts) * model.hidden + after + model.step_columns
     return tokens * (FLOAT * floats + 2 * quantized) + FLOAT * rows * model.vocab_size + FIXED_BYTES

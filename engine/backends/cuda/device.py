@@ -144,7 +144,7 @@ class CudaDevice:
     def _step(self, loaded: Model, config: EngineConfig) -> CudaStep:
         groups = kv_groups(loaded.config, self.layer_block)
         kv = GpuBlocks(self._gpu, groups, config.pool_sizes, config.host_pool_sizes)
-        queries = tile_queries(loaded.config.mixers, self._gpu.card, deterministic=self._deterministic)
+        queries = tile_queries(loaded.config.attentions, self._gpu.card, deterministic=self._deterministic)
         return CudaStep(self._gpu, loaded, kv, _limits(config), queries, self._capture_stream)
 
     @cached_property
@@ -196,7 +196,7 @@ def _limits(config: EngineConfig) -> BatchLimits:
 
 def why_unsupported(model: ModelConfig) -> str | None:
     """Return why the GPU kernels cannot run a model, or None if they can."""
-    for head_dim in {mixer.head_dim for mixer in model.mixers}.difference(HEAD_DIMS):
+    for head_dim in {attention.head_dim for attention in model.attentions}.difference(HEAD_DIMS):
         return f"its head dimension is {head_dim}; the GPU kernels support {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
     for name, width in (("hidden size", model.hidden), *(("MLP", width) for width in sorted(model.mlp_widths))):
         if width % WIDTH:

@@ -90,7 +90,7 @@ def loading_bytes(model: ModelConfig, weight_bytes: int) -> int:
     Each thread rearranges codes, and concatenates the matrices of a layer, of which gate and up are the largest.
     Experts are loaded one by one.
     """
-    widest = max(2 * max(model.mlp_widths), *(mixer.qkv_width for mixer in model.mixers))
+    widest = max(2 * max(model.mlp_widths), *(mixer.in_width for mixer in model.mixers))
     joined = weight_bytes * widest * model.hidden // model.matrix_elements
     return LOADING_THREADS * (SLAB_BYTES + joined)
 
@@ -99,7 +99,7 @@ def step_bytes(model: ModelConfig, tokens: int, rows: int) -> int:
     """Return the approximate memory of a step in bytes: activations, one dequantized matrix, two copies of the logits,
     and two more for the CUDA graphs. The output of each expert is float32.
     """
-    heads = max(mixer.qkv_width for mixer in model.mixers)
+    heads = max(mixer.in_width for mixer in model.mixers)
     widest = max(2 * model.step_columns, heads)
     activations = tokens * ((8 + 4 * model.active_experts) * model.hidden + 6 * widest)
     matrix = 2 * max(2 * max(model.mlp_widths), heads) * model.hidden

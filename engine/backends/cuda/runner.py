@@ -106,7 +106,7 @@ class CudaRunner:
     def _launch(self, plan: StepPlan) -> CudaTicket:
         blocks = self._step.kv.num_blocks
         batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=blocks, groups=self._groups)
-        self._step.kv.copy(copy for part in plan.scheduled for copy in part.copies)
+        self._step.kv.copy(plan.copies(self._groups))
         reports = any(part.logprob_positions for part in plan.scheduled)
         computed = self._masks.start(plan.scheduled)
         logits = self._step.launch(batch, self._pending_tokens(plan, batch), kept=reports)

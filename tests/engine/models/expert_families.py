@@ -12,6 +12,7 @@ from transformers import (
     Glm4MoeConfig,
     GraniteMoeConfig,
     GraniteMoeSharedConfig,
+    Lfm2MoeConfig,
     MiniMaxM2Config,
     MixtralConfig,
     OlmoeConfig,
@@ -73,6 +74,16 @@ def ernie(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_expert_shared_feed_forward_length(config.intermediate_size // config.num_key_value_heads)
 
 
+def lfm2(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_shortconv_l_cache(config.conv_L_cache)
+    writer.add_head_count_kv([config.num_key_value_heads * (kind != "conv") for kind in config.layer_types])
+
+
+def lfm2_moe(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_leading_dense_block_count(config.num_dense_layers)
+    writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+
+
 def minimax(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_expert_feed_forward_length(config.intermediate_size)
     writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
@@ -115,6 +126,7 @@ HUB_NAMES = {
     "block_sparse_moe.experts": "mlp.experts",
     "shared_mlp.input_linear.weight": "mlp.shared_experts.gate_up_proj",
     "shared_mlp.output_linear": "mlp.shared_experts.down_proj",
+    "feed_forward.expert_bias": "feed_forward.expert_bias.bias",
 }
 
 
@@ -177,6 +189,7 @@ EXPERT_FAMILIES: dict[str, Family] = {
     "granite moe": Family(GraniteMoeConfig, GRANITE, form("granitemoe", granite, interleaved=True)),
     "granite moe shared": Family(
         GraniteMoeSharedConfig,
+        Lfm2MoeConfig,
         GRANITE | {"shared_intermediate_size": 64},
         form("granitemoe", granite, granite_shared, interleaved=True),
     ),
@@ -191,6 +204,17 @@ EXPERT_FAMILIES: dict[str, Family] = {
     "ernie moe": Family(Ernie4_5_MoeConfig, ERNIE, form("ernie4_5-moe", width, ernie)),
     "ernie moe no shared": Family(
         Ernie4_5_MoeConfig, ERNIE | {"moe_num_shared_experts": 0, "moe_layer_interval": 2, "num_hidden_layers": 4}
+    ),
+    "lfm2 moe": Family(
+        Lfm2MoeConfig,
+        QWEN
+        | {
+            "num_hidden_layers": 4,
+            "num_dense_layers": 1,
+            "tie_word_embeddings": True,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        },
+        form("lfm2moe", width, lfm2, lfm2_moe),
     ),
     "minimax moe": Family(
         MiniMaxM2Config,

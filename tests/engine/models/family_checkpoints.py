@@ -22,6 +22,7 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
     GraniteConfig,
+    Lfm2Config,
     LlamaConfig,
     Ministral3Config,
     MinistralConfig,
@@ -37,7 +38,7 @@ from transformers import (
     StableLmConfig,
 )
 
-from tests.engine.models.expert_families import EXPERT_FAMILIES, balance_routers, hub_tensors
+from tests.engine.models.expert_families import EXPERT_FAMILIES, balance_routers, hub_tensors, lfm2
 from tests.engine.models.family import (
     ORIGINAL,
     SHAPE,
@@ -162,6 +163,7 @@ PARTIAL = LONGROPE | {
     "short_factor": LONGROPE["short_factor"][:12],
     "long_factor": LONGROPE["long_factor"][:12],
 }
+LFM2: dict[str, Any] = {"block_auto_adjust_ff_dim": False}
 FAMILIES: dict[str, Family] = EXPERT_FAMILIES | {
     "qwen2": Family(Qwen2Config, {}, GGUFForm("qwen2")),
     "qwen2 tied": Family(Qwen2Config, {"tie_word_embeddings": True}, GGUFForm("qwen2")),
@@ -289,6 +291,15 @@ FAMILIES: dict[str, Family] = EXPERT_FAMILIES | {
         {"rope_parameters": PARTIAL, "original_max_position_embeddings": ORIGINAL, "tie_word_embeddings": True},
         GGUFForm("phi3", phi3, long_factors),
     ),
+    "lfm2": Family(
+        Lfm2Config,
+        LFM2 | {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+        GGUFForm("lfm2", lfm2),
+    ),
+    "lfm2 adjusted MLP": Family(
+        Lfm2Config,
+        {"block_multiple_of": 64, "conv_L_cache": 4, "full_attn_idxs": [1], "tie_word_embeddings": True},
+    ),
     "cohere": Family(CohereConfig, {"logit_scale": 0.25, "tie_word_embeddings": True}, COMMAND_R),
     "cohere normalized heads": Family(
         CohereConfig,
@@ -379,7 +390,7 @@ def randomize(model: PreTrainedModel, norm: float) -> None:
             if values.dim() == 1 or "norm" in name:
                 values.normal_(norm if "norm" in name else 0.0, 0.3)
         for name, values in model.state_dict().items():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 values.normal_(0.0, 0.05)
 
 
@@ -396,7 +407,7 @@ def write_gguf(path: Path, model: PreTrainedModel, form: GGUFForm, *, stacked: b
     if form.layer_norm:
         writer.add_layer_norm_eps(config.layer_norm_eps)
     else:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
     writer.add_rope_freq_base(full_rope(config)["rope_theta"])
     writer.add_token_list([f"token {number}" for number in range(config.vocab_size)])
     form.write(writer, config)

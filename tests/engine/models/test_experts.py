@@ -60,7 +60,7 @@ def our_logits(path: Path, operations: ReferenceOperations) -> Tensor:
         kv = KVCache(groups, [BLOCKS] * len(groups))
         request = HeldRequest(1, tuple(PROMPT), SamplingParams(), block_tables=(list(range(1, BLOCKS)),) * len(groups))
         part = request.part(0, TOKENS, logprob_positions=range(TOKENS - 1))
-        configs = [GroupConfig(cache.window) for cache in model.config.caches]
+        configs = [GroupConfig.of(cache) for cache in model.config.caches]
         batch = build_batch(StepPlan((part,)), vocab_size=VOCABULARY, num_blocks=BLOCKS, groups=configs)
         logits: Tensor = model.forward(batch, kv)
     return logits
