@@ -8,6 +8,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 
 from engine.backends.cpu.attention import QUERIES, SCORE_ROW
+from engine.backends.cpu.convolution import STRIP_BYTES
 from engine.backends.cpu.expert_units import scores_bytes
 from engine.backends.cpu.instructions import BLOCK_WORDS, SEGMENT, TOKENS, Instruction, Limits, Op, most_blocks
 from engine.backends.cpu.kv_store import KVType, head_bytes
@@ -137,6 +138,16 @@ def _argmax_rows(row: Instruction, limits: Limits) -> Touched:
     yield "out", row["out"], 8 * limits.outputs
 
 
+def _convolve(row: Instruction, limits: Limits) -> Touched:
+    size = 4 * GROUP * row["groups"]
+    yield "taps", row["x"], row["taps"] - 2  # must be at least 2
+    yield "x", row["x"], (limits.tokens - 1) * row["x_stride"] + 3 * size
+    yield "out", row["out"], (limits.tokens - 1) * row["out_stride"] + size
+    yield "vector", row["vector"], row["taps"] * size
+    blocks = limits.num_blocks[row["group"]] - 1
+    yield "cache", row["cache"], blocks * row["block_bytes"] + (row["taps"] - 1) * size
+
+
 # -- experts
 
 
@@ -243,6 +254,7 @@ TOUCHED: dict[Op, Callable[[Instruction, Limits], Touched]] = {
     Op.EXPERT_MATMUL: _expert_matmul,
     Op.COMBINE: _combine,
     Op.ORDER_ROWS: _order_rows,
+    Op.CONVOLVE: _convolve,
 }
 
 
@@ -253,6 +265,8 @@ def scratch_bytes(row: Instruction) -> int:
         return 4 * GROUP * row["groups"]
     if op in (Op.GATED, Op.EXPERT_GATED):
         return 2 * 4 * PAIR * TOKENS
+    if op is Op.CONVOLVE:
+        return row["taps"] * STRIP_BYTES
     if op is Op.ROUTE:
         return 2 * scores_bytes(row["experts"]) + max(4 * row["expert_groups"], 8)
     if op is Op.SORT_ROUTES:

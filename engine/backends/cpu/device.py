@@ -42,6 +42,7 @@ NUMERICS_VERSION = "3"  # increase when a change to the kernels changes result b
 STEP_OPERATIONS = 80_000_000_000  # operations that one thread computes in 0.2 s
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 32, 512
 EXPERT_TOKENS = 4
+STATES = 2  # entries of a request's table in a group of states: those that a step reads and writes
 MIN_HEAD_DIM = 32  # smaller heads occur only in test models
 ACTIVATION_FORMS = {8: Form.BITS_8, 14: Form.BITS_14}  # keyed by the number of bits per activation
 LOCAL_PIECES = 16  # with at most this many pieces, every thread merges them itself instead of waiting for others
@@ -145,7 +146,7 @@ class CpuStep:
         self._limits = limits
         self.arena = arena
         scratch = -(-program.scratch_bytes() // 4096) * 4096
-        blocks = -(-limits.context // BLOCK_SIZE)
+        blocks = max(-(-limits.context // BLOCK_SIZE), STATES)
 
         def words(name: str, *shape: int) -> NDArray[Any]:
             return arena.allocate(name, 8 * int(np.prod(shape))).view(np.int64, *shape)
@@ -153,6 +154,7 @@ class CpuStep:
         self._header = arena.allocate("header", HEADER.itemsize).view(HEADER, 1)
         self._token_ids, self._positions = words("token ids", limits.tokens), words("positions", limits.tokens)
         self._slots = words("slots", len(kv.groups), limits.tokens)
+        self._starts = words("query starts", limits.requests + 1)
         self._outputs, self._tiles = words("output rows", limits.outputs), words("tiles", limits.tokens, TILE_WORDS)
         self._tables = words("block tables", len(kv.groups), limits.requests, blocks)
         self._counts = self._header.view(np.int64)[: len(COUNTS)]
@@ -160,7 +162,8 @@ class CpuStep:
         header = self._header[0]
         for name, array in (
             ("token_ids", self._token_ids), ("positions", self._positions), ("slots", self._slots),
-            ("output_rows", self._outputs), ("tile_list", self._tiles), ("tables", self._tables),
+            ("output_rows", self._outputs), ("tile_list", self._tiles), ("query_starts", self._starts),
+            ("tables", self._tables),
         ):  # fmt: skip
             header[name] = array.ctypes.data
         header["slot_group"], header["table_group"] = self._slots.strides[0], self._tables.strides[0]
@@ -186,8 +189,9 @@ class CpuStep:
         self._token_ids[:tokens] = batch.token_ids
         self._positions[:tokens] = batch.positions
         self._outputs[:outputs] = batch.logit_rows
+        self._starts[: requests + 1] = batch.query_starts
         for slots, mapping in zip(self._slots, batch.slot_mappings, strict=True):
-            slots[:tokens] = mapping
+            slots[: len(mapping)] = mapping
         for there, rows, tables in zip(self._tables_there, self._tables, batch.block_tables, strict=True):
             for number, table in enumerate(tables):
                 if there[number] != table:  # usually the table is the same as in the previous step
@@ -196,7 +200,7 @@ class CpuStep:
         tiles = _tiles(batch)
         self._tiles[: len(tiles)] = tiles
         local = tokens == 1 and outputs <= 1 and batch.context_lengths[0] <= LOCAL_PIECES * PIECE
-        self._counts[:] = tokens, outputs, len(tiles), local
+        self._counts[:] = tokens, outputs, len(tiles), requests, local
 
     def logits(self, rows: int) -> Logits:
         """Return the logits of the last step. They are valid until the next step."""

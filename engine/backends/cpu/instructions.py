@@ -46,6 +46,7 @@ class Op(IntEnum):
     EXPERT_MATMUL = 16  # multiply the rows of each expert by its weight
     COMBINE = 17  # add the weighted rows of each token's experts
     ORDER_ROWS = 18  # copy float rows, each in the column order of its expert
+    CONVOLVE = 19  # gated short convolution, and update of the states (see `convolution`)
 
 
 WORDS = (
@@ -126,6 +127,7 @@ WORDS = (
     "single",  # address of x in a step of one token; 0: as in other steps
     "shared",  # address of the rows of the shared MLP, float32; 0: none
     "shared_stride",
+    "taps",  # number of tokens that a convolution reads
 )
 INSTRUCTION = np.dtype([(name, np.int64) for name in WORDS])
 Instruction = dict[str, int]  # instruction words by name
@@ -134,6 +136,7 @@ COUNTS = (
     "tokens",
     "outputs",  # number of output rows: rows whose logits are needed
     "tiles",
+    "requests",
     "local",  # 1: a step of one token with a short context
 )
 HEADER_WORDS = (
@@ -143,6 +146,7 @@ HEADER_WORDS = (
     "slots",  # [groups][tokens]
     "output_rows",
     "tile_list",  # [tiles][TILE_WORDS]: first token, number of tokens, request, first slot or WHOLE
+    "query_starts",  # [requests + 1]: first token of each request
     "tables",  # [groups][requests][blocks]
     "slot_group",  # bytes between the slots of two KV groups
     "table_group",  # bytes between the tables of two KV groups

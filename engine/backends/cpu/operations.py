@@ -23,9 +23,9 @@ from engine.backends.cpu.kv_store import STORE_KERNELS, KVType, head_bytes
 from engine.backends.cpu.program import Program
 from engine.batch import Batch
 from engine.errors import UnsupportedModel
-from engine.kv.cache import LayerKV
+from engine.kv.cache import LayerKV, LayerState
 from engine.model_config import Gate, NormKind
-from engine.operations import Attention, ExpertMLP, GatedMLP, HeadNorms, Norm, Router
+from engine.operations import Attention, ExpertMLP, GatedMLP, HeadNorms, Norm, Router, ShortConv
 from quant.cpu.activations import FORM_KERNELS, GROUP, Form, add_scaled_row
 from quant.cpu.arena import Region
 from quant.cpu.ggml_formats import PAIR
@@ -243,6 +243,17 @@ class CpuOperations:
             return merged
 
         return Activation(width, False, write, partial(write, gather=True))
+
+    def convolve(self, x: Activation, batch: Batch, state: LayerState, conv: ShortConv) -> Activation:
+        taps, width = conv.weight.shape
+        check_multiple(f"A convolution of {width} channels", width, GROUP)
+        rows, out = x.rows(Form.FLOAT), self._buffers.take(Form.FLOAT, width)
+        self._program.append(
+            Op.CONVOLVE, groups=width // GROUP, taps=taps, vector=self._buffers.constant(conv.weight).address,
+            group=state.group, cache=state.pool.data_ptr(), block_bytes=state.pool.stride(0) * state.pool.itemsize,
+            **rows.words("x"), **out.words("out"),
+        )  # fmt: skip
+        return self._floats(out)
 
     # -- parts of instructions
 

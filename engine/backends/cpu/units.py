@@ -11,6 +11,7 @@ import numpy as np
 from numba.core import cgutils
 
 from engine.backends.cpu.attention_units import attend, count_attend_units, merge, rope_store
+from engine.backends.cpu.convolution import convolve, count_strips
 from engine.backends.cpu.expert_units import (
     combine,
     count_blocks,
@@ -53,6 +54,7 @@ from quant.cpu.vector import F32, I32, I64, Emit
     _EXPERT_MATMUL,
     _COMBINE,
     _ORDER_ROWS,
+    _CONVOLVE,
 ) = (int(op) for op in Op)
 
 
@@ -201,6 +203,8 @@ def count_units(a: Record, h: Record) -> int:
         return n * a.kv_heads
     if a.op == _ATTEND:
         return count_attend_units(a, h)
+    if a.op == _CONVOLVE:
+        return h.requests * count_strips(a)
     if a.op == _ARGMAX_SEGMENTS:
         return n * ((a.rows + SEGMENT - 1) // SEGMENT)
     if a.op == _SORT_ROUTES:
@@ -257,3 +261,5 @@ def compute(a: Record, h: Record, first: int, last: int, thread: int) -> None:
         combine(a, first, last, scratch)
     elif a.op == _ORDER_ROWS:
         order_rows(a, first, last, copy)
+    elif a.op == _CONVOLVE:
+        convolve(a, h, first, last, scratch)
