@@ -172,6 +172,9 @@ class BlockPool:
         content = self._contents[block]
         return content is not None and content.on_disk
 
+    def is_held(self, block: int) -> bool:
+        return self._references[block] > 0
+
     def is_shared(self, block: int) -> bool:
         """Whether the block has several references, so that none of its holders may write to it."""
         return self._references[block] > 1

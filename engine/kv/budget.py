@@ -19,7 +19,9 @@ USEFUL_CONTEXT = 32_768  # tokens; a context up to this length may take all memo
 MIN_CONTEXT = 512  # shortest useful context in tokens
 MAX_RUNNING = 16  # requests that may hold blocks at the same time
 MAX_CHECKPOINT_TOKENS = 4096
-RUNNING_STATES = 3  # states of a running request: one that two steps under way read, and one that each of them writes
+# states of a running request: one that two steps under way read, one that each of them writes, one that is kept
+RUNNING_STATES = 4
+MIN_CACHED_STATES = 8  # states kept for later requests, if those of a full cache are fewer
 CACHED_WINDOWS = 2  # number of windows kept for later requests, per window of a running request
 
 
@@ -127,7 +129,7 @@ class KVBudget:
         """Return the number of blocks in one group's pool, including the null block."""
         if isinstance(cache, StateConfig):
             running = min(self._max_running, -(-tokens // MIN_CONTEXT))
-            return 1 + RUNNING_STATES * running + tokens // self.spacing
+            return 1 + RUNNING_STATES * running + max(MIN_CACHED_STATES, tokens // self.spacing)
         whole, window = -(-tokens // BLOCK_SIZE), cache.window
         if window is None:
             return 1 + whole

@@ -38,6 +38,9 @@ class RequestBlocks:
     keys: list[BlockKey] = field(default_factory=list)  # keys of its first full blocks, computed on demand
     num_published: int = 0  # number of its first blocks that are computed and findable
     saved: SavedBlocks | None = None
+    # group of states -> index of the last full block whose state is findable, but only until a later one is
+    last_states: dict[int, int] = field(default_factory=dict)
+    junction: int = 0  # number of tokens whose keys and values were found, although no state was found for them
     # blocks found in files, keyed by (group, segment)
     files: dict[tuple[int, int], Mapping[BlockKey, DiskBlock]] = field(default_factory=dict)
 
@@ -171,6 +174,10 @@ class RecurrentGroup:
     A table holds the current state, then older states whose steps are not yet collected. A step reads one state and
     writes another, so that it can be undone and retried. The device does not copy states: the step itself reads the
     source of the copy that `allocate` returns, and writes its target.
+
+    A state is kept at every `spacing` tokens, at the end of the prompt and at its marks, and where the request leaves a
+    path of tokens that others have computed. Of the other full blocks, only the last one has a state, so that a prompt
+    that continues the reply finds it.
     """
 
     is_state = True
@@ -190,8 +197,9 @@ class RecurrentGroup:
         table = held.tables[self._number]
         (own,) = self.pool.allocate(1)
         before = table[0] if table else NULL_BLOCK  # the content of the null block is the state before the first token
-        if self._is_checkpoint(held, held.request.num_scheduled) and not self.pool.is_findable(before):
-            self._state_indices[before] = held.request.num_scheduled // BLOCK_SIZE - 1
+        blocks, rest = divmod(held.request.num_scheduled, BLOCK_SIZE)
+        if blocks and not rest and not self.pool.is_findable(before):
+            self._state_indices[before] = blocks - 1
             self.pool.hold(before)
             table.append(before)
         table[:1] = [own]
@@ -206,13 +214,18 @@ class RecurrentGroup:
         table[:1] = [copy.source] if copy.source != NULL_BLOCK else []
         self.pool.release([copy.target])
 
-    def _is_checkpoint(self, held: RequestBlocks, tokens: int) -> bool:
-        return bool(tokens) and (tokens % self._spacing == 0 or tokens == _prompt_end(held.request))
+    def _borders(self, held: RequestBlocks) -> tuple[int, ...]:
+        """Return the numbers of tokens, besides multiples of the spacing, after which a state is kept."""
+        prompt_end = _whole_blocks(len(held.request.prompt_ids) - 1)  # the last token is always computed
+        return prompt_end, held.junction, *map(_whole_blocks, held.request.marks)
 
     def limit_step(self, held: RequestBlocks, stop: int) -> int:
-        start, last = held.request.num_scheduled, _prompt_end(held.request)
+        request, start = held.request, held.request.num_scheduled
+        known = _whole_blocks(request.num_tokens - 1)
+        # after the known tokens, drafts end with a block
+        last = known if start < known else _whole_blocks(start) + BLOCK_SIZE
         regular = (start // self._spacing + 1) * self._spacing
-        return min(stop, regular, last if start < last else stop)
+        return min(stop, last, regular, *(border for border in self._borders(held) if start < border))
 
     def publish(self, held: RequestBlocks) -> Sequence[int]:
         table, computed = held.tables[self._number], held.request.num_computed
@@ -222,14 +235,25 @@ class RecurrentGroup:
             index = self._state_indices.get(state)
             if index is None or (index + 1) * BLOCK_SIZE <= computed:
                 if index is not None:
-                    self.pool.publish(state, *held.content(self._state_indices.pop(state)))
-                    filled.append(index)
+                    filled += self._publish(held, state, self._state_indices.pop(state))
                 self.pool.release([state])
                 table.remove(state)
-        if computed == held.request.num_scheduled and self._is_checkpoint(held, computed):
-            self.pool.publish(table[0], *held.content(computed // BLOCK_SIZE - 1))
-            filled.append(computed // BLOCK_SIZE - 1)
+        blocks, rest = divmod(computed, BLOCK_SIZE)
+        if blocks and not rest and computed == held.request.num_scheduled:
+            filled += self._publish(held, table[0], blocks - 1)
         return filled
+
+    def _publish(self, held: RequestBlocks, state: int, index: int) -> list[int]:
+        """Make the state after the block at `index` findable. Returns the index if the state is kept."""
+        self.pool.publish(state, *held.content(index))
+        tokens = (index + 1) * BLOCK_SIZE
+        if tokens % self._spacing == 0 or tokens in self._borders(held):
+            return [index]
+        before = held.last_states.get(self._number, index)
+        held.last_states[self._number] = index
+        if before != index and (block := self.pool.block_of(held.keys[before])) and not self.pool.is_held(block):
+            self.pool.unpublish(block)
+        return []
 
     def sees(self, block: int, blocks: int) -> bool:
         return block == blocks - 1
@@ -238,9 +262,9 @@ class RecurrentGroup:
         return [(max(0, held.request.num_computed - 1) // BLOCK_SIZE, held.tables[self._number][0])]
 
 
-def _prompt_end(request: Request) -> int:
-    """Return the number of prompt tokens in full blocks, not counting the last token, which is always computed."""
-    return (len(request.prompt_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE
+def _whole_blocks(tokens: int) -> int:
+    """Return the number of tokens in full blocks."""
+    return tokens // BLOCK_SIZE * BLOCK_SIZE
 
 
 def make_groups(config: EngineConfig) -> tuple[Group, ...]:

@@ -142,7 +142,7 @@ class KVMemory:
         if prefix is None:
             return self._restore(held, stop)
         request.num_computed = request.num_scheduled = prefix.blocks * BLOCK_SIZE
-        held.num_published = prefix.blocks
+        held.num_published, held.junction = prefix.blocks, prefix.junction * BLOCK_SIZE
         if not self._bring(held, prefix.blocks, prefix.sources, stop):
             return False
         if not request.num_preemptions:
@@ -217,6 +217,8 @@ class KVMemory:
         """
         if held := self._held.pop(request.id, None):
             self._arrivals.drop(request)
+            for number, index in held.last_states.items():
+                self.disk.mark_dirty(number, held, [index])
             self._empty_tables(held)
             self.host.drop(held)
 

@@ -28,6 +28,7 @@ class Prefix:
     # one dictionary per group, by block index: the blocks that later tokens attend to
     sources: Sequence[dict[int, Source]]
     skipped: int = 0  # number of further blocks that are in files, but are faster to compute than to read
+    junction: int = 0  # number of blocks that all groups without states have
 
     @property
     def disk_blocks(self) -> list[int]:
@@ -97,18 +98,19 @@ class PrefixCache:
         return keys
 
     def _match(self, held: RequestBlocks, most: int, *, files: bool) -> Prefix:
-        found, blocks = [], most
-        for number in range(len(self._groups)):
+        found, blocks, junction = [], most, 0
+        for number, group in enumerate(self._groups):  # groups of states are last
             found.append(self._find(number, held, blocks, files=files))
-            while not _has_all(self._groups[number], found[-1], blocks):
+            while not _has_all(group, found[-1], blocks):
                 blocks -= 1
+            junction = junction if group.is_state else blocks
         while not all(_has_all(group, by_index, blocks) for group, by_index in zip(self._groups, found, strict=True)):
             blocks -= 1
         seen = [
             {index: source for index, source in by_index.items() if index < blocks and group.sees(index, blocks)}
             for group, by_index in zip(self._groups, found, strict=True)
         ]
-        return Prefix(blocks, seen)
+        return Prefix(blocks, seen, junction=junction)
 
     def _find(self, number: int, held: RequestBlocks, most: int, *, files: bool) -> dict[int, Source]:
         """Return the sources of a request's first `most` blocks, keyed by block index.

@@ -189,7 +189,6 @@ EXPERT_FAMILIES: dict[str, Family] = {
     "granite moe": Family(GraniteMoeConfig, GRANITE, form("granitemoe", granite, interleaved=True)),
     "granite moe shared": Family(
         GraniteMoeSharedConfig,
-        Lfm2MoeConfig,
         GRANITE | {"shared_intermediate_size": 64},
         form("granitemoe", granite, granite_shared, interleaved=True),
     ),

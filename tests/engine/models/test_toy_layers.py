@@ -43,9 +43,10 @@ class ToyLayers:
             self.kv.pools[group].view(-1)[torch.tensor(batch.slot_mappings[group])] = token_value(ids, positions)
         found = torch.zeros(len(ids), dtype=torch.int64)
         for request, (start, stop) in enumerate(zip(batch.query_starts, batch.query_starts[1:], strict=False)):
-            (state, *_) = batch.block_tables[2][request]
+            source, target = batch.block_tables[2][request]
+            state_value = self.kv.pools[2][target]
+            state_value[:] = self.kv.pools[2][source]
             for row in range(start, stop):
-                state_value = self.kv.pools[2][state]
                 state_value[:] = (state_value * 29 + ids[row]) % PRIME
                 found[row] = state_value.view(-1)[0]
                 for group, window in ((0, 1 << 20), (1, WINDOW)):

@@ -76,8 +76,7 @@ def test_next_engine_reads_blocks_from_files(new_store: NewStore, kind: str) -> 
     run, runner = new_run(new_store(groups), groups, seed=1)
     prompt = (*first.prompt_ids, *first.output_ids, *range(1000, 1020))
     second = answer(run, prompt)
-    # groups with states find only the state at the end of the prompt
-    found = full_blocks(339) if kind in ("full", "windows") else full_blocks(299)
+    found = full_blocks(339)
     assert (second.cache.disk, second.cache.device, second.cache.host) == (found, 0, 0)
     assert second.cache.restore_seconds > 0
     assert runner.computed_tokens == len(prompt) - found + 39
