@@ -133,17 +133,9 @@ class ReferenceOperations:
         return torch.cat(attended).flatten(1)
 
     def convolve(self, x: Tensor, batch: Batch, state: LayerState, conv: ShortConv) -> Tensor:
-        before, gate, inputs = x.chunk(3, dim=1)
-        inputs, kept = before * inputs, len(conv.weight) - 1
-        rows, width = state.pool.view(len(state.pool), kept, -1), x.shape[1] // 3
-        outputs = []
-        for start, stop, (source, target) in zip(
-            batch.query_starts, batch.query_starts[1:], batch.block_tables[state.group], strict=False
-        ):
-            past = rows[source]
-            outputs.append(reference.short_convolution(inputs[start:stop], past, conv.weight))
-            rows[target] = torch.cat([past, inputs[start:stop]])[-kept:].view(kept, width)
-        return gate * torch.cat(outputs)
+        lists = batch.block_tables[state.group], batch.query_starts, batch.context_lengths
+        tables, starts, lengths = (torch.tensor(it) for it in lists)
+        return reference.short_convolution(x, state.pool, tables, starts, lengths, conv.weight)
 
     def gated_mlp(self, x: Tensor, mlp: GatedMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU) -> Tensor:
         return _added(_mlp(x, mlp, gate), add_to)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.config import BLOCK_SIZE
+from engine.kv.blocks import NULL_BLOCK
 from engine.model_config import Gate, NormKind, Routing, Score
 from engine.operations import Norm
 
@@ -202,16 +203,20 @@ def _attend_pieces(q: Tensor, last: Tensor, pieces: list[Piece], rule: ScoreRule
     return mixed / total.unsqueeze(-1)
 
 
-def short_convolution(x: Tensor, past: Tensor, weight: Tensor) -> Tensor:
-    """Convolve each channel of one request's tokens over time (LFM2, arXiv:2511.23404).
-
-    x: [tokens, width]; past: the inputs before them, [taps - 1, width]; weight: [taps, width]. Returns [tokens, width].
-    """
-    inputs, tokens = torch.cat([past, x]), len(x)
-    out = torch.zeros_like(x)
-    for tap, weights in enumerate(weight):
-        out = out + weights * inputs[tap : tap + tokens]
-    return out
+def short_convolution(
+    rows: Tensor, pool: Tensor, tables: Tensor, query_starts: Tensor, context_lengths: Tensor, weight: Tensor
+) -> Tensor:
+    """See `engine.kernels.short_convolution.short_convolution`. `rows` and the result are float32."""
+    taps, width = weight.shape
+    before, gate, after = rows.chunk(3, dim=1)
+    inputs, states, out = before * after, pool.view(len(pool), taps - 1, width), torch.empty_like(gate)
+    for number, context in enumerate(context_lengths.tolist()):
+        (start, stop), (source, target) = query_starts[number : number + 2].tolist(), tables[number, :2].tolist()
+        padded = torch.cat([states[source], inputs[start:stop]])
+        out[start:stop] = sum(weight[tap] * padded[tap : tap + stop - start] for tap in range(taps))
+        if context and target != NULL_BLOCK:
+            states[target] = padded[len(padded) - (taps - 1) :]
+    return gate * out
 
 
 _GATES: dict[Gate, Callable[[Tensor], Tensor]] = {

@@ -33,7 +33,7 @@ def figures(machine: Machine) -> Iterator[Figure]:
 
 
 def _queries(machine: Machine, model: ModelConfig) -> TileQueries:
-    return tile_queries(model.mixers, machine.card, deterministic=False)
+    return tile_queries(model.attentions, machine.card, deterministic=False)
 
 
 def _decoding(

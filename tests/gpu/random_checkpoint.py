@@ -99,7 +99,8 @@ def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every weight by its GGUF name."""
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (model.vocab_size, model.hidden)}
     for number, config in enumerate(model.layers):
-        layer, mixer, mlp, q, kv = f"blk.{number}.", config.mixer, config.mlp, config.mixer.width, config.mixer.kv_width
+        layer, mixer, mlp = f"blk.{number}.", model.attention, config.mlp
+        q, kv = mixer.width, mixer.kv_width
         shapes |= {f"{layer}attn_norm": (model.hidden,), f"{layer}ffn_norm": (model.hidden,)}
         shapes |= {f"{layer}attn_{it}": (width, model.hidden) for it, width in (("q", q), ("k", kv), ("v", kv))}
         shapes |= {f"{layer}attn_output": (model.hidden, q)}

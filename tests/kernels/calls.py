@@ -94,7 +94,7 @@ def _attention(setting: Setting) -> None:
     model, card, tokens, deterministic = setting.model, setting.card, setting.tokens, setting.deterministic
     if tokens not in (1, 512) or model not in (LLAMA_8B, GEMMA_9B, SMALL_135M):
         return
-    mixer, queries = mixer_of(model), tile_queries(model.mixers, card, deterministic=deterministic)
+    mixer, queries = mixer_of(model), tile_queries(model.attentions, card, deterministic=deterministic)
     tiles = query_tiles([0, tokens], [tokens + 32768], queries)
     q, sinks = blank(tokens, mixer.heads, mixer.head_dim), blank(mixer.heads, dtype=torch.float32)
     starts, lengths, tables = (blank(*shape, dtype=torch.int32) for shape in ((2,), (1,), (1, 2048)))

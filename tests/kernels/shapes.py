@@ -89,7 +89,9 @@ SHAPES = (LLAMA_8B, QWEN_32B, GEMMA_9B, SMALL_135M)
 
 def mixer_of(model: ModelConfig) -> AttentionConfig:
     """Return the attention of the last layer. Other layers may have another window."""
-    return model.layers[-1].mixer
+    mixer = model.layers[-1].mixer
+    assert isinstance(mixer, AttentionConfig)
+    return mixer
 
 
 def matrices(model: ModelConfig) -> dict[str, tuple[int, int]]:

@@ -140,8 +140,8 @@ def _argmax_rows(row: Instruction, limits: Limits) -> Touched:
 
 def _convolve(row: Instruction, limits: Limits) -> Touched:
     size = 4 * GROUP * row["groups"]
-    yield "taps", row["x"], row["taps"] - 2  # must be at least 2
     yield "x", row["x"], (limits.tokens - 1) * row["x_stride"] + 3 * size
+    yield "taps", row["x"], min(row["taps"], 2) - 2  # must be at least 2
     yield "out", row["out"], (limits.tokens - 1) * row["out_stride"] + size
     yield "vector", row["vector"], row["taps"] * size
     blocks = limits.num_blocks[row["group"]] - 1

@@ -42,7 +42,7 @@ class BatchTensors:
 
     token_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
-    slots: tuple[Tensor, ...]  # int64 [T], one tensor per KV group
+    slots: tuple[Tensor, ...]  # int64 [T], one tensor per KV group; zeros for groups of states
     tables: tuple[Tensor, ...]  # int32 [R, blocks], one tensor per KV group; entries after a request's blocks are stale
     query_starts: Tensor  # int32 [R + 1]
     context_lengths: Tensor  # int32 [R]: tokens of each request after this step; 0 for padding requests
@@ -97,14 +97,14 @@ class StepBuffers:
     def _fill(self, batch: Batch, tiles: Tiles, pending: PendingTokens, requests: int) -> BatchTensors:
         padding = max(0, requests - len(batch.context_lengths))
         all_wanted = list(batch.logit_rows) == list(range(len(batch.token_ids)))
-        lists = [_padded(batch.token_ids, padding), _padded(batch.positions, padding)]
-        lists += [_padded(slots, padding) for slots in batch.slot_mappings]
-        lists += [_starts(batch.query_starts, padding), _padded(batch.context_lengths, padding).astype(np.int32)]
+        tokens, count = len(batch.token_ids) + padding, len(batch.context_lengths) + padding
+        lists = [_padded(batch.token_ids, tokens), _padded(batch.positions, tokens)]
+        lists += [_padded(slots, tokens) for slots in batch.slot_mappings]
+        lists += [_starts(batch.query_starts, padding), _padded(batch.context_lengths, count).astype(np.int32)]
         lists += _on_host(tiles)
         lists += [] if all_wanted else [np.asarray(batch.logit_rows, np.int64)]
         changed = [np.asarray(pending.indices, np.int32), np.asarray(pending.rows, np.int32), *self._changes(batch)]
         sent = iter(self._send([*lists, *changed]))
-        count = len(batch.context_lengths) + padding
         tensors = BatchTensors(
             token_ids=next(sent),
             positions=next(sent),
@@ -173,9 +173,9 @@ class StepBuffers:
 _TYPES = {np.int64: torch.int64, np.int32: torch.int32}
 
 
-def _padded(numbers: Sequence[int], padding: int) -> Array:
-    """Return an int64 array of the numbers, with `padding` zeros appended."""
-    array = np.zeros(len(numbers) + padding, np.int64)
+def _padded(numbers: Sequence[int], length: int) -> Array:
+    """Return an int64 array of the numbers, with zeros appended up to `length`."""
+    array = np.zeros(length, np.int64)
     array[: len(numbers)] = numbers
     return array
 

@@ -17,9 +17,10 @@ from engine.kernels.norms import normalize, normalize_add
 from engine.kernels.paged_attention import paged_attention
 from engine.kernels.rope_store import rope_and_store
 from engine.kernels.routing import route
-from engine.kv.cache import LayerKV
+from engine.kernels.short_convolution import short_convolution
+from engine.kv.cache import LayerKV, LayerState
 from engine.model_config import Gate
-from engine.operations import Attention, ExpertMLP, GatedMLP, Norm, Router
+from engine.operations import Attention, ExpertMLP, GatedMLP, Norm, Router, ShortConv
 from quant.cuda.backend import CudaBackend
 from quant.cuda.experts import CudaExpert, ExpertStack, tiles_of_experts
 from quant.cuda.linear import CudaLinear
@@ -67,6 +68,11 @@ class CudaOperations:
             q, kv.pool, batch.tables[kv.group], batch.query_starts, batch.context_lengths, batch.tiles, rule,
             card=self._card, deterministic=self._deterministic,
         )  # fmt: skip
+
+    def convolve(self, x: Tensor, batch: BatchTensors, state: LayerState, conv: ShortConv) -> Tensor:
+        return short_convolution(
+            x, state.pool, batch.tables[state.group], batch.query_starts, batch.context_lengths, conv.weight
+        )
 
     def gated_mlp(self, x: Tensor, mlp: GatedMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU) -> Tensor:
         both = _cuda_layer(mlp.gate_up).multiply(x)

@@ -51,12 +51,15 @@ def test_model_is_the_same_with_any_number_of_threads(tiny: Path) -> None:
     single, parallel = layers_of(tiny, threads=1), layers_of(tiny, threads=4)
     assert len(single) == len(parallel) == SIZES["tiny"].layers
     for one, other in zip(single, parallel, strict=True):
-        assert one.attention_norm is not None
-        assert other.attention_norm is not None
-        assert torch.equal(one.attention_norm.weight, other.attention_norm.weight)
+        assert one.mixer_norm is not None
+        assert other.mixer_norm is not None
+        assert torch.equal(one.mixer_norm.weight, other.mixer_norm.weight)
         assert isinstance(one.mlp, GatedMLP)
         assert isinstance(other.mlp, GatedMLP)
-        layers = (one.qkv.weight, one.mlp.gate_up, one.mlp.down), (other.qkv.weight, other.mlp.gate_up, other.mlp.down)
+        layers = (
+            (one.mixer_in.weight, one.mlp.gate_up, one.mlp.down),
+            (other.mixer_in.weight, other.mlp.gate_up, other.mlp.down),
+        )
         for ours, theirs in zip(*layers, strict=True):
             assert torch.equal(ours.dequantize(), theirs.dequantize())
 

@@ -17,8 +17,10 @@ from engine.backends.cpu.program import Program
 from engine.batch import Batch, build_batch, placeholder_batch
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
+from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache, KVGroup, LayerBlock
 from engine.loading import open_checkpoint
+from engine.model_config import StateConfig
 from engine.sampling_params import SamplingParams
 from engine.step import StepPlan
 from quant.cpu.activations import Form
@@ -34,7 +36,7 @@ from tests.support.kv_groups import kv_group
 # Regions that a step reads without having written them. All others may be overwritten before a step.
 INPUTS = {
     "weight", "addresses", "order", "constant", "header", "token ids", "positions", "slots", "output rows", "tiles",
-    "block tables", "KV cache",
+    "block tables", "query starts", "KV cache",
 }  # fmt: skip
 
 
@@ -132,6 +134,8 @@ class Recorded:
 
 def cpu_group(group: KVGroup, kv_type: torch.dtype = torch.float16) -> KVGroup:
     """Return the group with the layout of the CPU device."""
+    if isinstance(group.cache, StateConfig):
+        return group
     shape = block_shape(kv_type, group.cache.kv_heads, group.cache.head_dim)
     return replace(group, layer_block=LayerBlock(shape, kv_type))
 
@@ -161,8 +165,10 @@ def record(
     program = Program(arena, limits)
     operations = CpuOperations(CpuBackend(arena, form), program)
     kv = KVCache([cpu_group(group, kv_type) for group in groups], limits.num_blocks)
-    for pool in kv.pools:
+    for group, pool in zip(groups, kv.pools, strict=True):
         spoil(pool)
+        if isinstance(group.cache, StateConfig):
+            pool[NULL_BLOCK] = 0  # the state before the first token
     last = forward(operations, placeholder_batch(), kv)
     if not isinstance(last, LogitRows):
         last = operations.logits(last, unit(operations, last.width))

@@ -26,7 +26,8 @@ CONTEXT = 180
 BLOCKS = 64
 WINDOWS = (None, 20, 140)
 GROUPS = tuple(map(GroupConfig, WINDOWS))
-LAYERS = [kv_group((2,), 1, 32), kv_group((0, 3), 2, 32), kv_group((1,), 1, 64)]
+SHAPES = [((2,), 1, 32), ((0, 3), 2, 32), ((1,), 1, 64)]  # layers, KV heads, head dimension
+LAYERS = [kv_group(*it) for it in SHAPES]
 WIDTH = 64
 
 pytestmark = pytest.mark.usefixtures("plain_layouts")
@@ -36,18 +37,16 @@ ROWS = torch.randn(2 * CONTEXT, WIDTH, generator=_made)
 # for each layer, weights to q, k, and v, and from the attention output; two query heads share a KV head
 WEIGHTS = {
     layer: (
-        torch.randn(4 * group.cache.kv_heads * group.cache.head_dim, WIDTH, generator=_made) / 8,
-        torch.randn(WIDTH, 2 * group.cache.kv_heads * group.cache.head_dim, generator=_made) / 30,
+        torch.randn(4 * kv_heads * head_dim, WIDTH, generator=_made) / 8,
+        torch.randn(WIDTH, 2 * kv_heads * head_dim, generator=_made) / 30,
     )
-    for group in LAYERS
-    for layer in group.layers
+    for layers, kv_heads, head_dim in SHAPES
+    for layer in layers
 }
 ATTENTIONS = {
-    layer: Attention(
-        0.05, rotary_table(RopeConfig(1e4, group.cache.head_dim, interleaved=False), None, 320), window=window
-    )
-    for group, window in zip(LAYERS, WINDOWS, strict=True)
-    for layer in group.layers
+    layer: Attention(0.05, rotary_table(RopeConfig(1e4, head_dim, interleaved=False), None, 320), window=window)
+    for (layers, _, head_dim), window in zip(SHAPES, WINDOWS, strict=True)
+    for layer in layers
 }
 
 

@@ -14,7 +14,7 @@ from engine.backends.cpu.program import Program
 from engine.batch import placeholder_batch
 from engine.kv.cache import KVCache
 from engine.model_config import NormKind, RopeConfig, Routing
-from engine.operations import Attention, GatedMLP, HeadNorms, Norm
+from engine.operations import Attention, GatedMLP, HeadNorms, Norm, ShortConv
 from engine.rope import rotary_table
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
@@ -22,11 +22,13 @@ from quant.tensor import QTensor
 from tests.engine.backends.cpu.recorded import cpu_group, layer, plain
 from tests.engine.backends.cpu.test_experts import Mixture
 from tests.quant.cpu.random_weights import random_weight
-from tests.support.kv_groups import kv_group
+from tests.support.kv_groups import kv_group, state_group
 
 SEED = 9
-LIMITS = Limits(tokens=12, outputs=12, requests=3, context=160, num_blocks=(20,), threads=3)
+LIMITS = Limits(tokens=12, outputs=12, requests=3, context=160, num_blocks=(20, 20), threads=3)
 WIDTH, HEADS = 96, kv_group((0, 1), 2, 32)
+TAPS = 3
+STATES = state_group((2,), (TAPS - 1) * 64)
 
 NONE_AT_ZERO = ("order", "bias", "shared", "choice_bias")
 LONGER = ("single",)  # address of one row of a region of several
@@ -65,7 +67,7 @@ DISTANCES = (
 )
 COUNTS = (
     *("groups", "rows", "head_bytes", "kv_heads", "heads", "head_dim", "rotary_dim", "max_pieces"),
-    *("words", "each", "experts", "choices", "expert_groups"),
+    *("words", "each", "experts", "choices", "expert_groups", "taps"),
 )
 
 MIXTURES = (
@@ -99,8 +101,9 @@ def recorded(request: pytest.FixtureRequest, every_layout: Path) -> Recorder:
     def weight(name: str, rows: int, columns: int) -> QTensor:
         return random_weight(name, rows, columns, rng)
 
-    kv = KVCache([cpu_group(HEADS, request.param)], LIMITS.num_blocks)
-    arena.adopt("KV cache", kv.pools[0].view(torch.uint8).flatten().numpy())
+    kv = KVCache([cpu_group(HEADS, request.param), STATES], LIMITS.num_blocks)
+    for pool in kv.pools:
+        arena.adopt("KV cache", pool.view(torch.uint8).flatten().numpy())
     program = Recorder(arena)
     ops, batch = CpuOperations(CpuBackend(arena), program), placeholder_batch()
     rotary = rotary_table(RopeConfig(10000.0, 32, interleaved=True), None, LIMITS.context)
@@ -114,6 +117,9 @@ def recorded(request: pytest.FixtureRequest, every_layout: Path) -> Recorder:
         normed = ops.norm(x, Norm(torch.randn(WIDTH), 1e-5))
         segments = [weight(name, rows, WIDTH) for name, rows in (("Q4_0", 64), ("Q8_0", 64), ("F16", 64))]
         qkv = ops.linear(normed, layer(ops, *segments), bias=torch.randn(192))
+        if number == 0:
+            mixed = ops.convolve(qkv, batch, kv.state(2), ShortConv(torch.randn(TAPS, 64)))
+            x = ops.linear(mixed, layer(ops, weight("Q4_1", WIDTH, 64)), x)
         q = ops.rope_and_store(qkv, batch, kv.layer(number), attentions[number])
         attended = ops.attend(q, batch, kv.layer(number), attentions[number])
         if number == 1:
@@ -197,7 +203,7 @@ def test_size_that_exceeds_its_region_is_rejected(recorded: Recorder) -> None:
 
 def test_unknown_kv_group_is_rejected(recorded: Recorder) -> None:
     for number, op, _, _ in words_of(recorded, ("cache",)):
-        for forged in (1, -1, 1 << 40):
+        for forged in (len(LIMITS.num_blocks), -1, 1 << 40):
             with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\): group"):
                 finish(recorded, number, group=forged)
 
