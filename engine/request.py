@@ -116,8 +116,6 @@ class Request:
     params: SamplingParams
     end_ids: frozenset[int] = frozenset()  # end-of-generation tokens of the model
     origin: Origin = PROGRAM
-    # numbers of prompt tokens after which another prompt is likely to differ, such as those before a message
-    marks: tuple[int, ...] = ()
 
     output_ids: list[int] = field(default_factory=list)  # sampled tokens, without the prompt
     num_computed: int = 0  # number of tokens whose keys and values are in the cache

@@ -18,6 +18,8 @@ from engine.kv.disk.segment_file import DiskBlock
 from engine.request import Request
 from engine.step import BlockCopy
 
+MESSAGE_ENDS = 8  # maximum number of ends of messages after which a request keeps states
+
 
 @dataclass(slots=True)
 class SavedBlocks:
@@ -41,6 +43,7 @@ class RequestBlocks:
     # group of states -> index of the last full block whose state is findable, but only until a later one is
     last_states: dict[int, int] = field(default_factory=dict)
     junction: int = 0  # number of tokens whose keys and values were found, although no state was found for them
+    message_ends: tuple[int, ...] | None = None  # see `_message_ends`; None: not computed yet
     # blocks found in files, keyed by (group, segment)
     files: dict[tuple[int, int], Mapping[BlockKey, DiskBlock]] = field(default_factory=dict)
 
@@ -175,9 +178,9 @@ class RecurrentGroup:
     writes another, so that it can be undone and retried. The device does not copy states: the step itself reads the
     source of the copy that `allocate` returns, and writes its target.
 
-    A state is kept at every `spacing` tokens, at the end of the prompt and at its marks, and where the request leaves a
-    path of tokens that others have computed. Of the other full blocks, only the last one has a state, so that a prompt
-    that continues the reply finds it.
+    A state is kept at every `spacing` tokens, at the end of the prompt and at those of its messages, and where the
+    request leaves a path of tokens that others have computed. Of the other full blocks, only the last one has a state,
+    so that a prompt that continues the reply finds it.
     """
 
     is_state = True
@@ -216,8 +219,10 @@ class RecurrentGroup:
 
     def _borders(self, held: RequestBlocks) -> tuple[int, ...]:
         """Return the numbers of tokens, besides multiples of the spacing, after which a state is kept."""
+        if held.message_ends is None:
+            held.message_ends = _message_ends(held.request)
         prompt_end = _whole_blocks(len(held.request.prompt_ids) - 1)  # the last token is always computed
-        return prompt_end, held.junction, *map(_whole_blocks, held.request.marks)
+        return prompt_end, held.junction, *held.message_ends
 
     def limit_step(self, held: RequestBlocks, stop: int) -> int:
         request, start = held.request, held.request.num_scheduled
@@ -265,6 +270,16 @@ class RecurrentGroup:
 def _whole_blocks(tokens: int) -> int:
     """Return the number of tokens in full blocks."""
     return tokens // BLOCK_SIZE * BLOCK_SIZE
+
+
+def _message_ends(request: Request) -> tuple[int, ...]:
+    """Return the numbers of tokens in full blocks before the ends of the first message and the last ones.
+
+    The next prompt of a chat often differs after the last message, because templates drop the reasoning of earlier
+    replies; other chats often have the same first message, which is the system prompt.
+    """
+    ends = [number for number, token_id in enumerate(request.prompt_ids, 1) if token_id in request.end_ids]
+    return tuple(map(_whole_blocks, (*ends[:1], *ends[1:][1 - MESSAGE_ENDS :])))
 
 
 def make_groups(config: EngineConfig) -> tuple[Group, ...]:
