@@ -32,7 +32,7 @@ from engine.kv.disk.segment_file import VERSION
 from engine.kv.disk.store import DiskStore
 from engine.kv.threaded_transfer import ThreadedTransfer
 from engine.load_options import LoadOptions
-from engine.model_config import ModelConfig
+from engine.model_config import ModelConfig, StateConfig
 from engine.step import Runner
 from quant.errors import InglenookError, UnsupportedQuantization
 
@@ -103,7 +103,8 @@ def load_draft_model(
 ) -> DraftModel:
     """Load a small model that drafts for an engine, with the engine's load options. Its vocabulary must be the same.
 
-    Raises the errors of `load_engine`, and UnsupportedModel if the engine verifies no drafts.
+    Raises the errors of `load_engine`, and UnsupportedModel if the engine verifies no drafts, or if the small model has
+    states.
     """
     if not engine.config.drafts:
         raise UnsupportedModel(
@@ -111,6 +112,11 @@ def load_draft_model(
             "Leave out --draft, or use --device cpu.",
         )
     model = models.read_config(checkpoint.metadata)
+    if any(isinstance(cache, StateConfig) for cache in model.caches):
+        raise UnsupportedModel(
+            f"{checkpoint.path} has recurrent layers, whose states cannot be reset after a wrong draft",
+            "Choose another model with --draft.",
+        )
     stored = models.stored_weights(checkpoint)
     context = min(engine.config.context_length, model.context_length)
     options = replace(options, context_length=context, host_cache=0, disk=None)

@@ -120,8 +120,8 @@ def _convolves(metadata: Metadata) -> list[bool]:
             raise UnsupportedModel(f"{LAYER_TYPES.config} has {unknown[0]!r:.60}, which is not supported")
         convolves = [kind == CONV for kind in kinds]
     else:
-        key, attended = ATTENTION_LAYERS, metadata.items(ATTENTION_LAYERS, int) or ()
-        convolves = [number not in attended for number in range(layers)]
+        key, attended = ATTENTION_LAYERS, metadata.items(ATTENTION_LAYERS, int)
+        convolves = [attended is not None and number not in attended for number in range(layers)]
     if len(convolves) != layers or all(convolves):
         raise UnsupportedModel(
             f"{metadata.name(key)} has {len(convolves)} values for {layers} layers, of which {convolves.count(False)} "

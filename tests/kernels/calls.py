@@ -25,6 +25,7 @@ from engine.kernels.rope_store import rope_and_store
 from engine.kernels.routing import route
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
+from engine.kernels.short_convolution import short_convolution
 from engine.model_config import ExpertConfig, ModelConfig, NormKind, Score
 from engine.operations import Attention, HeadNorms, Norm
 from engine.request import Request
@@ -143,6 +144,14 @@ def _products(setting: Setting) -> None:
                 _product(setting, CudaLinear([matrix], setting.card, deterministic=setting.deterministic))
 
 
+def _convolutions(setting: Setting) -> None:
+    if setting.model is not LLAMA_8B:
+        return
+    rows, pool = blank(setting.tokens, 3 * 2048), blank(8, 4, 2 * 2048, dtype=torch.float32)[:, 1]
+    tables, starts, lengths = (blank(*shape, dtype=torch.int32) for shape in ((1, 2048), (2,), (1,)))
+    short_convolution(rows, pool, tables, starts, lengths, blank(3, 2048, dtype=torch.float32))
+
+
 def _experts(setting: Setting) -> None:
     """Call the kernels of a mixture of experts, with gate and up of one kind, or of several."""
     if setting.model is not LLAMA_8B:
@@ -216,6 +225,12 @@ EXPERT_FORMS = ("Q4_K", "Q6_K", "MXFP4", "e4m3 channel", "e4m3 128x128", "BF16")
 EXPERT_KINDS = tuple(kind for kind in KINDS if kind not in ORDERED and "nested" not in kind)
 KV_TYPES = (torch.bfloat16, torch.uint8)
 Call = Callable[[Setting], None]
-CALLS_OF_ALL_CARDS: tuple[Call, ...] = (_gate, _norms, _heads, _sampling)  # the same launches on every card
+CALLS_OF_ALL_CARDS: tuple[Call, ...] = (
+    _gate,
+    _norms,
+    _heads,
+    _convolutions,
+    _sampling,
+)  # the same launches on every card
 CALLS_OF_A_CARD: tuple[Call, ...] = (_attention, _products, _experts)
 CALLS = CALLS_OF_ALL_CARDS + CALLS_OF_A_CARD

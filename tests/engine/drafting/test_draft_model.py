@@ -22,6 +22,7 @@ from engine.request import Origin, Request
 from engine.sampling_params import SamplingParams
 from tests.engine.drafting.forced_replies import replies
 from tests.engine.hash_run import Run
+from tests.engine.models import family_checkpoints
 from tests.engine.models.tiny_llama import make
 from tests.engine.test_hash_model import GROUPS, Load
 from tests.support.hash_model import VOCABULARY, HashRunner, hash_engine
@@ -335,3 +336,12 @@ def test_engine_without_verification_refuses_a_draft_model(paths: dict[str, Path
         engine = load_engine(target, options)
         with pytest.raises(UnsupportedModel, match="verifies no drafts"):
             load_draft_model(small, options, engine)
+
+
+def test_model_with_states_cannot_draft(paths: dict[str, Path], tmp_path: Path) -> None:
+    options = LoadOptions(backend="reference", threads=1)
+    small = family_checkpoints.make(tmp_path, "lfm2", "folder").path
+    with open_checkpoint(paths["target"]) as target, open_checkpoint(small) as recurrent:
+        engine = load_engine(target, options)
+        with pytest.raises(UnsupportedModel, match="recurrent layers"):
+            load_draft_model(recurrent, options, engine)

@@ -16,7 +16,7 @@ from engine import models
 from engine.checkpoints.metadata import Metadata
 from engine.errors import UnsupportedModel
 from engine.load_options import LoadOptions
-from engine.model_config import ModelConfig, YarnScaling
+from engine.model_config import ConvConfig, ModelConfig, YarnScaling
 from tests.engine.answers import answer
 from tests.engine.models.family_checkpoints import make
 
@@ -39,7 +39,7 @@ def read(architecture: str, values: Mapping[str, object]) -> ModelConfig:
 
 # -- missing keys and old spellings
 
-GGUF_EXPERTS = ("qwen2moe", "qwen3moe", "glm4moe", "ernie4_5-moe", "minimax-m2")
+GGUF_EXPERTS = ("lfm2moe", "qwen2moe", "qwen3moe", "glm4moe", "ernie4_5-moe", "minimax-m2")
 
 # architectures that have no own config.json: they occur in multimodal models or in GGUF files only
 NOT_ALONE = ("gemma3", "gemma3_text", "mistral3", "command-r", *GGUF_EXPERTS)
@@ -208,6 +208,14 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
     ("stablelm", {"use_parallel_residual": 1}, "use_parallel_residual"),
     ("stablelm", {"use_qkv_bias": "yes"}, "use_qkv_bias"),
+    ("lfm2", {"conv_bias": True}, "conv_bias"),
+    ("lfm2", {"conv_L_cache": 1}, "conv_L_cache"),
+    ("lfm2", {"layer_types": ["conv"] * 12}, "layer_types"),
+    ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layer_types"),
+    ("lfm2", {"layer_types": ["mamba"] * 12}, "mamba"),
+    ("lfm2", {"full_attn_idxs": []}, "full_attn_idxs"),
+    ("lfm2", {"block_multiple_of": 0}, "block_multiple_of"),
+    ("lfm2_moe", {"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok"),
 ]
 
 
@@ -266,6 +274,15 @@ def test_invalid_window_pattern_is_refused(pattern: object) -> None:
     window = {"gemma3.attention.sliding_window": 512, "gemma3.attention.sliding_window_pattern": pattern}
     with pytest.raises(UnsupportedModel, match=r"sliding_window_pattern|2 layer types"):
         models.read_config(Metadata(gguf("gemma3") | window, "gemma3"))
+
+
+@pytest.mark.parametrize("heads", [4, (0,) * 12, (0, 4), (0, 4, 2) * 4])
+def test_kv_heads_of_convolutions_are_refused_unless_attention_layers_agree(heads: object) -> None:
+    values = gguf("lfm2") | {"lfm2.shortconv.l_cache": 3}
+    plain = models.read_config(Metadata(values | {"lfm2.attention.head_count_kv": (0, 2) * 6}, "lfm2"))
+    assert [isinstance(layer.mixer, ConvConfig) for layer in plain.layers] == [True, False] * 6
+    with pytest.raises(UnsupportedModel, match="head_count_kv"):
+        models.read_config(Metadata(values | {"lfm2.attention.head_count_kv": heads}, "lfm2"))
 
 
 def test_disabled_yarn_extension_is_refused() -> None:
