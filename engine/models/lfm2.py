@@ -61,7 +61,14 @@ DENSE_DEFAULTS: dict[str, object] = {
 DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "lfm2": DENSE_DEFAULTS,
     "lfm2_moe": DENSE_DEFAULTS
-    | {"block_auto_adjust_ff_dim": False, "num_dense_layers": 2, "norm_topk_prob": True, "use_expert_bias": True},
+    | {
+        "block_auto_adjust_ff_dim": False,
+        "num_dense_layers": 2,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1792,
+        "norm_topk_prob": True,
+    },
     "lfm2moe": {},
 }
 # older names of keys in a config.json, and the name of the norm's epsilon in other families
