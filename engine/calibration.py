@@ -18,9 +18,9 @@ from engine.backends.reference import ReferenceDevice, ReferenceOperations
 from engine.batch import Batch, build_batch
 from engine.checkpoints.checkpoint import Checkpoint, StoredWeight
 from engine.checkpoints.weights import Weights
-from engine.config import BLOCK_SIZE, GroupConfig
+from engine.config import BLOCK_SIZE
 from engine.errors import EngineError, OutOfMemory, UnsupportedModel
-from engine.kv.budget import available_memory
+from engine.kv.budget import available_memory, group_config
 from engine.kv.cache import KVCache, kv_groups
 from engine.model_config import ModelConfig
 from engine.models import Model
@@ -84,7 +84,7 @@ def _compute(model: Model, ids: Sequence[int], report: Report) -> None:
 
 
 def _batches(config: ModelConfig, ids: Sequence[int], blocks: int) -> Iterator[Batch]:
-    groups = [GroupConfig.of(cache) for cache in config.caches]
+    groups = [group_config(cache) for cache in config.caches]
     request, tables = Request(1, tuple(ids), SamplingParams()), tuple(list(range(1, blocks)) for _ in groups)
     for start in range(0, len(ids), CHUNK):
         part = ScheduledRequest(request, start, min(CHUNK, len(ids) - start), samples=False, block_tables=tables)

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from engine.model_config import CacheConfig, StateConfig
-
 BLOCK_SIZE = 16  # tokens in a KV block
 CHECKPOINT_TOKENS = 256  # least number of tokens between two states that are kept for later requests
 TARGET_LATENCY = 0.06  # target for the seconds between two tokens of a stream while other prompts are prefilled
@@ -22,11 +20,6 @@ class GroupConfig:
     num_blocks: int = 0  # number of blocks in the device pool, including the null block; 0: EngineConfig.num_blocks
     host_blocks: int = 0  # number of blocks in the host pool, including the null block; 0: EngineConfig.host_blocks
     block_bytes: int = 0  # size of one block in bytes; 0: unknown
-
-    @classmethod
-    def of(cls, cache: CacheConfig | StateConfig) -> Self:
-        """Return the group of the layers with a cache configuration."""
-        return cls(recurrent=True) if isinstance(cache, StateConfig) else cls(cache.window)
 
     @property
     def block_tokens(self) -> int:

@@ -71,7 +71,7 @@ class KVBudget:
         """
         groups = tuple(
             replace(
-                GroupConfig.of(group.cache),
+                group_config(group.cache),
                 spacing=self.spacing,
                 num_blocks=self._blocks(group.cache, tokens),
                 block_bytes=group.block_bytes,
@@ -137,6 +137,11 @@ class KVBudget:
         # block.
         running = 1 + -(-(window + self._step_tokens) // BLOCK_SIZE)
         return 1 + min(whole, self._max_running * running * (1 + CACHED_WINDOWS))
+
+
+def group_config(cache: CacheConfig | StateConfig) -> GroupConfig:
+    """Return the group of the layers with a cache configuration, without the sizes of its pools."""
+    return GroupConfig(recurrent=True) if isinstance(cache, StateConfig) else GroupConfig(cache.window)
 
 
 def with_host_pools(groups: "Sequence[GroupConfig]", num_bytes: int) -> tuple[GroupConfig, ...]:

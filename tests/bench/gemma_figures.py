@@ -27,6 +27,7 @@ from engine.batch import build_batch
 from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig
 from engine.device import Compute
+from engine.kv.budget import group_config
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
 from engine.sampling_params import SamplingParams
@@ -91,7 +92,7 @@ def load_reference_engine(path: Path) -> tuple[Compute, tuple[GroupConfig, ...]]
     device = ReferenceDevice(keep_dequantized=True, threads=2)
     with open_checkpoint(path) as checkpoint:
         model = models.read_config(checkpoint.metadata)
-        groups = tuple(GroupConfig.of(cache) for cache in model.caches)
+        groups = tuple(group_config(cache) for cache in model.caches)
         config = EngineConfig("reference", TOKENS, BLOCKS, groups=groups)
         weights = Weights(path, models.stored_weights(checkpoint))
         return device.load(model, weights, config).compute, groups

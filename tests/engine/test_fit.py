@@ -11,9 +11,10 @@ from engine.backends.cpu.memory import packed_bytes
 from engine.backends.device_choice import host_device
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.weights import Weights
-from engine.config import GroupConfig, MemoryLimit
+from engine.config import MemoryLimit
 from engine.errors import OutOfMemory
 from engine.fit import fit
+from engine.kv.budget import group_config
 from engine.load_options import LoadOptions
 from engine.loading import _resolve, load_engine, open_checkpoint
 from engine.model_config import ModelConfig
@@ -106,7 +107,7 @@ def test_token_bytes_are_listed_per_window(tmp_path: Path) -> None:
         (cache, *_) = fit(checkpoint, LoadOptions(), memory=1 << 30).caches
         model = models.read_config(checkpoint.metadata)
     assert set(cache.token_bytes) == {None, WINDOW}
-    windowed = sum(GroupConfig.of(layer.mixer.cache).window is not None for layer in model.layers)
+    windowed = sum(group_config(layer.mixer.cache).window is not None for layer in model.layers)
     one_layer = cache.token_bytes[None] // (len(model.layers) - windowed)
     assert cache.token_bytes[WINDOW] == windowed * one_layer
 

@@ -231,6 +231,6 @@ CALLS_OF_ALL_CARDS: tuple[Call, ...] = (
     _heads,
     _convolutions,
     _sampling,
-)  # the same launches on every card
+)  # the same for every card
 CALLS_OF_A_CARD: tuple[Call, ...] = (_attention, _products, _experts)
 CALLS = CALLS_OF_ALL_CARDS + CALLS_OF_A_CARD

@@ -12,8 +12,8 @@ from engine import models
 from engine.backends.reference import ReferenceDevice, ReferenceOperations
 from engine.batch import build_batch
 from engine.checkpoints.weights import Weights
-from engine.config import GroupConfig
 from engine.kv.blocks import NULL_BLOCK
+from engine.kv.budget import group_config
 from engine.kv.cache import KVCache, kv_groups
 from engine.loading import open_checkpoint
 from engine.model_config import Block, ModelConfig
@@ -66,7 +66,7 @@ class Run:
     def __init__(self, path: Path, change: Change = lambda config: config) -> None:
         self.model = load(path, change)
         groups = kv_groups(self.model.config, ReferenceDevice(keep_dequantized=True, threads=1).layer_block)
-        self._groups = [GroupConfig.of(cache) for cache in self.model.config.caches]
+        self._groups = [group_config(cache) for cache in self.model.config.caches]
         self._kv = KVCache(groups, [BLOCKS] * len(groups))
         for pool in self._kv.pools:
             pool.fill_(torch.nan)

@@ -16,7 +16,7 @@ from engine import models
 from engine.backends.reference import ReferenceDevice, ReferenceOperations, Routes
 from engine.batch import build_batch
 from engine.checkpoints.weights import Weights
-from engine.config import GroupConfig
+from engine.kv.budget import group_config
 from engine.kv.cache import KVCache, kv_groups
 from engine.loading import open_checkpoint
 from engine.operations import Router
@@ -60,7 +60,7 @@ def our_logits(path: Path, operations: ReferenceOperations) -> Tensor:
         kv = KVCache(groups, [BLOCKS] * len(groups))
         request = HeldRequest(1, tuple(PROMPT), SamplingParams(), block_tables=(list(range(1, BLOCKS)),) * len(groups))
         part = request.part(0, TOKENS, logprob_positions=range(TOKENS - 1))
-        configs = [GroupConfig.of(cache) for cache in model.config.caches]
+        configs = [group_config(cache) for cache in model.config.caches]
         batch = build_batch(StepPlan((part,)), vocab_size=VOCABULARY, num_blocks=BLOCKS, groups=configs)
         logits: Tensor = model.forward(batch, kv)
     return logits

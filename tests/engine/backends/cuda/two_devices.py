@@ -17,6 +17,7 @@ from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig
 from engine.device import Device, LoadedModel
 from engine.kernels.reference import as_floats
+from engine.kv.budget import group_config
 from engine.loading import open_checkpoint
 from engine.sampling_params import SamplingParams
 from engine.step import StepPlan
@@ -69,7 +70,7 @@ def load(path: Path, device: Device) -> Loaded:
 
 def load_checkpoint(checkpoint: Checkpoint, device: Device) -> Loaded:
     model = models.read_config(checkpoint.metadata)
-    groups = tuple(GroupConfig.of(cache) for cache in model.caches)
+    groups = tuple(group_config(cache) for cache in model.caches)
     config = EngineConfig(device.name, CONTEXT, BLOCKS, max_step_tokens=32, max_running=4, groups=groups)
     loaded = device.load(model, Weights(checkpoint.path, models.stored_weights(checkpoint)), config)
     for pool in loaded.kv.pools:  # bytes of NaN in every dtype, so that reading an unwritten block is noticed
