@@ -365,7 +365,7 @@ class ModelConfig:
 
     @property
     def caches(self) -> tuple[CacheConfig | StateConfig, ...]:
-        """What the layers of each KV group keep, in the order of the groups."""
+        """The cache configuration of each KV group, in the order of the groups."""
         return tuple(sorted({mixer.cache for mixer in self.mixers}, key=lambda cache: cache.order))
 
     def layers_of(self, cache: CacheConfig | StateConfig) -> tuple[int, ...]:

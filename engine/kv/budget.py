@@ -59,7 +59,8 @@ class KVBudget:
     def spacing(self) -> int:
         """Number of tokens between two states of a prompt that are kept.
 
-        The keys and values of so many tokens are about as large as the states, but the number is limited.
+        They are about as large as the keys and values of the tokens between them, unless the number would be out of
+        bounds.
         """
         tokens = self.state_bytes // max(1, sum(self.token_bytes.values())) // BLOCK_SIZE * BLOCK_SIZE
         return min(max(tokens, CHECKPOINT_TOKENS), MAX_CHECKPOINT_TOKENS)

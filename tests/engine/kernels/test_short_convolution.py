@@ -17,7 +17,7 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def inputs(width: int, taps: int, lengths: tuple[int, ...], padding: int = 0) -> Inputs:
-    """Return random arguments. The first request begins with the initial state, and blocks that are not read are NaN.
+    """Return random arguments. The first request reads the initial state, and blocks that are not read are NaN.
 
     Pools are those of the second of three layers.
     """
