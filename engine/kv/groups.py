@@ -172,7 +172,7 @@ class PagedGroup:
 
 
 class RecurrentGroup:
-    """A group of recurrent layers, with a state per request.
+    """Allocates and frees the states of recurrent layers.
 
     A table holds the current state, then older states whose steps are not yet collected. A step reads one state and
     writes another, so that it can be undone and retried. The device does not copy states: the step itself reads the
