@@ -172,15 +172,15 @@ class PagedGroup:
 
 
 class RecurrentGroup:
-    """Allocates and frees the states of recurrent layers.
+    """A group of recurrent layers.
 
     A table holds the current state, then older states whose steps are not yet collected. A step reads one state and
     writes another, so that it can be undone and retried. The device does not copy states: the step itself reads the
     source of the copy that `allocate` returns, and writes its target.
 
     A state is kept at every `spacing` tokens, at the end of the prompt and at those of its messages, and where the
-    request leaves a path of tokens that others have computed. Of the other full blocks, only the last one has a state,
-    so that a prompt that continues the reply finds it.
+    request leaves a path of tokens that others have computed. The last other full block also has a state, so that a
+    prompt that continues the reply finds it.
     """
 
     is_state = True
