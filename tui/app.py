@@ -72,13 +72,14 @@ class ChatApp(App[None]):
         question: str = "",
         *,
         resumes: bool = False,
+        private: bool = False,
         colors: bool = True,
         is_dark: bool = True,
         environment: Mapping[str, str] | None = None,
         editor: str = "",
         bell: bool = True,
     ) -> None:
-        """Create the application. With `resumes`, the user chooses a chat first.
+        """Create the application. With `resumes`, the user chooses a chat first. With `private`, a new chat is private.
 
         `is_dark`: whether the terminal's background is dark. `editor`: the command that starts the user's editor; "": a
         common editor. `bell`: whether to call the user when a long reply ends. `environment` names the terminal and the
@@ -99,7 +100,9 @@ class ChatApp(App[None]):
             lambda error: show_error(self, error),
         )
         self._window = TerminalWindow(partial(write_to_terminal, self), environment or {}, rings=bell)
-        self._chat_screen = ChatScreen(client, chat, question, self._window, resumes=resumes, editor=editor)
+        self._chat_screen = ChatScreen(
+            client, chat, question, self._window, resumes=resumes, private=private, editor=editor
+        )
         self._clipboard_programs = Clipboard(environment or {})
         self._copied = ""
 

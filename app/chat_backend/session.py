@@ -34,6 +34,7 @@ class Opening(enum.Enum):
     NEW = "new"
     LAST = "last"  # the chat that was changed most recently
     CHOICE = "choice"  # a list of chats
+    PRIVATE = "private"  # a new private chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,13 @@ class Session:
         from tui.clipboard import Clipboard
 
         history = History(self.settings.history_dir, _say)
-        chat, lists = self._first_chat(history), self.opening is Opening.CHOICE
-        clipboard = Clipboard(child_environment())
-        return asyncio.run(
-            self._with_client(history, lambda client: PlainChat(client, clipboard, self.question, chat, lists).run())
-        )
+        chat, clipboard = self._first_chat(history), Clipboard(child_environment())
+
+        async def run(client: TerminalClient) -> int:
+            lists, is_private = self.opening is Opening.CHOICE, self.opening is Opening.PRIVATE
+            return await PlainChat(client, clipboard, self.question, chat, lists, is_private).run()
+
+        return asyncio.run(self._with_client(history, run))
 
     def run_screens(self, left: Callable[[], None]) -> int:
         """Run the screens. `left` is called after the terminal was restored.
@@ -80,6 +83,7 @@ class Session:
                 chat,
                 self.question,
                 resumes=resumes,
+                private=self.opening is Opening.PRIVATE,
                 colors=wants_colors(),
                 is_dark=is_dark,
                 environment=child_environment(),

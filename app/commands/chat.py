@@ -34,6 +34,7 @@ Examples:
 @click.option("--api-key-file", metavar="FILE", help="File with the API key of that server.")
 @click.option("--continue", "-c", "continues", is_flag=True, help="Open the last chat.")
 @click.option("--resume", "resumes", is_flag=True, help="Choose an earlier chat from a list.")
+@click.option("--private", "is_private", is_flag=True, help="Start with a private chat: nothing of it is saved.")
 @click.option(
     "--mcp-config",
     metavar="FILE",
@@ -51,6 +52,7 @@ def chat(
     api_key_file: str | None,
     continues: bool,
     resumes: bool,
+    is_private: bool,
     mcp_config: Path | None,
     plain: bool,
     stay: bool,
@@ -67,8 +69,12 @@ def chat(
         raise click.UsageError("--api-key-file needs --endpoint: it holds the API key of that server.")
     if mcp_config is not None and not mcp_config.is_file():
         raise click.UsageError(f"--mcp-config: there is no file {mcp_config}.")
-    if continues and resumes:
-        raise click.UsageError("--continue opens the last chat, and --resume lists all. Use one of them.")
+    openings = {"last": continues, "choice": resumes, "private": is_private}  # values of `Opening`
+    chosen = [opening for opening, is_chosen in openings.items() if is_chosen]
+    if len(chosen) > 1:
+        raise click.UsageError(
+            "--continue opens the last chat, --resume lists all, and --private starts one. Use one of them."
+        )
     given = {"model": model, "context": context, "threads": threads, "api_key_file": api_key_file}
     settings = load_settings(**given)
     for number in ending_signals():
@@ -78,7 +84,7 @@ def chat(
     flags: dict[str, object] = {"context": context, "threads": threads}
     flags = {name: value for name, value in flags.items() if value is not None} | {"stay": stay}
     key = chosen_keys(settings)[0] if api_key_file else None
-    opening = Opening.LAST if continues else Opening.CHOICE if resumes else Opening.NEW
+    opening = Opening(chosen[0]) if chosen else Opening.NEW
     session = Session(settings, flags, endpoint, key, question, opening, mcp_config)
     if plain or not _has_screens():
         return session.run_plain()

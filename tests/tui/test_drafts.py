@@ -11,6 +11,7 @@ from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
 from tui.screens.full_context import FullContextScreen
 from tui.types import Chat, ChatId, ChatSettings, Finish, FullContext, ReplyEnd, Role, TextDelta
+from tui.widgets.top_bar import TopBar
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)
 
@@ -193,6 +194,22 @@ def test_edit_that_cannot_be_sent_returns_to_the_prompt() -> None:
         await chat.until(lambda: chat.composer.area.text == "my draft")
 
     run(client, flow, chat=name)
+
+
+def test_chat_that_starts_as_private_saves_no_draft_and_keeps_that_of_the_last_window() -> None:
+    client = ScriptedClient()
+    client.chats.drafts[None] = "of before"
+
+    async def flow(chat: Chatting) -> None:
+        assert chat.screen.query_one(TopBar).chat_title == "Private chat"
+        await chat.until(lambda: [kept.summary.private for kept in client.chats.chats.values()] == [False])
+        await chat.type("secret", enter=False)
+        await chat.composer.save_draft()
+        assert [text for text in client.chats.drafts.values() if text] == ["of before"]
+        await chat.say(" words")
+        assert [kept.summary.private for kept in client.chats.chats.values()] == [False, True]
+
+    run(client, flow, private=True)
 
 
 def test_private_chat_saves_no_draft() -> None:

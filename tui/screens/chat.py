@@ -72,15 +72,17 @@ class ChatScreen(SteadyScreen):
         window: TerminalWindow,
         *,
         resumes: bool = False,
+        private: bool = False,
         editor: str = "",
     ) -> None:
         """Create the screen and its widgets.
 
-        With `resumes`, the user chooses one of the chats first. `editor`: the command that starts the user's editor.
+        With `resumes`, the user chooses one of the chats first; with `private`, the new chat is private. `editor`: the command that starts the user's editor.
         """
         super().__init__()
         self._client = client
         self.conversation = Conversation(client)
+        self.conversation.chat.private = private
         self._chats = ChatList(client.chats, lambda: self.conversation.running_chats)
         self._bar = TopBar()
         self.heading = Heading(self._bar, window)

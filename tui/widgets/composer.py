@@ -121,9 +121,9 @@ class Composer(Vertical):
         with show_errors(self):
             self.area.remember(await self._client.chats.inputs())
             draft = await self.drafts.read_window_draft()
-            if self._chat.id is None and not self.area.text:
+            if self._chat.id is None and not self._chat.private and not self.area.text:
                 self.write(draft)
-            elif draft != Prompt():  # the user has already typed text or opened a chat
+            elif draft != Prompt():  # the user has already typed text or opened a chat, or the new chat is private
                 await self.drafts.save_as_chat(OpenChat(), draft)
                 await self.save_draft()
 

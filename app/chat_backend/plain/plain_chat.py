@@ -94,10 +94,12 @@ class PlainChat:
         question: str = "",
         chat: ChatId | None = None,
         lists_chats: bool = False,
+        is_private: bool = False,
     ) -> None:
         """Prepare the chat. `run` starts it.
 
-        `chat`: the chat to open first; None: a new one. With `lists_chats`, a list of all chats is printed first.
+        `chat`: the chat to open first; None: a new one, which may be private. With `lists_chats`, a list of all chats
+        is printed first.
         """
         self._client = client
         self._first_chat = chat
@@ -105,6 +107,7 @@ class PlainChat:
         self._question = question
         self._trimming = PlainTrimming(client, self._say, self._ask)
         self._commands = PlainCommands(client, self._say, self._trimming, self._agrees, clipboard)
+        self._commands.is_private = is_private
         self._input: InputLines | None = None
         self._has_ended = False  # whether the input has ended
         self._is_leaving = False  # whether the last key was Ctrl-C on an empty line

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from textual.theme import Theme
 
+from app.cli import ingle
 from tests.app.chat_backend.plain.test_plain_ends import command, folders
 from tests.support.fake_endpoint import FakeEndpoint
 from tests.support.terminal_screen import Terminal, python
@@ -32,10 +34,10 @@ def endpoint() -> Iterator[FakeEndpoint]:
         yield served
 
 
-def started(endpoint: FakeEndpoint, place: Path, answer: bytes = BLACK, **environment: str) -> Terminal:
+def started(endpoint: FakeEndpoint, place: Path, answer: bytes = BLACK, *options: str, **environment: str) -> Terminal:
     """Start the chat in a terminal outside of tmux and SSH. `answer`: the terminal's answer to OSC 11."""
     nowhere = dict.fromkeys(("TMUX", "SSH_CONNECTION", "SSH_TTY", "WAYLAND_DISPLAY", "DISPLAY", "COLORFGBG"), "")
-    arguments = ["-c", PATIENT_CHAT, *command(endpoint)[3:]]
+    arguments = ["-c", PATIENT_CHAT, *command(endpoint)[3:], *options]
     terminal = Terminal(python(*arguments), {**folders(place), "COLORTERM": "truecolor", **nowhere, **environment})
     terminal.resize(100, 30)
     terminal.read_until(lambda output: QUERY in output)
@@ -82,3 +84,15 @@ def test_theme_follows_the_background_that_the_terminal_reports(
     color = ";".join(str(part) for part in bytes.fromhex(background)).encode()
     assert b"48;2;" + color in terminal.output
     end(terminal)
+
+
+def test_chat_can_start_as_a_private_one(endpoint: FakeEndpoint, tmp_path: Path) -> None:
+    terminal = started(endpoint, tmp_path, BLACK, "--private")
+    terminal.read_until(lambda output: b"Private chat" in output)
+    end(terminal)
+
+
+def test_only_one_chat_is_opened_first() -> None:
+    result = CliRunner().invoke(ingle, ["--private", "--continue"])
+    assert result.exit_code == 2
+    assert "Use one of them." in result.output

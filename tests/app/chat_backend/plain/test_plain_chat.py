@@ -400,6 +400,13 @@ def test_chat_is_deleted_after_the_user_agrees(
     assert len(client.chats.chats) == num_chats
 
 
+def test_first_chat_can_be_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient()
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n/new\nHello\n"))
+    asyncio.run(PlainChat(client, Clipboard({}), is_private=True).run())
+    assert [chat.summary.private for chat in client.chats.chats.values()] == [True, False]
+
+
 def test_draft_is_listed_as_draft(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     client = ScriptedClient()
     client.context.limit = 100
