@@ -246,6 +246,7 @@ FINISHES = {
     Finish.FAILED: "The reply failed.",
     Finish.CUT_OFF: "Interrupted: Inglenook closed during this reply.",
     Finish.ELSEWHERE: "Another window is writing this reply.",
+    Finish.UNANSWERED: "No reply yet.",
 }
 """Labels of replies that are not complete."""
 

@@ -97,11 +97,12 @@ class OpenChat:
 
     def _is_written_on(self, message: Message) -> bool:
         known = self.branches[message.id]
-        return known.finish is Finish.ELSEWHERE and known != message
+        is_open = known.finish in (Finish.ELSEWHERE, Finish.UNANSWERED) and known != message
+        return is_open or (known.role is Role.USER and bool(known.error) and message.finish is not Finish.UNANSWERED)
 
     def set_failure(self, question: MessageId, why: str) -> Message:
         """Store the reason why the reply to a question did not start; "" clears it."""
-        self.branches.put(replace(self.branches[question], error=why))
+        self.branches.put(replace(self.branches[question], error=why, finish=None))
         return self.branches[question]
 
     @property

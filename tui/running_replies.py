@@ -8,6 +8,7 @@ from typing import Protocol
 
 from tui.client import ClientError, Replies
 from tui.coalescing import coalesced
+from tui.figures import FINISHES
 from tui.reply_progress import ReplyProgress
 from tui.types import ChatId, Finish, MessageId, ReplyEvent
 
@@ -58,10 +59,10 @@ class RunningReplies:
             self._unanswered[reply.chat][reply.to] = error.report
 
     def stop(self, reply: ReplyProgress) -> None:
-        """End a reply as stopped. If it has not started, keep that as the reason why there is none."""
+        """End a reply as stopped. If it has not started, the message has no reply, as other windows show it."""
         reply.finish(Finish.STOPPED)
         if reply.message is None:
-            self._unanswered[reply.chat][reply.to] = "Stopped before the reply started."
+            self._unanswered[reply.chat][reply.to] = FINISHES[Finish.UNANSWERED]
 
     def unanswered(self, chat: ChatId) -> Mapping[MessageId, str]:
         """Return the messages whose last requested reply did not start, each with the reason."""

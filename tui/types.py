@@ -40,6 +40,7 @@ class Finish(enum.Enum):
     FAILED = "failed"  # the engine raised an error
     CUT_OFF = "cut_off"  # the program ended during the reply; noticed when the chat is opened again
     ELSEWHERE = "elsewhere"  # another window is generating it
+    UNANSWERED = "unanswered"  # a message of the user has no reply, and no window is generating one
 
 
 class TokenSources(Protocol):
@@ -211,7 +212,7 @@ class Message(Sanitized):
     reasoning_seconds: float = 0.0
     steps: tuple[ToolStep, ...] = ()  # tool calls that precede the text
     model: str = ""
-    finish: Finish | None = None  # None: it is still being generated
+    finish: Finish | None = None  # None: it is still being generated; in a user's message: ELSEWHERE, UNANSWERED, None
     usage: Usage | None = None
     error: str = ""  # reason why the reply failed, or why no reply to this question started; further lines are details
 

@@ -3,7 +3,7 @@
 A chat id is the chat's number in the history. The prefix PRIVATE marks chats of the history in memory.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 
 from app.history import records
 from app.history.notices import HistoryNotice
@@ -57,18 +57,20 @@ def chat_of(
     draft: str,
     *,
     private: bool,
-    in_progress: Container[int],
+    in_progress: Collection[int],
     elsewhere: Container[int] = (),
 ) -> types.Chat:
     """Convert a chat and its messages.
 
-    `in_progress`: numbers of the replies that this program is generating. `elsewhere`: those of other windows.
+    `in_progress`: numbers of the replies that this program is generating, and of the questions that wait for one.
+    `elsewhere`: those of other windows.
     """
     known = {message.id for message in messages}
+    answered = {message.parent for message in messages}.union(in_progress)
     return types.Chat(
         summary=summary_of(chat, private=private),
         settings=settings_of(chat.settings),
-        messages=tuple(message_of(message, known, in_progress, elsewhere) for message in messages),
+        messages=tuple(message_of(message, known, in_progress, elsewhere, answered) for message in messages),
         leaf=message_id(chat.shown) if chat.shown in known and chat.shown is not None else None,
         draft=draft,
         left_out=frozenset(message_id(message) for message in chat.trim.left_out),
@@ -81,15 +83,21 @@ def message_of(
     known: Container[int] | None = None,
     in_progress: Container[int] = (),
     elsewhere: Container[int] = (),
+    answered: Container[int | None] | None = None,
 ) -> types.Message:
     """Convert a message. A message whose parent is not in `known` becomes the first of a branch: its parent was lost.
 
-    `in_progress`: numbers of the replies that this program is generating. `elsewhere`: those of other windows.
+    `in_progress` and `elsewhere`: see `chat_of`. `answered`: numbers of the messages that need no reply; None: all.
     """
     parent = message.parent if message.parent is not None and (known is None or message.parent in known) else None
     is_reply = message.role is records.Role.ASSISTANT
-    is_elsewhere = message.state is records.State.COMING and message.id in elsewhere
-    finish = types.Finish.ELSEWHERE if is_elsewhere else finish_of(message.state, message.usage)
+    if is_reply:
+        is_over = message.id not in in_progress
+        is_elsewhere = message.state is records.State.COMING and message.id in elsewhere
+        finish = finish_of(message.state, message.usage)
+    else:
+        is_over = answered is not None and message.id not in answered
+        is_elsewhere, finish = message.id in elsewhere, types.Finish.UNANSWERED
     return types.Message(
         id=message_id(message.id),
         parent=None if parent is None else message_id(parent),
@@ -101,7 +109,7 @@ def message_of(
         reasoning_seconds=message.reasoning_seconds,
         steps=tuple(step_of(step) for step in message.steps),
         model=message.model,
-        finish=finish if is_reply and message.id not in in_progress else None,
+        finish=None if not is_over else types.Finish.ELSEWHERE if is_elsewhere else finish,
         usage=usage_of(message.usage),
         error=message.usage.error if message.usage else "",
     )

@@ -122,6 +122,19 @@ class ChatReplies:
         self._in_progress: dict[int, _ReplyInProgress] = {}
 
     async def reply(self, chat: types.ChatId, to: types.MessageId) -> AsyncGenerator[types.ReplyEvent, None]:
+        question, (history, number) = int(to), await to_thread(self._chats.locate, chat)
+        await to_thread(history.mark_reply, number, question)  # until the reply starts, which can take minutes
+        self._chats.in_progress.add((chat, question))
+        try:
+            async with aclosing(self._attempts(chat, question)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self._chats.in_progress.discard((chat, question))
+            history.unmark_reply(question)
+
+    async def _attempts(self, chat: types.ChatId, to: int) -> AsyncGenerator[types.ReplyEvent, None]:
+        """Yield the events of a reply. If the engine exits before the reply starts, try again."""
         title, has_started = await to_thread(self._title, chat), False
         for has_retried in (False, True):
             if await self._connection.is_lost() or self._connection.is_restarting:
@@ -129,7 +142,7 @@ class ChatReplies:
             try:
                 async with (
                     self._connection.use(retry=True, reply_in=title) as engine,
-                    aclosing(self._reply(chat, int(to), engine)) as events,
+                    aclosing(self._reply(chat, to, engine)) as events,
                 ):
                     async for event in events:
                         has_started = True

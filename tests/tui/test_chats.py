@@ -551,6 +551,23 @@ def test_reply_of_another_window_is_shown_as_it_grows() -> None:
     run(client, flow, chat=name, size=(80, 24))
 
 
+def test_question_that_another_window_stopped_has_no_reply_and_can_be_retried() -> None:
+    client = ScriptedClient([TextDelta("an answer"), END])
+    name = client.keep("Shared", "a question")
+    question = replace(client.chats.chats[name].messages[-1], finish=Finish.ELSEWHERE)
+    client.chats.put(name, question)
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.label(".outcome").startswith("! Another window is writing this reply."))
+        client.chats.put(name, replace(question, finish=Finish.UNANSWERED))
+        await chat.until(lambda: chat.label(".outcome").startswith("✗ No reply yet."))
+        await chat.pilot.press("ctrl+y")
+        await chat.until(lambda: chat.texts() == ["a question", "an answer"])
+        assert chat.label(".outcome") == ""
+
+    run(client, flow, chat=name)
+
+
 def test_poll_posts_the_number_of_messages_only_if_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     client = ScriptedClient()
     name = client.keep("Shared", "a question", "an answer")

@@ -77,7 +77,8 @@ class ChatScreen(SteadyScreen):
     ) -> None:
         """Create the screen and its widgets.
 
-        With `resumes`, the user chooses one of the chats first; with `private`, the new chat is private. `editor`: the command that starts the user's editor.
+        With `resumes`, the user chooses one of the chats first. With `private`, the new chat is private. `editor`: the
+        command that starts the user's editor.
         """
         super().__init__()
         self._client = client

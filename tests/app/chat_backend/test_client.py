@@ -10,6 +10,7 @@ from app.chat_backend.client import TerminalClient
 from app.chat_backend.endpoint import ChatEndpoint
 from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.reply_parts import ReplyPart
+from app.chat_backend.tools import ChatTools
 from app.client.http import ServerUnreachable
 from app.models import catalog, sampling_defaults
 from tests.app.chat_backend.conftest import Clients
@@ -123,6 +124,32 @@ def test_closing_the_stream_ends_the_reply(clients: Clients, running: LiveServer
         message = (await client.chats.open(chat)).messages[-1]
         assert (message.finish, message.text.startswith(heard)) == (Finish.STOPPED, True)
         until(lambda: not running.streams.requests())
+
+    run(clients, work)
+
+
+def test_other_windows_see_that_a_question_waits_for_its_reply(
+    clients: Clients, running: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(client: TerminalClient) -> None:
+        chat, question = await asked(client)
+        is_waiting = asyncio.Event()
+
+        async def wait(*_: object) -> None:
+            is_waiting.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(ChatTools, "offered", wait)
+        async with clients() as other:
+            assert (await other.chats.open(chat)).messages[-1].finish is Finish.UNANSWERED
+            coming = asyncio.create_task(anext(client.replies.reply(chat, question)))
+            await is_waiting.wait()
+            assert (await other.chats.open(chat)).messages[-1].finish is Finish.ELSEWHERE
+            assert (await client.chats.open(chat)).messages[-1].finish is None
+            coming.cancel()
+            await asyncio.wait({coming})
+            assert (await other.chats.open(chat)).messages[-1].finish is Finish.UNANSWERED
+            assert (await client.chats.open(chat)).messages[-1].finish is Finish.UNANSWERED
 
     run(clients, work)
 
