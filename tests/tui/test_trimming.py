@@ -2,10 +2,12 @@
 
 import re
 
+import pytest
+
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import ScriptedClient
 from tui.screens.full_context import FullContextScreen
-from tui.types import ChatId
+from tui.types import ChatId, FullContext
 from tui.widgets.folded import Folded
 from tui.widgets.status_line import StatusLine
 from tui.widgets.top_bar import TopBar
@@ -51,6 +53,39 @@ def test_unknown_context_length_asks_no_question() -> None:
         assert len(chat.texts()) == 2
 
     run(ScriptedClient(), flow)
+
+
+def test_dialog_closes_when_another_window_has_made_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.screens.full_context._POLL_SECONDS", 0.01)
+    client, name = full()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.conversation.model and len(chat.conversation.chat.path()) == 4)
+        await chat.type("one more")
+        await asked(chat)
+        plan = await client.context.plan(name, chat.conversation.chat.leaf, FullContext.DROP_OLDEST, "one more")
+        await client.context.trim(name, plan)
+        await chat.until(lambda: client.chats.sent == ["one more"])
+        assert client.chats.chats[name].left_out == set(plan.messages)
+
+    run(client, flow, chat=name)
+
+
+def test_dialog_shows_what_another_window_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.screens.full_context._POLL_SECONDS", 0.01)
+    client, name = full()
+    client.context.limit = 8192
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.conversation.model and len(chat.conversation.chat.path()) == 4)
+        await chat.type("/room")
+        await asked(chat)
+        assert "first first" in chat.label("#goes")
+        plan = await client.context.plan(name, chat.conversation.chat.leaf, FullContext.DROP_OLDEST, "")
+        await client.context.trim(name, plan)
+        await chat.until(lambda: "first first" not in chat.label("#goes") and "second second" in chat.label("#goes"))
+
+    run(client, flow, chat=name)
 
 
 def test_regenerating_trims_the_context() -> None:

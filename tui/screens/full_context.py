@@ -1,5 +1,7 @@
 """The screen that asks how to trim a full context. It previews which messages would be left out."""
 
+import asyncio
+
 from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
@@ -21,10 +23,14 @@ _CHOICES = {
 }
 _VERBS = {FullContext.SUMMARIZE: "summarizing", FullContext.DROP_OLDEST: "dropping"}
 _STOP = "Cancel"
+_POLL_SECONDS = 1.5  # seconds between two polls for changes by other windows
 
 
 class FullContextScreen(Dialog[TrimPlan]):
-    """Returns the chosen plan, or None. Messages that are left out stay visible in the chat."""
+    """Returns the chosen plan, or None. Messages that are left out stay visible in the chat.
+
+    If another window makes room for the message, the plan is empty.
+    """
 
     AUTO_FOCUS = ""  # Textual would scroll the choices to the center, and the question out of a small terminal
 
@@ -59,14 +65,30 @@ class FullContextScreen(Dialog[TrimPlan]):
 
     def on_mount(self) -> None:
         self.set_focus(self.query_one(Rows), scroll_visible=False)
-        self.plan()
+        self.follow()
 
     @work
-    async def plan(self) -> None:
+    async def follow(self) -> None:
+        """Plan, and plan again when another window has changed the context."""
+        seen: ContextBudget | None = None
         with show_errors(self):
-            for how in _CHOICES:
-                self._plans[how] = await self._port.plan(self._chat, self._leaf, how, self._typed)
-            self._show(FullContext(self._chosen()))
+            while True:
+                budget = await self._port.budget(self._chat, self._leaf, self._typed)
+                if budget != seen:
+                    seen = budget
+                    await self._plan(budget)
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def _plan(self, budget: ContextBudget) -> None:
+        if self._budget is not None:
+            if not budget.lacking:
+                self.dismiss(TrimPlan(FullContext.DROP_OLDEST, (), 0))  # another window has made room
+                return
+            self._budget = budget
+            self.query_one(".about", Label).update(figures.budget(budget))
+        for how in _CHOICES:
+            self._plans[how] = await self._port.plan(self._chat, self._leaf, how, self._typed)
+        self._show(FullContext(self._chosen()))
 
     def _chosen(self) -> str:
         options = self.query_one(OptionList)
