@@ -10,16 +10,18 @@ from pathlib import Path
 import pytest
 
 from app.mcp import server as server_module
+from app.mcp import stdio
 from app.mcp.config import ServerSpec, StdioServer
 from app.mcp.server import MCPServer, ServerState
 from app.mcp.tools import MAX_DESCRIPTION, MAX_RESULT
 
 PROGRAM = str(Path(__file__).with_name("server_program.py"))
+PACKAGED = str(Path(__file__).with_name("packaged_program.py"))
 
 
 @asynccontextmanager
-async def running(*arguments: str, command: str = sys.executable) -> AsyncIterator[MCPServer]:
-    server = MCPServer(ServerSpec("test", StdioServer(command, (PROGRAM, *arguments))))
+async def running(*arguments: str, command: str = sys.executable, program: str = PROGRAM) -> AsyncIterator[MCPServer]:
+    server = MCPServer(ServerSpec("test", StdioServer(command, (program, *arguments))))
     server.start()
     await server.settled()
     try:
@@ -30,7 +32,7 @@ async def running(*arguments: str, command: str = sys.executable) -> AsyncIterat
 
 def test_tools_are_listed_and_called() -> None:
     async def scenario() -> None:
-        async with running() as server:
+        async with running(program=PACKAGED) as server:
             assert server.state is ServerState.READY
             assert {"add", "fail"} <= {tool.name for tool in server.tools}
             result = await server.call("add", {"a": 2, "b": 3})
@@ -41,7 +43,7 @@ def test_tools_are_listed_and_called() -> None:
 
 def test_error_of_a_tool_is_a_result() -> None:
     async def scenario() -> None:
-        async with running() as server:
+        async with running(program=PACKAGED) as server:
             result = await server.call("fail", {})
             assert result.is_error
             assert "the disk is full" in result.text
@@ -72,7 +74,9 @@ def test_server_receives_no_secrets_of_the_environment(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("tool", ["die", "flood", "chatter"])
-def test_server_that_dies_or_floods_fails_the_call(tool: str) -> None:
+def test_server_that_dies_or_floods_fails_the_call(tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stdio, "EXIT_SECONDS", 0.1)
+
     async def scenario() -> None:
         async with running() as server:
             result = await server.call(tool, {})
@@ -135,15 +139,17 @@ def test_invalid_json_before_the_handshake_is_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"), [(("silent",), "did not answer"), (("endless",), ""), (("broken",), "license has expired")]
+    ("fault", "limit", "reason"),
+    [("silent", 0.2, "did not answer"), ("endless", 60.0, ""), ("broken", 60.0, "license has expired")],
 )
 def test_server_that_never_answers_fails(
-    arguments: tuple[str, ...], reason: str, monkeypatch: pytest.MonkeyPatch
+    fault: str, limit: float, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "CONNECT_SECONDS", 2.0)
+    monkeypatch.setattr(server_module, "CONNECT_SECONDS", limit)
+    monkeypatch.setattr(stdio, "EXIT_SECONDS", 0.1)
 
     async def scenario() -> None:
-        async with running(*arguments) as server:
+        async with running(fault) as server:
             assert server.state is ServerState.FAILED
             assert server.reason
             assert reason in server.reason
