@@ -58,6 +58,13 @@ def _frozen_heap(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         gc.freeze()
 
 
+@pytest.fixture
+def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Poll the engine and the chats of other windows every 0.2 s instead of each second."""
+    monkeypatch.setattr("tui.screens.chat._POLL_SECONDS", 0.2)
+    monkeypatch.setattr("tui.screens.engine._INTERVAL", 0.2)
+
+
 @pytest.fixture(autouse=True)
 def true_color(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the chat a terminal with all colors, independent of the terminal that runs the tests."""

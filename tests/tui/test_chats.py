@@ -274,6 +274,7 @@ def test_private_chat_keeps_its_mark_when_renamed() -> None:
     run(client, flow, size=WIDE)
 
 
+@pytest.mark.usefixtures("quick_polls")
 def test_list_shows_changes_of_other_windows_and_running_replies() -> None:
     client = ScriptedClient([TextDelta("begun"), WAIT, END])
     first = client.keep("First", "a question", "an answer")
@@ -367,6 +368,7 @@ def test_footer_names_the_actions_of_the_shown_list() -> None:
     run(client, flow, size=WIDE)
 
 
+@pytest.mark.usefixtures("quick_polls")
 def test_list_marks_replies_of_other_windows() -> None:
     client = ScriptedClient()
     name = client.keep("First", "a question", "an answer")
@@ -505,6 +507,7 @@ def test_list_highlights_the_open_chat_only() -> None:
     run(client, flow, chat=first, size=WIDE)
 
 
+@pytest.mark.usefixtures("quick_polls")
 def test_messages_of_another_window_are_shown_in_the_open_chat() -> None:
     client = ScriptedClient()
     name = client.keep("Shared", "a question", "an answer")
@@ -527,6 +530,7 @@ def test_messages_of_another_window_are_shown_in_the_open_chat() -> None:
 EMPTY = ContextBudget(None, 0, 0, 0)
 
 
+@pytest.mark.usefixtures("quick_polls")
 def test_reply_of_another_window_is_shown_as_it_grows() -> None:
     client = ScriptedClient()
     name = client.keep("Shared", "a question", "an")
@@ -551,6 +555,7 @@ def test_reply_of_another_window_is_shown_as_it_grows() -> None:
     run(client, flow, chat=name, size=(80, 24))
 
 
+@pytest.mark.usefixtures("quick_polls")
 def test_question_that_another_window_stopped_has_no_reply_and_can_be_retried() -> None:
     client = ScriptedClient([TextDelta("an answer"), END])
     name = client.keep("Shared", "a question")
@@ -590,6 +595,7 @@ def test_poll_posts_the_number_of_messages_only_if_it_has_changed(monkeypatch: p
     run(client, flow, chat=name)
 
 
+@pytest.mark.usefixtures("quick_polls")
 def test_messages_that_another_window_stores_during_a_reply_are_shown_after_it() -> None:
     client = ScriptedClient([TextDelta("begun"), WAIT, END])
     name = client.keep("Shared", "a question", "an answer")

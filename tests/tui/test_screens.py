@@ -340,6 +340,7 @@ def test_engine_screen_lists_and_aborts_requests() -> None:
     run(ScriptedClient(), flow)
 
 
+@pytest.mark.usefixtures("quick_polls")
 def test_engine_screen_without_requests_lists_none_and_offers_no_abort() -> None:
     client = ScriptedClient()
     client.engine.requests = ()
@@ -397,6 +398,7 @@ def test_engine_screen_shows_loading_progress() -> None:
     run(ScriptedClient(), flow, loaded=False)
 
 
+@pytest.mark.usefixtures("quick_polls")
 def test_engine_error_is_shown_only_on_its_screen() -> None:
     client = ScriptedClient()
     client.engine.problem = ClientError("There is no such model", "ingle ls shows what is.")
