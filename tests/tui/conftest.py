@@ -63,6 +63,8 @@ def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Poll the engine and the chats of other windows every 0.2 s instead of each second."""
     monkeypatch.setattr("tui.screens.chat._POLL_SECONDS", 0.2)
     monkeypatch.setattr("tui.screens.engine._INTERVAL", 0.2)
+    # this poll shows all changes, so that it would hide a change that an earlier poll does not show
+    monkeypatch.setattr("tui.widgets.chat_list._AGE_POLL", 10_000)
 
 
 @pytest.fixture(autouse=True)

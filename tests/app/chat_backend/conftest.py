@@ -10,6 +10,7 @@ import pytest
 
 from app.chat_backend.client import TerminalClient
 from app.history.history import History
+from app.process import engine_lease
 from app.process.instance import Instance, recorded
 from app.settings.settings import Settings, load_settings
 from tests.app.server.conftest import hash_server  # noqa: F401  # a fixture
@@ -34,8 +35,9 @@ def running(settings: Settings, hash_server: LiveServer) -> Iterator[LiveServer]
 
 
 @pytest.fixture
-def clients(settings: Settings) -> Clients:
+def clients(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Clients:
     """Return a function that creates clients which share one history."""
+    monkeypatch.setattr(engine_lease, "_LOCK_SECONDS", 0.0)  # the clients of one process have one lease
 
     @asynccontextmanager
     async def client() -> AsyncIterator[TerminalClient]:
