@@ -183,6 +183,8 @@ class AttentionConfig:
     heads: int
     cache: CacheConfig
     rope: int | None = 0  # index of the model's rope that rotates the heads; None: no rotation
+    # whether the output is scaled by the sigmoid of a product; its weight is in that of q, after each head
+    gated: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -229,10 +231,49 @@ class ConvConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaConfig:
+    """The shape of a layer's gated delta rule (arXiv:2412.06464). See `AttentionConfig` for its properties.
+
+    Each value head has a matrix of key_dim rows and value_dim columns as its state. Several value heads share a key
+    head.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int  # of the convolution of queries, keys, and values
+    # whether value head n has key head n % key_heads, as in GGUF files; otherwise, adjacent value heads share one
+    tiled: bool
+
+    @property
+    def width(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def conv_width(self) -> int:
+        """Width of the queries, keys, and values of a token."""
+        return 2 * self.key_heads * self.key_dim + self.width
+
+    @property
+    def in_width(self) -> int:
+        return self.conv_width + self.width + 2 * self.value_heads
+
+    @property
+    def cache(self) -> StateConfig:
+        """The last inputs of the convolution, then the matrices of the value heads."""
+        matrices = self.value_heads * self.key_dim * self.value_dim
+        return StateConfig((self.taps - 1) * self.conv_width + matrices)
+
+
+MixerConfig = AttentionConfig | ConvConfig | DeltaConfig
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """The two parts of a layer: the mixer computes across tokens, and the MLP computes each token by itself."""
 
-    mixer: AttentionConfig | ConvConfig
+    mixer: MixerConfig
     mlp: MLPConfig | ExpertConfig
 
     def with_attention(self, change: Callable[[AttentionConfig], AttentionConfig]) -> Self:
@@ -334,7 +375,7 @@ class ModelConfig:
         return (mixers + 3 * mlp_columns + 2 * self.vocab_size) * self.hidden
 
     @property
-    def mixers(self) -> frozenset[AttentionConfig | ConvConfig]:
+    def mixers(self) -> frozenset[MixerConfig]:
         """The different mixers of the layers."""
         return frozenset(layer.mixer for layer in self.layers)
 

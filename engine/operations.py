@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 from torch import Tensor
 
 from engine.kv.cache import LayerKV, LayerState
-from engine.model_config import Gate, NormKind, Routing
+from engine.model_config import DeltaConfig, Gate, NormKind, Routing
 from engine.rope import RotaryTable
 from quant.linear import LinearBackend, QLinear
 
@@ -61,6 +61,20 @@ class ShortConv:
     """
 
     weight: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """The weights of a gated delta rule (arXiv:2412.06464). `config` gives the shape.
+
+    The decay of a head's state is exp(rate * softplus(a + time_bias)).
+    """
+
+    config: DeltaConfig
+    conv: Tensor  # float32 [taps, conv_width]; see `ShortConv`
+    rate: Tensor  # float32 [value_heads], negative
+    time_bias: Tensor  # float32 [value_heads]
+    norm: Norm  # of each value head's output, without a bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +151,18 @@ class Operations(Protocol):
         The state holds the last inputs of the convolution, [taps - 1, width], oldest first. It is read before the
         request's first token, and written after its last one.
         """
+        ...
+
+    def delta_rule(self, x: Activation, batch: Inputs, state: LayerState, delta: DeltaRule) -> Activation:
+        """Return the outputs of all value heads, normalized and gated, and update the states.
+
+        A row of x has the queries, keys, and values of all heads before the convolution, then the gate of each output,
+        then, for each value head, the logit of its step size, then that of its decay.
+        """
+        ...
+
+    def scale(self, x: Activation, gate: Activation) -> Activation:
+        """Return x * sigmoid(gate)."""
         ...
 
     def gated_mlp(

@@ -23,6 +23,10 @@ class PlainTensor:
     def nbytes(self) -> int:
         return self.values.nbytes
 
+    def rows(self, index: Tensor) -> "PlainTensor":
+        """Return the rows `index` (int64 [n]) of a matrix."""
+        return PlainTensor((len(index), *self.shape[1:]), self.type_name, self.values[index])
+
 
 @dataclass(frozen=True, slots=True)
 class Plane:

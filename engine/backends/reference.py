@@ -21,7 +21,7 @@ from engine.kernels import reference
 from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
 from engine.kv.cache import KVCache, LayerBlock, LayerKV, LayerState, kv_groups
 from engine.model_config import CacheConfig, Gate, ModelConfig
-from engine.operations import Attention, ExpertMLP, GatedMLP, Norm, Router, ShortConv
+from engine.operations import Attention, DeltaRule, ExpertMLP, GatedMLP, Norm, Router, ShortConv
 from engine.sampling.drawing import Logits
 from quant.linear import LinearBackend, QLinear, ReferenceBackend
 
@@ -133,9 +133,13 @@ class ReferenceOperations:
         return torch.cat(attended).flatten(1)
 
     def convolve(self, x: Tensor, batch: Batch, state: LayerState, conv: ShortConv) -> Tensor:
-        lists = batch.block_tables[state.group], batch.query_starts, batch.context_lengths
-        tables, starts, lengths = (torch.tensor(it) for it in lists)
-        return reference.short_convolution(x, state.pool, tables, starts, lengths, conv.weight)
+        return reference.short_convolution(x, state.pool, *_states(batch, state), conv.weight)
+
+    def delta_rule(self, x: Tensor, batch: Batch, state: LayerState, delta: DeltaRule) -> Tensor:
+        return reference.gated_delta_rule(x, state.pool, *_states(batch, state), delta)
+
+    def scale(self, x: Tensor, gate: Tensor) -> Tensor:
+        return x * reference.sigmoid(gate)
 
     def gated_mlp(self, x: Tensor, mlp: GatedMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU) -> Tensor:
         return _added(_mlp(x, mlp, gate), add_to)
@@ -162,6 +166,12 @@ class ReferenceOperations:
 
     def logits(self, x: Tensor, head: QLinear, softcap: float = 0.0) -> Tensor:
         return reference.soft_cap(head.forward(x), softcap)
+
+
+def _states(batch: Batch, state: LayerState) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the states that the requests read and write, the first token of each, and their context lengths."""
+    tables, starts, lengths = batch.block_tables[state.group], batch.query_starts, batch.context_lengths
+    return torch.tensor(tables), torch.tensor(starts), torch.tensor(lengths)
 
 
 def _mlp(x: Tensor, mlp: GatedMLP, gate: Gate) -> Tensor:

@@ -16,8 +16,10 @@ from torch.nn import functional as F
 
 from engine.config import BLOCK_SIZE
 from engine.kv.blocks import NULL_BLOCK
-from engine.model_config import Gate, NormKind, Routing, Score
-from engine.operations import Norm
+from engine.model_config import DeltaConfig, Gate, NormKind, Routing, Score
+from engine.operations import DeltaRule, Norm
+
+DELTA_EPSILON = 1e-6  # added to the squared lengths of queries and keys
 
 QUERY_TILE = 16  # queries of one request per tile
 PIECE = 128  # context positions per matrix product
@@ -217,6 +219,49 @@ def short_convolution(
         if context and target != NULL_BLOCK:
             states[target] = padded[len(padded) - (taps - 1) :]
     return gate * out
+
+
+def gated_delta_rule(
+    rows: Tensor, pool: Tensor, tables: Tensor, query_starts: Tensor, context_lengths: Tensor, delta: DeltaRule
+) -> Tensor:
+    """Compute the delta rule of every token (arXiv:2412.06464), and update the states.
+
+    See `short_convolution` for the arguments that are the same. rows: float32 [tokens, in_width], as in
+    `Operations.delta_rule`. Returns float32 [tokens, width].
+    """
+    shape, out = delta.config, torch.empty(len(rows), delta.config.width)
+    parts = [shape.conv_width, shape.width, shape.value_heads, shape.value_heads]
+    mixed, gate, step_logits, decay_logits = rows.split(parts, dim=1)
+    kept = (shape.taps - 1) * shape.conv_width
+    for number, context in enumerate(context_lengths.tolist()):
+        (start, stop), (source, target) = query_starts[number : number + 2].tolist(), tables[number, :2].tolist()
+        padded = torch.cat([pool[source, :kept].view(shape.taps - 1, -1), mixed[start:stop]])
+        convolved = F.silu(sum(delta.conv[tap] * padded[tap : tap + stop - start] for tap in range(shape.taps)))
+        state = pool[source, kept:].view(shape.value_heads, shape.key_dim, shape.value_dim).clone()
+        for token in range(start, stop):
+            q, k, v = _delta_heads(convolved[token - start], shape)
+            # token by token, because the bits of exp depend on the number of elements
+            state *= torch.exp(delta.rate * F.softplus(decay_logits[token] + delta.time_bias)).view(-1, 1, 1)
+            change = (v - (state * k.unsqueeze(-1)).sum(1)) * sigmoid(step_logits[token]).unsqueeze(-1)
+            state += k.unsqueeze(-1) * change.unsqueeze(1)
+            out[token] = normalize((state * q.unsqueeze(-1)).sum(1), delta.norm).flatten()
+        if context and target != NULL_BLOCK:
+            pool[target, :kept] = padded[len(padded) - (shape.taps - 1) :].flatten()
+            pool[target, kept:] = state.flatten()
+    return out * F.silu(gate)
+
+
+def _delta_heads(row: Tensor, shape: DeltaConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q and k, [value_heads, key_dim], and v, [value_heads, value_dim], of one token."""
+    keys = shape.key_heads * shape.key_dim
+    q, k, v = row.split([keys, keys, shape.width])
+    each = shape.value_heads // shape.key_heads
+    q, k = (
+        x * torch.rsqrt(x.square().sum(-1, keepdim=True) + DELTA_EPSILON)
+        for x in (q.view(shape.key_heads, -1), k.view(shape.key_heads, -1))
+    )
+    q, k = (x.repeat(each, 1) if shape.tiled else x.repeat_interleave(each, 0) for x in (q, k))
+    return q * shape.key_dim**-0.5, k, v.view(shape.value_heads, -1)
 
 
 _GATES: dict[Gate, Callable[[Tensor], Tensor]] = {

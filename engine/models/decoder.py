@@ -16,9 +16,11 @@ from engine.model_config import (
     AttentionConfig,
     Block,
     ConvConfig,
+    DeltaConfig,
     ExpertConfig,
     HeadNorm,
     LongRopeScaling,
+    MixerConfig,
     MLPConfig,
     ModelConfig,
     NormPlacement,
@@ -26,6 +28,7 @@ from engine.model_config import (
 from engine.operations import (
     Activation,
     Attention,
+    DeltaRule,
     ExpertMLP,
     GatedMLP,
     HeadNorms,
@@ -51,13 +54,17 @@ class Projection:
     bias: Tensor | None
 
 
+Mixer = Attention | ShortConv | DeltaRule
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """The weights of one decoder layer. The norm placement determines which norms exist."""
 
-    mixer: Attention | ShortConv
+    mixer: Mixer
     mixer_norm: Norm | None
     mixer_in: Projection  # for attention: q, k, and v as one layer
+    mixer_gate: QLinear | None  # its sigmoid scales the output of attention
     mixer_out: Projection
     mixer_post_norm: Norm | None
     mlp_norm: Norm | None
@@ -112,11 +119,15 @@ class Decoder:
         """Return the output of a layer's mixer, before its last product."""
         ops, layer = self._ops, self._layers[number]
         rows = ops.linear(x, layer.mixer_in.weight, bias=layer.mixer_in.bias)
-        if isinstance(layer.mixer, ShortConv):
-            return ops.convolve(rows, batch, kv.state(number), layer.mixer)
-        cache = kv.layer(number)
-        q = ops.rope_and_store(rows, batch, cache, layer.mixer)
-        return ops.attend(q, batch, cache, layer.mixer)
+        match layer.mixer:
+            case ShortConv() as conv:
+                return ops.convolve(rows, batch, kv.state(number), conv)
+            case DeltaRule() as delta:
+                return ops.delta_rule(rows, batch, kv.state(number), delta)
+            case attention:
+                cache = kv.layer(number)
+                attended = ops.attend(ops.rope_and_store(rows, batch, cache, attention), batch, cache, attention)
+                return attended if layer.mixer_gate is None else ops.scale(attended, ops.linear(x, layer.mixer_gate))
 
     def _before(self, x: Activation, norm: Norm | None) -> Activation:
         return x if norm is None else self._ops.norm(x, norm)
@@ -203,11 +214,12 @@ class _Loader:
         before, after = (config.norm_placement in (it, NormPlacement.BOTH) for it in _PLACEMENTS)
         mixer_norm = self.norm(f"{prefix}attn_norm") if before else None
         one_norm = config.block is Block.PARALLEL_ONE_NORM
-        loaded, mixer_in, mixer_out = self._mixer(prefix, mixer)
+        loaded, mixer_in, mixer_gate, mixer_out = self._mixer(prefix, mixer)
         return Layer(
             mixer=loaded,
             mixer_norm=mixer_norm,
             mixer_in=mixer_in,
+            mixer_gate=mixer_gate,
             mixer_out=mixer_out,
             mixer_post_norm=self.norm(f"{prefix}post_attention_norm") if after else None,
             mlp_norm=self._mlp_norm(prefix) if before and not one_norm else mixer_norm,
@@ -215,19 +227,53 @@ class _Loader:
             mlp_post_norm=self.norm(f"{prefix}post_ffw_norm") if after else None,
         )
 
-    def _mixer(
-        self, prefix: str, mixer: AttentionConfig | ConvConfig
-    ) -> tuple[Attention | ShortConv, Projection, Projection]:
-        """Load a mixer, and the products before and after it."""
+    def _mixer(self, prefix: str, mixer: MixerConfig) -> tuple[Mixer, Projection, QLinear | None, Projection]:
+        """Load a mixer, the products before it, and the one after it."""
         hidden = self.config.hidden
-        if isinstance(mixer, AttentionConfig):
-            out = self._projection(prefix, mixer.width, {"attn_output": hidden}, self.config.out_bias)
-            return self._attention(prefix, mixer), self._qkv(prefix, mixer), out
-        prefix = f"{prefix}shortconv."
-        stored = self.weights.take_convolution(f"{prefix}conv.weight", mixer.width, mixer.taps)
-        conv = ShortConv(self.operations.weights.to_device(stored.T.contiguous()))
-        mixer_in = self._projection(prefix, hidden, {"in_proj": mixer.in_width}, bias=False)
-        return conv, mixer_in, self._projection(prefix, mixer.width, {"out_proj": hidden}, bias=False)
+        match mixer:
+            case AttentionConfig():
+                out = self._projection(prefix, mixer.width, {"attn_output": hidden}, self.config.out_bias)
+                if not mixer.gated:
+                    return self._attention(prefix, mixer), self._qkv(prefix, mixer), None, out
+                return self._attention(prefix, mixer), *self._gated_qkv(prefix, mixer), out
+            case ConvConfig():
+                conv = ShortConv(self._convolution(f"{prefix}shortconv.conv.weight", mixer.width, mixer.taps))
+                inputs = self._linear(f"{prefix}shortconv.", hidden, {"in_proj": mixer.in_width})
+                out_weight = self._linear(f"{prefix}shortconv.", mixer.width, {"out_proj": hidden})
+                return conv, Projection(inputs, None), None, Projection(out_weight, None)
+            case DeltaConfig():
+                outputs = {"attn_qkv": mixer.conv_width, "attn_gate": mixer.width}
+                inputs = self._linear(prefix, hidden, outputs | dict.fromkeys(DELTA_LOGITS, mixer.value_heads))
+                out_weight = self._linear(prefix, mixer.width, {"ssm_out": hidden})
+                return self._delta_rule(prefix, mixer), Projection(inputs, None), None, Projection(out_weight, None)
+
+    def _gated_qkv(self, prefix: str, mixer: AttentionConfig) -> tuple[Projection, QLinear]:
+        """Load q, k, and v as one layer, and the gate, whose rows are between those of the heads of q."""
+        hidden, linear = self.config.hidden, self.operations.weights.linear
+        both = self.weights.take(f"{prefix}attn_q.weight", 2 * mixer.width, hidden)
+        rows = torch.arange(2 * mixer.width).view(mixer.heads, 2, mixer.head_dim)
+        q, gate = (both.rows(rows[:, half].flatten()) for half in (0, 1))
+        kv = self._segments(prefix, hidden, {"attn_k": mixer.kv_width, "attn_v": mixer.kv_width})
+        return Projection(linear([q, *kv]), None), linear([gate])
+
+    def _convolution(self, name: str, channels: int, taps: int) -> Tensor:
+        """Load the weights of a convolution, float32 [taps, channels]."""
+        return self.operations.weights.to_device(self.weights.take_convolution(name, channels, taps).T.contiguous())
+
+    def _delta_rule(self, prefix: str, mixer: DeltaConfig) -> DeltaRule:
+        heads, to_device = mixer.value_heads, self.operations.weights.to_device
+        if f"{prefix}ssm_a" in self.weights:
+            rate = self.weights.take_vector(f"{prefix}ssm_a", heads)
+        else:
+            rate = -self.weights.take_vector(f"{prefix}ssm_a_log.weight", heads).exp()
+        norm = dequantize(self.weights.take(f"{prefix}ssm_norm.weight", mixer.value_dim))
+        return DeltaRule(
+            mixer,
+            self._convolution(f"{prefix}ssm_conv1d.weight", mixer.conv_width, mixer.taps),
+            to_device(rate),
+            to_device(self.weights.take_vector(f"{prefix}ssm_dt.bias", heads)),
+            Norm(to_device(norm), self.config.norm.epsilon),
+        )
 
     def _mlp_norm(self, prefix: str) -> Norm:
         """Load the norm of the MLP's input. Some families name it by its position, after attention."""
@@ -337,4 +383,5 @@ def head_norm_shape(kind: HeadNorm, heads: int, head_dim: int) -> tuple[int, ...
     return {HeadNorm.EACH: (head_dim,), HeadNorm.OWN: (heads, head_dim), HeadNorm.ALL: (heads * head_dim,)}[kind]
 
 
+DELTA_LOGITS = ("ssm_beta", "ssm_alpha")  # weights of the step sizes and of the decays
 _PLACEMENTS = (NormPlacement.BEFORE, NormPlacement.AFTER)

@@ -176,6 +176,19 @@ def _with_window(layer: LayerConfig, window: int | None, rope: int) -> LayerConf
     return layer.with_attention(lambda it: replace(it, cache=replace(it.cache, window=window), rope=rope))
 
 
+def without_drafts(metadata: Metadata, config: ModelConfig, key: Key) -> ModelConfig:
+    """Return the configuration without the layers that draft further tokens, whose number is the value of `key`.
+
+    GGUF files count them as layers. Raises UnsupportedModel if no other layers are left.
+    """
+    drafts, count = metadata.integer(key, 0, minimum=0, maximum=64), len(config.layers)
+    layers = config.layers if metadata.is_config else config.layers[: max(0, count - drafts)]
+    if not layers:
+        counts = f"{metadata.name(key)} is {drafts}, and {metadata.name(LAYERS)} is {count}"
+        raise UnsupportedModel(f"The model has no layers besides those that draft: {counts}")
+    return replace(config, layers=layers, draft_layers=drafts)
+
+
 def all_but_every(count: int, layers: int) -> list[bool]:
     """Return for each layer whether it has a window: all layers except every `count`-th; all layers if count is 0."""
     return [count == 0 or (number + 1) % count != 0 for number in range(layers)]
@@ -219,6 +232,7 @@ STEMS = {
 IGNORED = re.compile(
     r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
     r"|(model\.)?(vision_tower|multi_modal_projector|visual)\..+"
+    r"|mtp\..+"  # layers that draft tokens
     r"|(v|mm|a)\..+"  # in GGUF files
 )
 TEXT_PREFIX = "language_model."  # prefix of a decoder's weight names in a multimodal model

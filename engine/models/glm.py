@@ -10,9 +10,8 @@ from gguf.constants import Keys
 
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
-from engine.errors import UnsupportedModel
 from engine.model_config import HeadNorm, ModelConfig, Score
-from engine.models.decoder_config import IGNORED, LAYERS, STEMS, read_decoder
+from engine.models.decoder_config import IGNORED, STEMS, read_decoder, without_drafts
 from engine.models.expert_config import EXPERT_STEMS, SHARED_STEMS, STACKED, ExpertKeys, read_experts, with_experts
 
 NAMES = Names(
@@ -52,16 +51,8 @@ DRAFT_LAYERS = Key(Keys.LLM.NEXTN_PREDICT_LAYERS, "num_nextn_predict_layers")
 def read_config(metadata: Metadata) -> ModelConfig:
     metadata = metadata.with_defaults(DEFAULTS)
     config = read_decoder(metadata, partial_rotary=True, experts=True)
-    drafts = metadata.integer(DRAFT_LAYERS, 0, minimum=0, maximum=64)
-    count = len(config.layers)
-    layers = config.layers if metadata.is_config else config.layers[: max(0, count - drafts)]  # GGUF counts all layers
-    if not layers:
-        counts = f"{metadata.name(DRAFT_LAYERS)} is {drafts}, and {metadata.name(LAYERS)} is {count}"
-        raise UnsupportedModel(f"The model has no layers besides those that draft: {counts}")
     config = replace(
-        config,
-        layers=layers,
-        draft_layers=drafts,
+        without_drafts(metadata, config, DRAFT_LAYERS),
         out_bias=False,
         head_norm=HeadNorm.EACH if metadata.flag(HEAD_NORMS, not metadata.is_config) else None,
         optional_head_norm=not metadata.is_config,
@@ -69,4 +60,4 @@ def read_config(metadata: Metadata) -> ModelConfig:
     experts = read_experts(metadata, config, EXPERTS, score=Score.SIGMOID, normalized=metadata.is_config)
     experts = replace(experts, routing=replace(experts.routing, epsilon=EPSILON))
     dense = metadata.integer(DENSE_LAYERS, 0, minimum=0)
-    return with_experts(config, experts, [number >= dense for number in range(len(layers))])
+    return with_experts(config, experts, [number >= dense for number in range(len(config.layers))])

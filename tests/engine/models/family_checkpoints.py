@@ -33,6 +33,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     SmolLM3Config,
     StableLmConfig,
@@ -163,6 +164,14 @@ PARTIAL = LONGROPE | {
     "short_factor": LONGROPE["short_factor"][:12],
     "long_factor": LONGROPE["long_factor"][:12],
 }
+QWEN35: dict[str, Any] = {
+    "head_dim": 64,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
 LFM2: dict[str, Any] = {"block_auto_adjust_ff_dim": False}
 FAMILIES: dict[str, Family] = EXPERT_FAMILIES | {
     "qwen2": Family(Qwen2Config, {}, GGUFForm("qwen2")),
@@ -290,6 +299,13 @@ FAMILIES: dict[str, Family] = EXPERT_FAMILIES | {
         Phi3Config,
         {"rope_parameters": PARTIAL, "original_max_position_embeddings": ORIGINAL, "tie_word_embeddings": True},
         GGUFForm("phi3", phi3, long_factors),
+    ),
+    "qwen3.5": Family(Qwen3_5TextConfig, QWEN35 | {"num_hidden_layers": 4}),
+    "qwen3.5 equal heads": Family(
+        Qwen3_5TextConfig,
+        QWEN35
+        | {"linear_num_value_heads": 2, "layer_types": ["linear_attention", "full_attention"] * 2}
+        | {"num_hidden_layers": 4, "tie_word_embeddings": True},
     ),
     "lfm2": Family(
         Lfm2Config,
