@@ -215,10 +215,19 @@ def short_convolution(
     for number, context in enumerate(context_lengths.tolist()):
         (start, stop), (source, target) = query_starts[number : number + 2].tolist(), tables[number, :2].tolist()
         padded = torch.cat([states[source], inputs[start:stop]])
-        out[start:stop] = sum(weight[tap] * padded[tap : tap + stop - start] for tap in range(taps))
+        out[start:stop] = _convolved(padded, weight)
         if context and target != NULL_BLOCK:
             states[target] = padded[len(padded) - (taps - 1) :]
     return gate * out
+
+
+def _convolved(inputs: Tensor, weight: Tensor) -> Tensor:
+    """Return the convolution of [tokens + taps - 1, width] with [taps, width], [tokens, width]."""
+    tokens = len(inputs) - len(weight) + 1
+    out = weight[0] * inputs[:tokens]
+    for tap in range(1, len(weight)):
+        out += weight[tap] * inputs[tap : tap + tokens]
+    return out
 
 
 def gated_delta_rule(
@@ -231,12 +240,12 @@ def gated_delta_rule(
     """
     shape, out = delta.config, torch.empty(len(rows), delta.config.width)
     parts = [shape.conv_width, shape.width, shape.value_heads, shape.value_heads]
-    mixed, gate, step_logits, decay_logits = rows.split(parts, dim=1)
+    mixed, gate, step_logits, decay_logits = torch.split(rows, parts, dim=1)
     kept = (shape.taps - 1) * shape.conv_width
     for number, context in enumerate(context_lengths.tolist()):
         (start, stop), (source, target) = query_starts[number : number + 2].tolist(), tables[number, :2].tolist()
         padded = torch.cat([pool[source, :kept].view(shape.taps - 1, -1), mixed[start:stop]])
-        convolved = F.silu(sum(delta.conv[tap] * padded[tap : tap + stop - start] for tap in range(shape.taps)))
+        convolved = F.silu(_convolved(padded, delta.conv))
         state = pool[source, kept:].view(shape.value_heads, shape.key_dim, shape.value_dim).clone()
         for token in range(start, stop):
             q, k, v = _delta_heads(convolved[token - start], shape)
@@ -254,7 +263,7 @@ def gated_delta_rule(
 def _delta_heads(row: Tensor, shape: DeltaConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Return q and k, [value_heads, key_dim], and v, [value_heads, value_dim], of one token."""
     keys = shape.key_heads * shape.key_dim
-    q, k, v = row.split([keys, keys, shape.width])
+    q, k, v = torch.split(row, [keys, keys, shape.width])
     each = shape.value_heads // shape.key_heads
     q, k = (
         x * torch.rsqrt(x.square().sum(-1, keepdim=True) + DELTA_EPSILON)

@@ -29,7 +29,7 @@ from engine.models.rope_config import FULL
 
 _MIXER = "model.layers.{}.linear_attn."
 NAMES = Names(
-    QWEN.stems
+    dict(QWEN.stems)
     | {
         "blk.{}.attn_qkv": f"{_MIXER}in_proj_qkv",
         "blk.{}.attn_gate": f"{_MIXER}in_proj_z",

@@ -140,12 +140,42 @@ def _argmax_rows(row: Instruction, limits: Limits) -> Touched:
 
 def _convolve(row: Instruction, limits: Limits) -> Touched:
     size = 4 * GROUP * row["groups"]
-    yield "x", row["x"], (limits.tokens - 1) * row["x_stride"] + 3 * size
+    yield "x", row["x"], (limits.tokens - 1) * row["x_stride"] + (size if row["plain"] else 3 * size)
     yield "taps", row["x"], min(row["taps"], 2) - 2  # must be at least 2
     yield "out", row["out"], (limits.tokens - 1) * row["out_stride"] + size
     yield "vector", row["vector"], row["taps"] * size
     blocks = limits.num_blocks[row["group"]] - 1
     yield "cache", row["cache"], blocks * row["block_bytes"] + (row["taps"] - 1) * size
+
+
+def _scale(row: Instruction, limits: Limits) -> Touched:
+    size, rows = 4 * GROUP * row["groups"], _rows_of(row, limits) - 1
+    yield "x", row["x"], rows * row["x_stride"] + size
+    yield "gate", row["gate"], rows * row["gate_stride"] + size
+    yield "out", row["out"], rows * row["out_stride"] + size
+
+
+def _delta_rates(row: Instruction, limits: Limits) -> Touched:
+    size = 4 * row["value_heads"]
+    yield "x", row["x"], (limits.tokens - 1) * row["x_stride"] + 2 * size
+    yield "out", row["out"], (limits.tokens - 1) * row["out_stride"] + 2 * size
+    yield "rate", row["rate"], size
+    yield "bias", row["bias"], size
+
+
+def _delta(row: Instruction, limits: Limits) -> Touched:
+    heads, key_heads, keys, values = (row[name] for name in ("value_heads", "key_heads", "key_dim", "value_dim"))
+    width, last = 4 * heads * values, limits.tokens - 1
+    yield "x", row["x"], last * row["x_stride"] + 4 * 2 * key_heads * keys + width
+    yield "key_heads", row["x"], -(heads % key_heads)  # each key head must have as many value heads
+    yield "out", row["out"], last * row["out_stride"] + width
+    yield "gate", row["gate"], last * row["gate_stride"] + width
+    yield "rates", row["rates"], last * row["rates_stride"] + 4 * 2 * heads
+    yield "vector", row["vector"], 4 * values
+    for name in ("q_norm", "k_norm"):
+        yield name, row[name], 4 * keys
+    blocks = limits.num_blocks[row["group"]] - 1
+    yield "cache", row["cache"], blocks * row["block_bytes"] + keys * width
 
 
 # -- experts
@@ -255,6 +285,9 @@ TOUCHED: dict[Op, Callable[[Instruction, Limits], Touched]] = {
     Op.COMBINE: _combine,
     Op.ORDER_ROWS: _order_rows,
     Op.CONVOLVE: _convolve,
+    Op.SCALE: _scale,
+    Op.DELTA_RATES: _delta_rates,
+    Op.DELTA: _delta,
 }
 
 
@@ -267,6 +300,8 @@ def scratch_bytes(row: Instruction) -> int:
         return 2 * 4 * PAIR * TOKENS
     if op is Op.CONVOLVE:
         return row["taps"] * STRIP_BYTES
+    if op is Op.DELTA:
+        return 2 * 4 * row["key_dim"]
     if op is Op.ROUTE:
         return 2 * scores_bytes(row["experts"]) + max(4 * row["expert_groups"], 8)
     if op is Op.SORT_ROUTES:

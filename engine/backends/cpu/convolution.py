@@ -1,4 +1,4 @@
-"""Units of the CONVOLVE instruction: the gated short convolution of one request's tokens, for a strip of channels.
+"""Units of the CONVOLVE instruction: the short convolution of one request's tokens, for a strip of channels.
 
 A unit computes token by token, so that the bits do not depend on how tokens are divided into steps. It keeps the last
 inputs in a ring in its scratch memory, float32 [taps, STRIP]. Reference implementation: `short_convolution` in
@@ -7,7 +7,8 @@ inputs in a ring in its scratch memory, float32 [taps, STRIP]. Reference impleme
 
 from typing import Any
 
-from engine.backends.cpu.floats import copy_floats, each_vector, load_some, store_some
+from engine.backends.cpu.exponentials import scale_by_sigmoid
+from engine.backends.cpu.floats import copy_floats, each_vector, load_some, multiply_arrays, store_some
 from engine.backends.cpu.instructions import Record
 from quant.cpu.activations import GROUP
 from quant.cpu.kernel import jit, kernel, word
@@ -15,17 +16,6 @@ from quant.cpu.vector import Emit
 
 STRIP = 128  # channels of a unit
 STRIP_BYTES = 4 * STRIP
-
-
-@kernel
-def _multiply(e: Emit, x: Any, y: Any, count: Any, out: Any) -> None:
-    """Write the products of `count` floats at x and y to `out`."""
-
-    def multiply(number: Any, live: Any) -> None:
-        first, second = (load_some(e, e.at(at, number, 64), live) for at in (x, y))
-        store_some(e, e.at(out, number, 64), e.b.fmul(first, second), live)
-
-    each_vector(e, count, multiply)
 
 
 @kernel
@@ -58,12 +48,18 @@ def _convolve_strip(a: Record, start: int, stop: int, source: int, target: int, 
         copy_floats(source + (taps - 1 - past) * row_bytes + offset, count, _row(ring, -past, taps))
     for token in range(stop - start):
         x, out = a.x + (start + token) * a.x_stride + offset, a.out + (start + token) * a.out_stride + offset
-        _multiply(x, x + 2 * row_bytes, count, _row(ring, token, taps))
-        _multiply(a.vector + offset, _row(ring, token - taps + 1, taps), count, out)
+        if a.plain:
+            copy_floats(x, count, _row(ring, token, taps))
+        else:
+            multiply_arrays(x, x + 2 * row_bytes, count, _row(ring, token, taps))
+        multiply_arrays(a.vector + offset, _row(ring, token - taps + 1, taps), count, out)
         for tap in range(1, taps):
             weights = a.vector + tap * row_bytes + offset
             _add_products(weights, _row(ring, token - taps + 1 + tap, taps), count, out)
-        _multiply(x + row_bytes, out, count, out)
+        if a.plain:
+            scale_by_sigmoid(out, out, count, out)
+        else:
+            multiply_arrays(x + row_bytes, out, count, out)
     for past in range(1, taps):
         copy_floats(_row(ring, stop - start - past, taps), count, target + (taps - 1 - past) * row_bytes + offset)
 

@@ -26,7 +26,7 @@ from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.device import LoadedModel, Needs
 from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
 from engine.kv.cache import KVCache, LayerBlock, kv_groups
-from engine.model_config import CacheConfig, ExpertConfig, HeadNorm, MLPConfig, ModelConfig
+from engine.model_config import CacheConfig, DeltaConfig, ExpertConfig, HeadNorm, MLPConfig, ModelConfig
 from engine.sampling.drawing import Draw, Logits
 from quant.cpu.activations import GROUP, Form
 from quant.cpu.arena import Arena
@@ -245,6 +245,9 @@ def _widths(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
         yield "MLP", width, GROUP
     for mixer in model.mixers:
         yield "mixer", mixer.width, GROUP
+        if isinstance(mixer, DeltaConfig):
+            yield "keys' dimension", mixer.key_dim, GROUP
+            yield "values' dimension", mixer.value_dim, GROUP
     for mixer in model.attentions:
         yield "head dimension", mixer.head_dim, LANES
         if model.head_norm in (HeadNorm.EACH, HeadNorm.OWN) and not model.optional_head_norm:

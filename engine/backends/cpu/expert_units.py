@@ -9,6 +9,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from engine.backends.cpu.exponentials import sigmoid_floats, softmax_floats
 from engine.backends.cpu.floats import (
     add_floats,
     copy_floats,
@@ -23,65 +24,7 @@ from quant.cpu.activations import gated_product, take_columns
 from quant.cpu.ggml_formats import GROUP, PAIR
 from quant.cpu.kernel import jit, kernel, pointer, word
 from quant.cpu.matmul import multiply_pair
-from quant.cpu.vector import F32, Emit, F32x16, I32x16
-
-LOG2_E = 1.4426950408889634
-# Taylor coefficients of 2 ** r, the highest power first. For r from -0.5 to 0.5 the relative error is below 1e-7.
-POWERS = (1.5252734e-5, 1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 0.24022651, 0.69314718, 1.0)
-
-
-def _exp(e: Emit, x: Any) -> Any:
-    """Return e ** x, with a relative error of 1e-6 for x from -87 to 0. `Emit.exp` is less exact and faster."""
-    b = e.b
-    t = b.fmul(e.larger(x, e.f(-87)), e.f(LOG2_E))
-    n = e.nearest(t)
-    r, p = b.fsub(t, n), e.f(POWERS[0])
-    for coefficient in POWERS[1:]:
-        p = e.fma(p, r, e.f(coefficient))
-    return b.bitcast(b.add(b.bitcast(p, I32x16), b.shl(b.fptosi(n, I32x16), e.i(23))), F32x16)
-
-
-@kernel
-def softmax_floats(e: Emit, x: Any, count: Any, out: Any) -> None:
-    """Write the softmax of `count` float32 at x to `out`."""
-    b = e.b
-    best, total = e.variable(e.f(-np.inf)), e.variable(e.f(0))
-
-    def compare(number: Any, live: Any) -> None:
-        v = load_some(e, e.at(x, number, 64), live)
-        b.store(e.larger(b.load(best), v if live is None else b.select(live, v, e.f(-np.inf))), best)
-
-    each_vector(e, count, compare)
-    top = e.splat(e.reduce(b.load(best), e.larger))
-
-    def weigh(number: Any, live: Any) -> None:
-        v = _exp(e, b.fsub(load_some(e, e.at(x, number, 64), live), top))
-        store_some(e, e.at(out, number, 64), v, live)
-        b.store(b.fadd(b.load(total), v if live is None else b.select(live, v, e.f(0))), total)
-
-    each_vector(e, count, weigh)
-    inverse = b.fdiv(e.f(1), e.splat(e.reduce(b.load(total), b.fadd)))
-
-    def divide(number: Any, live: Any) -> None:
-        at = e.at(out, number, 64)
-        store_some(e, at, b.fmul(load_some(e, at, live), inverse), live)
-
-    each_vector(e, count, divide)
-
-
-@kernel
-def sigmoid_floats(e: Emit, x: Any, count: Any, out: Any) -> None:
-    """Write 1 / (1 + exp(-x)) of `count` float32 at x to `out`."""
-    b = e.b
-
-    def weigh(number: Any, live: Any) -> None:
-        v = load_some(e, e.at(x, number, 64), live)
-        power = _exp(e, b.fsub(e.f(0), e.larger(v, b.fsub(e.f(0), v))))  # exp(-|x|), which does not overflow
-        positive = b.fcmp_ordered(">", v, e.f(0))
-        share = b.fdiv(b.select(positive, e.f(1), power), b.fadd(e.f(1), power))
-        store_some(e, e.at(out, number, 64), share, live)
-
-    each_vector(e, count, weigh)
+from quant.cpu.vector import F32, Emit
 
 
 @kernel

@@ -68,6 +68,17 @@ def add_floats(e: Emit, x: Any, count: Any, out: Any) -> None:
 
 
 @kernel
+def multiply_arrays(e: Emit, x: Any, y: Any, count: Any, out: Any) -> None:
+    """Write the products of `count` floats at x and y to `out`."""
+
+    def multiply(number: Any, live: Any) -> None:
+        first, second = (load_some(e, e.at(at, number, 64), live) for at in (x, y))
+        store_some(e, e.at(out, number, 64), e.b.fmul(first, second), live)
+
+    each_vector(e, count, multiply)
+
+
+@kernel
 def largest(e: Emit, x: Any, count: Any, first: Any, out: Any) -> None:
     """Write to `out` the largest of `count` float32 at x, then first + its index as int32. Ties: the first wins."""
     b = e.b

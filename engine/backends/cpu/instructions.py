@@ -46,7 +46,10 @@ class Op(IntEnum):
     EXPERT_MATMUL = 16  # multiply the rows of each expert by its weight
     COMBINE = 17  # add the weighted rows of each token's experts
     ORDER_ROWS = 18  # copy float rows, each in the column order of its expert
-    CONVOLVE = 19  # gated short convolution, and update of the states (see `convolution`)
+    CONVOLVE = 19  # short convolution, and update of the states (see `convolution`)
+    SCALE = 20  # x * sigmoid(gate)
+    DELTA_RATES = 21  # the step sizes and decays of a delta rule
+    DELTA = 22  # gated delta rule, and update of the states (see `delta_rule`)
 
 
 WORDS = (
@@ -128,6 +131,18 @@ WORDS = (
     "shared",  # address of the rows of the shared MLP, float32; 0: none
     "shared_stride",
     "taps",  # number of tokens that a convolution reads
+    "plain",  # 1: a convolution of the rows themselves, with SiLU; 0: of b * x, scaled by c
+    "gate",  # address of float32 rows whose sigmoid scales a result
+    "gate_stride",
+    "rates",  # address of rows with the step size of each value head, then its decay
+    "rates_stride",
+    "rate",  # address of the logarithm of each head's largest decay, float32 [value_heads]
+    "key_heads",
+    "value_heads",
+    "key_dim",
+    "value_dim",
+    "tiled",  # 1: value head n has key head n % key_heads; 0: adjacent value heads share one
+    "length_epsilon",  # added to the mean square of a key, bits of a float32
 )
 INSTRUCTION = np.dtype([(name, np.int64) for name in WORDS])
 Instruction = dict[str, int]  # instruction words by name

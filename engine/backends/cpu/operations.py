@@ -21,11 +21,12 @@ from engine.backends.cpu.experts import PRODUCTS, ExpertRecorder, Routes
 from engine.backends.cpu.instructions import SEGMENT, Op, float_bits, product_words
 from engine.backends.cpu.kv_store import STORE_KERNELS, KVType, head_bytes
 from engine.backends.cpu.program import Program
+from engine.backends.cpu.recurrent import RecurrentRecorder
 from engine.batch import Batch
 from engine.errors import UnsupportedModel
 from engine.kv.cache import LayerKV, LayerState
 from engine.model_config import Gate, NormKind
-from engine.operations import Attention, ExpertMLP, GatedMLP, HeadNorms, Norm, Router, ShortConv
+from engine.operations import Attention, DeltaRule, ExpertMLP, GatedMLP, HeadNorms, Norm, Router, ShortConv
 from quant.cpu.activations import FORM_KERNELS, GROUP, Form, add_scaled_row
 from quant.cpu.arena import Region
 from quant.cpu.ggml_formats import PAIR
@@ -52,6 +53,7 @@ class CpuOperations:
         self._program = program
         self._buffers = Buffers(program.arena, program.limits)
         self._experts = ExpertRecorder(program, self._buffers, self._rewrite)
+        self._recurrent = RecurrentRecorder(program, self._buffers)
 
     def embed(self, batch: Batch, table: QLinear, scale: float = 1.0) -> Activation:
         (part,) = cpu_layer(table).parts
@@ -245,13 +247,17 @@ class CpuOperations:
         return Activation(width, False, write, partial(write, gather=True))
 
     def convolve(self, x: Activation, batch: Batch, state: LayerState, conv: ShortConv) -> Activation:
-        taps, width = conv.weight.shape
-        check_multiple(f"A convolution of {width} channels", width, GROUP)
-        rows, out = x.rows(Form.FLOAT), self._buffers.take(Form.FLOAT, width)
+        return self._floats(self._recurrent.convolve(x.rows(Form.FLOAT), state, conv.weight, plain=False))
+
+    def delta_rule(self, x: Activation, batch: Batch, state: LayerState, delta: DeltaRule) -> Activation:
+        return self._floats(self._recurrent.delta_rule(x.rows(Form.FLOAT), state, delta))
+
+    def scale(self, x: Activation, gate: Activation) -> Activation:
+        rows, gates = x.rows(Form.FLOAT), gate.rows(Form.FLOAT)
+        out = self._buffers.take(Form.FLOAT, x.width, selected=x.selected)
         self._program.append(
-            Op.CONVOLVE, groups=width // GROUP, taps=taps, vector=self._buffers.constant(conv.weight).address,
-            group=state.group, cache=state.pool.data_ptr(), block_bytes=state.pool.stride(0) * state.pool.itemsize,
-            **rows.words("x"), **out.words("out"),
+            Op.SCALE, selected=x.selected, groups=x.width // GROUP, gate=gates.buffer.region.address,
+            gate_stride=gates.buffer.stride, **rows.words("x"), **out.words("out"),
         )  # fmt: skip
         return self._floats(out)
 

@@ -12,6 +12,7 @@ from numba.core import cgutils
 
 from engine.backends.cpu.attention_units import attend, count_attend_units, merge, rope_store
 from engine.backends.cpu.convolution import convolve, count_strips
+from engine.backends.cpu.delta_rule import delta, delta_rates, scale_rows
 from engine.backends.cpu.expert_units import (
     combine,
     count_blocks,
@@ -55,6 +56,9 @@ from quant.cpu.vector import F32, I32, I64, Emit
     _COMBINE,
     _ORDER_ROWS,
     _CONVOLVE,
+    _SCALE,
+    _DELTA_RATES,
+    _DELTA,
 ) = (int(op) for op in Op)
 
 
@@ -205,6 +209,8 @@ def count_units(a: Record, h: Record) -> int:
         return count_attend_units(a, h)
     if a.op == _CONVOLVE:
         return h.requests * count_strips(a)
+    if a.op == _DELTA:
+        return h.requests * a.value_heads
     if a.op == _ARGMAX_SEGMENTS:
         return n * ((a.rows + SEGMENT - 1) // SEGMENT)
     if a.op == _SORT_ROUTES:
@@ -263,3 +269,9 @@ def compute(a: Record, h: Record, first: int, last: int, thread: int) -> None:
         order_rows(a, first, last, copy)
     elif a.op == _CONVOLVE:
         convolve(a, h, first, last, scratch)
+    elif a.op == _SCALE:
+        scale_rows(a, first, last)
+    elif a.op == _DELTA_RATES:
+        delta_rates(a, first, last)
+    elif a.op == _DELTA:
+        delta(a, h, first, last, scratch)

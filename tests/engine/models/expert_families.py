@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
     Qwen3MoeConfig,
 )
 
@@ -169,6 +170,16 @@ ERNIE: dict[str, Any] = {
 }
 
 
+QWEN35: dict[str, Any] = {
+    "head_dim": 64,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
+
+
 def form(arch: str, *writes: Callable[[GGUFWriter, PreTrainedConfig], None], interleaved: bool = False) -> GGUFForm:
     return GGUFForm(arch, both(counts, *writes), interleaved_rows=interleaved)
 
@@ -203,6 +214,9 @@ EXPERT_FAMILIES: dict[str, Family] = {
     "ernie moe": Family(Ernie4_5_MoeConfig, ERNIE, form("ernie4_5-moe", width, ernie)),
     "ernie moe no shared": Family(
         Ernie4_5_MoeConfig, ERNIE | {"moe_num_shared_experts": 0, "moe_layer_interval": 2, "num_hidden_layers": 4}
+    ),
+    "qwen3.5 moe": Family(
+        Qwen3_5MoeTextConfig, QWEN | QWEN35 | {"num_hidden_layers": 4, "shared_expert_intermediate_size": 96}
     ),
     "lfm2 moe": Family(
         Lfm2MoeConfig,

@@ -39,7 +39,7 @@ from transformers import (
     StableLmConfig,
 )
 
-from tests.engine.models.expert_families import EXPERT_FAMILIES, balance_routers, hub_tensors, lfm2
+from tests.engine.models.expert_families import EXPERT_FAMILIES, QWEN35, balance_routers, hub_tensors, lfm2
 from tests.engine.models.family import (
     ORIGINAL,
     SHAPE,
@@ -163,14 +163,6 @@ PARTIAL = LONGROPE | {
     "partial_rotary_factor": 0.75,
     "short_factor": LONGROPE["short_factor"][:12],
     "long_factor": LONGROPE["long_factor"][:12],
-}
-QWEN35: dict[str, Any] = {
-    "head_dim": 64,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 64,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 }
 LFM2: dict[str, Any] = {"block_auto_adjust_ff_dim": False}
 FAMILIES: dict[str, Family] = EXPERT_FAMILIES | {
@@ -349,7 +341,9 @@ def make(folder: Path, name: str, source: str) -> TinyModel:
     model = random_model(family, sum(name.encode()))
     if source == "fused":
         model.config.save_pretrained(folder)
-        save_file(model.state_dict(), folder / "model.safetensors")
+        tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set[str]()
+        tensors = {name: values for name, values in model.state_dict().items() if name not in tied}
+        save_file(tensors, folder / "model.safetensors")
         return TinyModel(model, folder)
     if source == "folder":
         model.save_pretrained(folder)
