@@ -216,7 +216,8 @@ EXPERT_FAMILIES: dict[str, Family] = {
         Ernie4_5_MoeConfig, ERNIE | {"moe_num_shared_experts": 0, "moe_layer_interval": 2, "num_hidden_layers": 4}
     ),
     "qwen3.5 moe": Family(
-        Qwen3_5MoeTextConfig, QWEN | QWEN35 | {"num_hidden_layers": 4, "shared_expert_intermediate_size": 96}
+        Qwen3_5MoeTextConfig,
+        QWEN | QWEN35 | {"num_hidden_layers": 4, "shared_expert_intermediate_size": 96, "initializer_range": 0.07},
     ),
     "lfm2 moe": Family(
         Lfm2MoeConfig,
