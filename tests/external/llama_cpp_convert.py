@@ -20,7 +20,8 @@ def main() -> None:
     sys.path[:0] = [str(source), str(source / "gguf-py")]
     conversion: Any = importlib.import_module("conversion")
     model_class = conversion.get_model_class
-    vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+    config = json.loads((folder / "config.json").read_text())
+    vocabulary = config["vocab_size"]
 
     def set_vocab(model: Any) -> None:
         model.gguf_writer.add_tokenizer_model("gpt2")
@@ -36,6 +37,8 @@ def main() -> None:
 
     conversion.get_model_class = with_numbered_tokens
     sys.argv = ["convert_hf_to_gguf.py", str(folder), "--outfile", str(file), "--outtype", "f32"]
+    if config["model_type"].startswith("qwen3_5"):  # the tiny models have no layers that draft tokens
+        sys.argv.append("--no-mtp")
     runpy.run_path(str(source / "convert_hf_to_gguf.py"), run_name="__main__")
 
 

@@ -1,4 +1,4 @@
-"""Compare mixtures of experts with llama.cpp: its converter, and its logits.
+"""Compare mixtures of experts and models with states with llama.cpp: its converter, and its logits.
 
     python -m tests.external.llama_cpp_experts LLAMA_CPP [FAMILY ...]
 
@@ -24,6 +24,7 @@ from tests.engine.models.family_checkpoints import make
 from tests.engine.models.test_experts import PROMPT, Recording, our_logits, their_logits
 
 CONVERT = Path(__file__).with_name("llama_cpp_convert.py")
+RECURRENT = ["lfm2", "qwen3.5", "qwen3.5 moe"]
 TOLERANCE = 1e-4  # of logits in float32
 LLAMA_TOLERANCE = 0.03  # of log-probabilities; llama.cpp has float16 keys and values
 
@@ -33,7 +34,7 @@ def main() -> int:
     parser.add_argument("llama_cpp", type=Path, metavar="LLAMA_CPP")
     parser.add_argument("families", nargs="*", metavar="FAMILY")
     options = parser.parse_args()
-    converted = [name for name, family in EXPERT_FAMILIES.items() if family.gguf]
+    converted = [name for name, family in EXPERT_FAMILIES.items() if family.gguf] + RECURRENT
     torch.set_num_threads(1)
     failed = [name for name in options.families or converted if not compare(options.llama_cpp, name)]
     return 1 if failed else 0

@@ -172,7 +172,7 @@ ERNIE: dict[str, Any] = {
 
 QWEN35: dict[str, Any] = {
     "head_dim": 64,
-    "linear_key_head_dim": 32,
+    "linear_key_head_dim": 64,  # llama.cpp requires equal dimensions
     "linear_value_head_dim": 64,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 6,

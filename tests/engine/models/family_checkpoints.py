@@ -296,7 +296,11 @@ FAMILIES: dict[str, Family] = EXPERT_FAMILIES | {
     "qwen3.5 equal heads": Family(
         Qwen3_5TextConfig,
         QWEN35
-        | {"linear_num_value_heads": 2, "layer_types": ["linear_attention", "full_attention"] * 2}
+        | {
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 32,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+        }
         | {"num_hidden_layers": 4, "tie_word_embeddings": True},
     ),
     "lfm2": Family(
