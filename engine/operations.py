@@ -127,11 +127,18 @@ class Operations(Protocol):
         ...
 
     def linear(
-        self, x: Activation, weight: QLinear, add_to: Activation | None = None, bias: Tensor | None = None
+        self,
+        x: Activation,
+        weight: QLinear,
+        add_to: Activation | None = None,
+        bias: Tensor | None = None,
+        *,
+        in_float32: bool = False,
     ) -> Activation:
         """Return the product plus `bias`, float32 [outputs]. With `add_to`, return the sum of both.
 
-        `add_to` may be overwritten, so the caller must not use it again.
+        `add_to` may be overwritten, so the caller must not use it again. With `in_float32`, no backend rounds the
+        result to a shorter type.
         """
         ...
 

@@ -102,7 +102,15 @@ class ReferenceOperations:
     def norm(self, x: Tensor, norm: Norm, add_to: Tensor | None = None) -> Tensor:
         return _added(reference.normalize(x, norm), add_to)
 
-    def linear(self, x: Tensor, weight: QLinear, add_to: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    def linear(
+        self,
+        x: Tensor,
+        weight: QLinear,
+        add_to: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        in_float32: bool = False,
+    ) -> Tensor:
         product = weight.forward(x)
         return _added(product if bias is None else product + bias, add_to)
 

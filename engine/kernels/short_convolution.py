@@ -25,8 +25,10 @@ def _short_convolution_kernel(
     weight: tl.tensor,
     out: tl.tensor,
     width: tl.tensor,
+    row_stride: tl.tensor,
     block_stride: tl.tensor,
     table_stride: tl.tensor,
+    PLAIN: tl.constexpr,
     TAPS: tl.constexpr,
     TOKENS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -46,45 +48,60 @@ def _short_convolution_kernel(
     total = tl.zeros((TOKENS, CHANNELS), tl.float32)
     for tap in tl.static_range(TAPS):
         at = token - (TAPS - 1) + tap
-        row = rows + (first + at)[:, None] * 3 * width + channel[None, :]
+        row = rows + (first + at)[:, None] * row_stride + channel[None, :]
         here = ((at >= 0) & (at < count))[:, None] & inside[None, :]
-        before = tl.load(row, mask=here, other=0.0).to(tl.float32)
-        inputs = before * tl.load(row + 2 * width, mask=here, other=0.0).to(tl.float32)
+        inputs = tl.load(row, mask=here, other=0.0).to(tl.float32)
+        if not PLAIN:
+            inputs *= tl.load(row + 2 * width, mask=here, other=0.0).to(tl.float32)
         past = source + (at + TAPS - 1)[:, None] * width + channel[None, :]
         inputs += tl.load(past, mask=(at < 0)[:, None] & inside[None, :], other=0.0)
         total += inputs * tl.load(weight + tap * width + channel, mask=inside, other=0.0)[None, :]
     live = (token < count)[:, None] & inside[None, :]
-    gate = tl.load(rows + (first + token)[:, None] * 3 * width + width + channel[None, :], mask=live, other=0.0)
+    if PLAIN:
+        total *= tl.sigmoid(total)
+    else:
+        gate = rows + (first + token)[:, None] * row_stride + width + channel[None, :]
+        total *= tl.load(gate, mask=live, other=0.0).to(tl.float32)
     written = out + (first + token)[:, None] * width + channel[None, :]
-    tl.store(written, (total * gate.to(tl.float32)).to(out.dtype.element_ty), mask=live)
+    tl.store(written, total.to(out.dtype.element_ty), mask=live)
 
     # Padding requests have stale tables, and the null block must stay zero.
     if part == 0 and tl.load(context_lengths + request) > 0 and target_block != 0:
         for kept in tl.static_range(TAPS - 1):
             at = count - (TAPS - 1) + kept
-            row = rows + (first + at) * 3 * width + channel
+            row = rows + (first + at) * row_stride + channel
             here = inside & (at >= 0)
             inputs = tl.load(row, mask=here, other=0.0).to(tl.float32)
-            inputs *= tl.load(row + 2 * width, mask=here, other=0.0).to(tl.float32)
+            if not PLAIN:
+                inputs *= tl.load(row + 2 * width, mask=here, other=0.0).to(tl.float32)
             inputs += tl.load(source + (at + TAPS - 1) * width + channel, mask=inside & (at < 0), other=0.0)
             tl.store(target + kept * width + channel, inputs, mask=inside)
 
 
 def short_convolution(
-    rows: Tensor, pool: Tensor, tables: Tensor, query_starts: Tensor, context_lengths: Tensor, weight: Tensor
+    rows: Tensor,
+    pool: Tensor,
+    tables: Tensor,
+    query_starts: Tensor,
+    context_lengths: Tensor,
+    weight: Tensor,
+    *,
+    plain: bool = False,
 ) -> Tensor:
     """Return c * convolution(b * x) of every token, where b, c, and x are the thirds of its row, and update the states.
 
-    - rows: bfloat16 [tokens, 3 * width]
-    - pool: float32 [blocks, (taps - 1) * width]: states, the last inputs of the convolution, oldest first. Blocks may
-      be any distance apart
+    With `plain`, return y * sigmoid(y), where y is the convolution of the row itself.
+
+    - rows: bfloat16 or float32 [tokens, 3 * width], or [tokens, at least width] with `plain`
+    - pool: float32 [blocks, at least (taps - 1) * width]: states, the last inputs of the convolution, oldest first.
+      Blocks may be any distance apart
     - tables: int32 [requests, at least 2]: the state that is read, and the one that is written. They must differ. The
       null block is never written
     - query_starts: int32 [requests + 1]: the first token of each request
     - context_lengths: int32 [requests]; 0: a padding request, whose state is not written
     - weight: float32 [taps, width]; the last row is for the token itself
 
-    Returns bfloat16 [tokens, width].
+    Returns [tokens, width], in the type of the rows.
     """
     tokens, (taps, width) = len(rows), weight.shape
     if taps > TOKENS:
@@ -100,8 +117,10 @@ def short_convolution(
         weight,
         out,
         width,
+        rows.stride(0),
         pool.stride(0),
         tables.stride(0),
+        PLAIN=plain,
         TAPS=taps,
         TOKENS=TOKENS,
         CHANNELS=CHANNELS,

@@ -118,7 +118,8 @@ class Decoder:
     def _mix(self, x: Activation, batch: Inputs, kv: KVCache, number: int) -> Activation:
         """Return the output of a layer's mixer, before its last product."""
         ops, layer = self._ops, self._layers[number]
-        rows = ops.linear(x, layer.mixer_in.weight, bias=layer.mixer_in.bias)
+        exact = isinstance(layer.mixer, DeltaRule)  # the decays of its states are sensitive to rounding
+        rows = ops.linear(x, layer.mixer_in.weight, bias=layer.mixer_in.bias, in_float32=exact)
         match layer.mixer:
             case ShortConv() as conv:
                 return ops.convolve(rows, batch, kv.state(number), conv)

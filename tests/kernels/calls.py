@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.config import BLOCK_SIZE
 from engine.kernels.activations import gated
 from engine.kernels.attention_tiles import query_tiles, tile_queries
+from engine.kernels.delta_rule import gated_delta_rule
 from engine.kernels.expert_sum import expert_sum
 from engine.kernels.norms import normalize, normalize_add
 from engine.kernels.paged_attention import paged_attention
@@ -26,8 +27,8 @@ from engine.kernels.routing import route
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
 from engine.kernels.short_convolution import short_convolution
-from engine.model_config import ExpertConfig, ModelConfig, NormKind, Score
-from engine.operations import Attention, HeadNorms, Norm
+from engine.model_config import DeltaConfig, ExpertConfig, ModelConfig, NormKind, Score
+from engine.operations import Attention, DeltaRule, HeadNorms, Norm
 from engine.request import Request
 from engine.rope import RotaryTable
 from engine.sampling.masks import NO_MASKS, Masks
@@ -150,6 +151,14 @@ def _convolutions(setting: Setting) -> None:
     rows, pool = blank(setting.tokens, 3 * 2048), blank(8, 4, 2 * 2048, dtype=torch.float32)[:, 1]
     tables, starts, lengths = (blank(*shape, dtype=torch.int32) for shape in ((1, 2048), (2,), (1,)))
     short_convolution(rows, pool, tables, starts, lengths, blank(3, 2048, dtype=torch.float32))
+    for tiled in (False, True):
+        shape = DeltaConfig(16, 32, 128, 128, 4, tiled)
+        floats = (blank(*it, dtype=torch.float32) for it in ((4, shape.conv_width), (32,), (32,), (128,)))
+        conv, rate, bias, weight = floats
+        states = blank(8, 4, shape.cache.elements, dtype=torch.float32)[:, 1]
+        rows = blank(setting.tokens, shape.in_width, dtype=torch.float32)
+        delta = DeltaRule(shape, conv, rate, bias, Norm(weight, 1e-6))
+        gated_delta_rule(rows, states, tables, starts, lengths, delta)
 
 
 def _experts(setting: Setting) -> None:

@@ -95,7 +95,13 @@ class CpuOperations:
         return normed
 
     def linear(
-        self, x: Activation, weight: QLinear, add_to: Activation | None = None, bias: Tensor | None = None
+        self,
+        x: Activation,
+        weight: QLinear,
+        add_to: Activation | None = None,
+        bias: Tensor | None = None,
+        *,
+        in_float32: bool = False,
     ) -> Activation:
         # A residual is added in place. Later operations must not read `add_to` again.
         out = add_to.rows(Form.FLOAT) if add_to else self._buffers.take(Form.FLOAT, weight.outputs, selected=x.selected)

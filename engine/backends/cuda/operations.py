@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.backends.cuda.batch_tensors import BatchTensors
 from engine.kernels import reference
 from engine.kernels.activations import gated
+from engine.kernels.delta_rule import gated_delta_rule
 from engine.kernels.expert_sum import expert_sum
 from engine.kernels.norms import normalize, normalize_add
 from engine.kernels.paged_attention import paged_attention
@@ -20,7 +21,7 @@ from engine.kernels.routing import route
 from engine.kernels.short_convolution import short_convolution
 from engine.kv.cache import LayerKV, LayerState
 from engine.model_config import Gate
-from engine.operations import Attention, ExpertMLP, GatedMLP, Norm, Router, ShortConv
+from engine.operations import Attention, DeltaRule, ExpertMLP, GatedMLP, Norm, Router, ShortConv
 from quant.cuda.backend import CudaBackend
 from quant.cuda.experts import CudaExpert, ExpertStack, tiles_of_experts
 from quant.cuda.linear import CudaLinear
@@ -52,8 +53,17 @@ class CudaOperations:
     def norm(self, x: Tensor, norm: Norm, add_to: Tensor | None = None) -> Tensor:
         return normalize(x, norm) if add_to is None else normalize_add(x, norm, add_to)
 
-    def linear(self, x: Tensor, weight: QLinear, add_to: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        return _cuda_layer(weight).multiply(x, bias=bias, add_to=add_to)
+    def linear(
+        self,
+        x: Tensor,
+        weight: QLinear,
+        add_to: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        in_float32: bool = False,
+    ) -> Tensor:
+        dtype = torch.float32 if in_float32 else torch.bfloat16
+        return _cuda_layer(weight).multiply(x, bias=bias, add_to=add_to, out_dtype=dtype)
 
     def rope_and_store(self, qkv: Tensor, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:
         return rope_and_store(
@@ -73,6 +83,14 @@ class CudaOperations:
         return short_convolution(
             x, state.pool, batch.tables[state.group], batch.query_starts, batch.context_lengths, conv.weight
         )
+
+    def delta_rule(self, x: Tensor, batch: BatchTensors, state: LayerState, delta: DeltaRule) -> Tensor:
+        return gated_delta_rule(
+            x, state.pool, batch.tables[state.group], batch.query_starts, batch.context_lengths, delta
+        )
+
+    def scale(self, x: Tensor, gate: Tensor) -> Tensor:
+        return (x * torch.sigmoid(gate.float())).to(x.dtype)
 
     def gated_mlp(self, x: Tensor, mlp: GatedMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU) -> Tensor:
         both = _cuda_layer(mlp.gate_up).multiply(x)
