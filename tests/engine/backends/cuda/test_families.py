@@ -11,9 +11,12 @@ from engine.backends.cuda.operations import CudaOperations, Routes
 from engine.kernels import reference
 from engine.model_config import Routing
 from engine.operations import Router
-from tests.engine.backends.cuda.two_devices import TwoDevices, check_close, gpu
+from tests.engine.backends.cuda.two_devices import CLOSE, TwoDevices, check_close, gpu
 from tests.engine.models.family_checkpoints import FAMILIES, make
 
+# The output of a delta rule is a product of a query and keys, and is then normalized. If they are nearly orthogonal, as
+# in a request of one token, the rounded inputs of the layer decide much of it.
+CLOSE_WITH_DELTA_RULES = 1e-2
 NEAR = 0.02  # the largest difference between the sums of scores of two choices that rounding may exchange
 
 
@@ -52,4 +55,4 @@ def same_experts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_family_is_close_to_the_reference(tmp_path: Path, name: str, device: torch.device) -> None:
     both = TwoDevices.of(make(tmp_path, name, "folder").path, gpu(device))
-    check_close(*both.prefill_then_decode())
+    check_close(*both.prefill_then_decode(), close=CLOSE_WITH_DELTA_RULES if "qwen3.5" in name else CLOSE)
