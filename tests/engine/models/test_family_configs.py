@@ -16,7 +16,7 @@ from engine import models
 from engine.checkpoints.metadata import Metadata
 from engine.errors import UnsupportedModel
 from engine.load_options import LoadOptions
-from engine.model_config import ConvConfig, ModelConfig, YarnScaling
+from engine.model_config import ConvConfig, DeltaConfig, ModelConfig, YarnScaling
 from tests.engine.answers import answer
 from tests.engine.models.family_checkpoints import make
 
@@ -283,6 +283,37 @@ def test_kv_heads_of_convolutions_are_refused_unless_attention_layers_agree(head
     assert [isinstance(layer.mixer, ConvConfig) for layer in plain.layers] == [True, False] * 6
     with pytest.raises(UnsupportedModel, match="head_count_kv"):
         models.read_config(Metadata(values | {"lfm2.attention.head_count_kv": heads}, "lfm2"))
+
+
+def delta_values(layers: int) -> dict[str, object]:
+    """Return the metadata of a GGUF file with gated delta rules."""
+    ssm = {"conv_kernel": 4, "state_size": 32, "group_count": 2, "time_step_rank": 6, "inner_size": 192}
+    more = {f"qwen35.ssm.{key}": value for key, value in ssm.items()}
+    return gguf("qwen35") | more | {"qwen35.block_count": layers}
+
+
+def test_draft_layers_of_hybrid_models_are_left_out() -> None:
+    listed = (True, False, True, False, False)
+    drafts = {"qwen35.nextn_predict_layers": 1, "qwen35.attention.recurrent_layers": listed}
+    config = models.read_config(Metadata(delta_values(5) | drafts, "qwen35"))
+    assert [isinstance(layer.mixer, DeltaConfig) for layer in config.layers] == [True, False, True, False]
+    assert config.draft_layers == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("ssm.group_count", 4),
+        ("ssm.inner_size", 190),
+        ("ssm.conv_kernel", 1),
+        ("attention.recurrent_layers", (True, False)),
+        ("attention.recurrent_layers", (True,) * 4),
+    ],
+)
+def test_unsupported_delta_rules_are_refused(key: str, value: object) -> None:
+    models.read_config(Metadata(delta_values(4), "qwen35"))
+    with pytest.raises(UnsupportedModel):
+        models.read_config(Metadata(delta_values(4) | {f"qwen35.{key}": value}, "qwen35"))
 
 
 def test_disabled_yarn_extension_is_refused() -> None:
