@@ -32,6 +32,8 @@ class CacheFit:
     # size of the caches in bytes, for `context` tokens or for the shortest useful context, whichever is longer
     size: int
     tables: int  # the share of `size` that rotary tables take; they are filled at load time
+    state_bytes: int = 0  # size in bytes of the state of all recurrent layers, kept every `spacing` tokens
+    spacing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,8 @@ def _cache_fit(name: str, device: Device, model: ModelConfig, limit: int, wanted
     budget = cache_budget(model, device)
     context = budget.tokens(limit, wanted)
     held = max(context, least)
-    return CacheFit(name, budget.token_bytes, context, budget.bytes(held), budget.table_bytes(held))
+    states = budget.state_bytes, budget.spacing if budget.state_bytes else 0
+    return CacheFit(name, budget.token_bytes, context, budget.bytes(held), budget.table_bytes(held), *states)
 
 
 def _devices(

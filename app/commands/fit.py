@@ -152,11 +152,16 @@ def _cache_limit(fit: "Fit") -> list[tuple[str, str]]:
 
 
 def _per_token(cache: "CacheFit") -> str:
-    """Return the size per token. Layers with a sliding window are separate, because they stop growing at its length."""
+    """Return the size per token, and that of a state if there are recurrent layers.
+
+    Layers with a sliding window are separate, because they stop growing at its length.
+    """
     parts = [
         format_bytes(size) + ("" if window is None else f" up to {window:,} tokens")
         for window, size in cache.token_bytes.items()
     ]
+    if cache.state_bytes:
+        parts.append(f"{format_bytes(cache.state_bytes)} every {cache.spacing:,} tokens")
     return " + ".join(parts)
 
 
@@ -194,6 +199,8 @@ def _described(fit: "Fit") -> dict[str, Any]:
                 "context": cache.context,
                 "size": cache.size,
                 "token_bytes": sum(cache.token_bytes.values()),
+                "state_bytes": cache.state_bytes or None,
+                "state_spacing": cache.spacing or None,
                 "groups": [{"window": window, "token_bytes": size} for window, size in cache.token_bytes.items()],
             }
             for cache in fit.caches

@@ -11,10 +11,10 @@ from engine.backends.cpu.memory import packed_bytes
 from engine.backends.device_choice import host_device
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.weights import Weights
-from engine.config import MemoryLimit
+from engine.config import BLOCK_SIZE, CHECKPOINT_TOKENS, MemoryLimit
 from engine.errors import OutOfMemory
 from engine.fit import fit
-from engine.kv.budget import group_config
+from engine.kv.budget import MIN_CACHED_STATES, RUNNING_STATES, group_config
 from engine.load_options import LoadOptions
 from engine.loading import _resolve, load_engine, open_checkpoint
 from engine.model_config import ModelConfig
@@ -110,6 +110,17 @@ def test_token_bytes_are_listed_per_window(tmp_path: Path) -> None:
     windowed = sum(group_config(layer.mixer.cache).window is not None for layer in model.layers)
     one_layer = cache.token_bytes[None] // (len(model.layers) - windowed)
     assert cache.token_bytes[WINDOW] == windowed * one_layer
+
+
+def test_states_are_counted(tmp_path: Path) -> None:
+    """Four layers of two kinds: two convolutions of 128 channels that keep two inputs, and two of attention."""
+    path = family_checkpoints.make(tmp_path, "lfm2", "folder").path
+    with open_checkpoint(path) as checkpoint:
+        (cache, *_) = fit(checkpoint, LoadOptions(context_length=512), memory=1 << 30).caches
+    assert (cache.state_bytes, cache.spacing) == (2 * 2 * 128 * 4, CHECKPOINT_TOKENS)
+    keys = cache.token_bytes[None] * (512 + BLOCK_SIZE)  # the null block included
+    states = (cache.size - cache.tables - keys) // cache.state_bytes
+    assert states == 1 + RUNNING_STATES + MIN_CACHED_STATES
 
 
 def test_embedding_model_needs_only_its_weights(tmp_path: Path) -> None:

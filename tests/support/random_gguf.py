@@ -1,4 +1,5 @@
-"""Write GGUF files of the shape of Llama or Qwen3 MoE with random weights of any type, as large as real models.
+"""Write GGUF files of the shape of Llama, Qwen3 MoE, or Qwen3.5 with random weights of any type, as large as real
+models.
 
     python -m tests.support.random_gguf --help
 
@@ -22,12 +23,31 @@ from tests.support.weight_mixes import Q4_K_M, kind_in_mix
 Bytes = NDArray[np.uint8]
 
 DEVIATION = 0.02  # standard deviation of a weight
+INTERVAL = 4  # of layers with attention, if the others have delta rules
 PIECE = 1 << 20  # number of blocks that are made at a time, which limits the memory
 
 
 @dataclass(frozen=True)
+class DeltaShape:
+    """The gated delta rules of all layers except every fourth."""
+
+    key_heads: int
+    value_heads: int
+    dim: int = 128  # of keys and of values
+    taps: int = 4
+
+    @property
+    def width(self) -> int:
+        return self.value_heads * self.dim
+
+    @property
+    def conv_width(self) -> int:
+        return 2 * self.key_heads * self.dim + self.width
+
+
+@dataclass(frozen=True)
 class Shape:
-    """The shape of a Llama, or of a Qwen3 MoE if it has experts.
+    """The shape of a Llama, of a Qwen3 MoE if it has experts, or of a Qwen3.5 if it has delta rules.
 
     Widths are multiples of 256, so that every type can store every matrix.
     """
@@ -42,9 +62,12 @@ class Shape:
     context: int = 2048
     experts: int = 0  # each of width `mlp_hidden`
     active: int = 0  # number of experts chosen for a token
+    delta: DeltaShape | None = None
 
     @property
     def architecture(self) -> str:
+        if self.delta:
+            return "qwen35"
         return "qwen3moe" if self.experts else "llama"
 
 
@@ -52,6 +75,8 @@ SIZES = {
     "1.1b": Shape(22, 2048, 32, 4, 64, 5632, 32_000),  # the shape of TinyLlama
     # the shape of Qwen3-30B-A3B, which has 48 layers
     "30b-a3b": Shape(12, 2048, 32, 4, 128, 768, 151_936, 8192, experts=128, active=8),
+    # the shape of Qwen3.5-4B, which has 32 layers
+    "qwen3.5-4b": Shape(16, 2560, 16, 4, 256, 9216, 151_936, 8192, delta=DeltaShape(16, 32)),
     "tiny": Shape(4, 256, 4, 2, 64, 512, 512),
 }
 
@@ -126,13 +151,24 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]
     for number in range(shape.layers):
         layer = f"blk.{number}."
         yield f"{layer}attn_norm.weight", (hidden,), "F32"
-        yield matrix(f"{layer}attn_q", q, hidden)
-        yield matrix(f"{layer}attn_k", kv, hidden)
-        yield matrix(f"{layer}attn_v", kv, hidden)
-        yield matrix(f"{layer}attn_output", hidden, q)
-        yield f"{layer}ffn_norm.weight", (hidden,), "F32"
+        if shape.delta and (number + 1) % INTERVAL:
+            delta = shape.delta
+            yield matrix(f"{layer}attn_qkv", delta.conv_width, hidden)
+            yield matrix(f"{layer}attn_gate", delta.width, hidden)
+            yield from ((f"{layer}ssm_{it}.weight", (delta.value_heads, hidden), "F32") for it in ("beta", "alpha"))
+            yield f"{layer}ssm_conv1d.weight", (delta.conv_width, delta.taps), "F32"
+            yield from ((f"{layer}{it}", (delta.value_heads,), "F32") for it in ("ssm_dt.bias", "ssm_a"))
+            yield f"{layer}ssm_norm.weight", (delta.dim,), "F32"
+            yield matrix(f"{layer}ssm_out", hidden, delta.width)
+        else:
+            yield matrix(f"{layer}attn_q", 2 * q if shape.delta else q, hidden)
+            yield matrix(f"{layer}attn_k", kv, hidden)
+            yield matrix(f"{layer}attn_v", kv, hidden)
+            yield matrix(f"{layer}attn_output", hidden, q)
+            if shape.experts or shape.delta:
+                yield from ((f"{layer}attn_{letter}_norm.weight", (shape.head_dim,), "F32") for letter in "qk")
+        yield f"{layer}{'post_attention_norm' if shape.delta else 'ffn_norm'}.weight", (hidden,), "F32"
         if shape.experts:
-            yield from ((f"{layer}attn_{letter}_norm.weight", (shape.head_dim,), "F32") for letter in "qk")
             yield f"{layer}ffn_gate_inp.weight", (shape.experts, hidden), "F32"
         mlp_matrix = experts if shape.experts else matrix
         yield mlp_matrix(f"{layer}ffn_gate", mlp, hidden)
@@ -161,8 +197,9 @@ def write(path: Path, mix: str, shape: Shape, seed: int = 0) -> None:
         for name, extents, kind in listed:
             file.write(bytes(-file.tell() % gguf.GGUF_DEFAULT_ALIGNMENT))
             left = int(np.prod(extents)) // gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
-            if name.endswith("norm.weight"):
-                file.write(rng.normal(1, 0.1, left).astype("<f4").tobytes())
+            if name.endswith(("norm.weight", "ssm_a")):
+                values = rng.normal(1, 0.1, left) * (-1 if name.endswith("ssm_a") else 1)  # the rate of decay
+                file.write(values.astype("<f4").tobytes())
                 continue
             while left:
                 count = min(left, PIECE)
@@ -183,12 +220,20 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10_000.0)
-    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_dimension_count(shape.head_dim // 4 if shape.delta else shape.head_dim)
     writer.add_vocab_size(shape.vocabulary)
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.active)
         writer.add_expert_feed_forward_length(shape.mlp_hidden)
+    if shape.delta:
+        writer.add_full_attention_interval(INTERVAL)
+        writer.add_ssm_conv_kernel(shape.delta.taps)
+        writer.add_ssm_state_size(shape.delta.dim)
+        writer.add_ssm_group_count(shape.delta.key_heads)
+        writer.add_ssm_time_step_rank(shape.delta.value_heads)
+        writer.add_ssm_inner_size(shape.delta.width)
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
