@@ -103,6 +103,11 @@ class _NamedWeights(Weights):
         self.names[id(weight)] = name
         return weight
 
+    def rows(self, weight: QTensor, index: Tensor) -> QTensor:
+        part = super().rows(weight, index)
+        self.names[id(part)] = self.names[id(weight)]
+        return part
+
 
 class _MeasuredLinear(ReferenceLinear):
     """Adds up the squares of a layer's inputs, float64 [inputs]. Products need not be bitwise reproducible."""

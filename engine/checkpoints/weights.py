@@ -88,6 +88,10 @@ class Weights:
         vector = dequantize(self.take(name, width))
         return PlainTensor((1, width), "F32", vector.view(1, width))
 
+    def rows(self, weight: QTensor, index: Tensor) -> QTensor:
+        """Return the rows `index` (int64 [n]) of a matrix that was taken."""
+        return weight.rows(index)
+
     def take_convolution(self, name: str, channels: int, taps: int) -> Tensor:
         """Return the weights of a convolution of each channel as float32 [channels, taps].
 

@@ -68,14 +68,14 @@ def _short_convolution_kernel(
     # Padding requests have stale tables, and the null block must stay zero.
     if part == 0 and tl.load(context_lengths + request) > 0 and target_block != 0:
         for kept in tl.static_range(TAPS - 1):
-            at = count - (TAPS - 1) + kept
-            row = rows + (first + at) * row_stride + channel
-            here = inside & (at >= 0)
-            inputs = tl.load(row, mask=here, other=0.0).to(tl.float32)
+            last = count - (TAPS - 1) + kept
+            last_row = rows + (first + last) * row_stride + channel
+            computed = inside & (last >= 0)
+            values = tl.load(last_row, mask=computed, other=0.0).to(tl.float32)
             if not PLAIN:
-                inputs *= tl.load(row + 2 * width, mask=here, other=0.0).to(tl.float32)
-            inputs += tl.load(source + (at + TAPS - 1) * width + channel, mask=inside & (at < 0), other=0.0)
-            tl.store(target + kept * width + channel, inputs, mask=inside)
+                values *= tl.load(last_row + 2 * width, mask=computed, other=0.0).to(tl.float32)
+            values += tl.load(source + (last + TAPS - 1) * width + channel, mask=inside & (last < 0), other=0.0)
+            tl.store(target + kept * width + channel, values, mask=inside)
 
 
 def short_convolution(

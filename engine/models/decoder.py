@@ -253,7 +253,7 @@ class _Loader:
         hidden, linear = self.config.hidden, self.operations.weights.linear
         both = self.weights.take(f"{prefix}attn_q.weight", 2 * mixer.width, hidden)
         rows = torch.arange(2 * mixer.width).view(mixer.heads, 2, mixer.head_dim)
-        q, gate = (both.rows(rows[:, half].flatten()) for half in (0, 1))
+        q, gate = (self.weights.rows(both, rows[:, half].flatten()) for half in (0, 1))
         kv = self._segments(prefix, hidden, {"attn_k": mixer.kv_width, "attn_v": mixer.kv_width})
         return Projection(linear([q, *kv]), None), linear([gate])
 

@@ -26,7 +26,16 @@ from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.device import LoadedModel, Needs
 from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
 from engine.kv.cache import KVCache, LayerBlock, kv_groups
-from engine.model_config import CacheConfig, DeltaConfig, ExpertConfig, HeadNorm, MLPConfig, ModelConfig
+from engine.model_config import (
+    AttentionConfig,
+    CacheConfig,
+    ConvConfig,
+    DeltaConfig,
+    ExpertConfig,
+    HeadNorm,
+    MLPConfig,
+    ModelConfig,
+)
 from engine.sampling.drawing import Draw, Logits
 from quant.cpu.activations import GROUP, Form
 from quant.cpu.arena import Arena
@@ -244,12 +253,16 @@ def _widths(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
     for width in model.mlp_widths:
         yield "MLP", width, GROUP
     for mixer in model.mixers:
-        yield "mixer", mixer.width, GROUP
-        if isinstance(mixer, DeltaConfig):
-            yield "keys' dimension", mixer.key_dim, GROUP
-            yield "values' dimension", mixer.value_dim, GROUP
+        match mixer:
+            case AttentionConfig():
+                yield "head dimension", mixer.head_dim, LANES
+                yield "attention's width", mixer.width, GROUP
+            case ConvConfig():
+                yield "convolution's width", mixer.width, GROUP
+            case DeltaConfig():
+                yield "keys' dimension", mixer.key_dim, GROUP
+                yield "values' dimension", mixer.value_dim, GROUP
     for mixer in model.attentions:
-        yield "head dimension", mixer.head_dim, LANES
         if model.head_norm in (HeadNorm.EACH, HeadNorm.OWN) and not model.optional_head_norm:
             yield "normalized heads' dimension", mixer.head_dim, GROUP
         if model.head_norm is HeadNorm.ALL:
