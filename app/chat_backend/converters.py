@@ -48,7 +48,8 @@ def summary_of(chat: records.Chat, *, private: bool, replying_elsewhere: bool = 
 def first_words(text: str) -> str:
     words = single_line(text).split()
     title = " ".join(words[:_WORDS])[:_TITLE]
-    return f"{title}…" if len(words) > _WORDS or len(title) == _TITLE else title
+    is_cut = len(words) > _WORDS or len(title) == _TITLE
+    return title.rstrip(",;") + ("…" if is_cut else "")
 
 
 def chat_of(

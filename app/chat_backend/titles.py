@@ -1,6 +1,8 @@
 """Titles for chats, written by the model at low priority after the first reply."""
 
 import re
+from contextlib import suppress
+from pathlib import Path
 from textwrap import shorten
 
 from app.chat_backend.chat_repository import ChatRepository
@@ -8,6 +10,7 @@ from app.chat_backend.client_errors import to_thread
 from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.prompt_messages import prompt_messages
 from app.history.records import StoredMessage, path_to
+from quant.errors import InglenookError
 from tui.plain_text import single_line
 from tui.types import ChatId
 
@@ -15,8 +18,10 @@ _ASKED = "Write a title for this conversation, of at most six words, and nothing
 _TOKENS = 24
 _LONGEST = 60  # maximum length of a title in characters
 _CUT = "…"
+_SMALL_MODEL = 1_000_000_000  # parameters; the titles of models with fewer say less than the user's question
 _SMALL = re.compile(r"(?<![\w.])(?:\d+m|0?\.\d+b)(?![a-z])", re.IGNORECASE)  # matches model sizes such as 135m and 0.5b
 _EMPHASIS = re.compile(r"(?<!\w)(\*{1,3}|`+)(?=\S)(.+?)(?<=\S)\1(?!\w)")  # Markdown's
+_STOP = re.compile(r"[.,;]+(?=…?$)")
 _QUOTES = "\"'“”„«»`*# "
 
 
@@ -30,14 +35,13 @@ class Titles:
     async def make_title(self, chat: ChatId) -> str:
         """Return the chat's title. If it has none, let the model write one, and store it.
 
-        Returns "" if the model's answer is unusable. Models with fewer than a billion parameters are not asked, because
-        their titles say less than the user's question.
+        Returns "" if the model's answer is unusable, or if the model is small.
         """
         title, messages = await to_thread(self._read, chat)
         if title:
             return title
         async with self._connection.use() as engine:
-            if is_small(engine.model):
+            if await to_thread(is_small, engine.model, engine.model_path):
                 return ""
             own = {"service_class": "background", "store": False} if engine.endpoint.is_inglenook else {}
             sampling = {"temperature": 0, **engine.default_sampling, "max_tokens": _TOKENS}
@@ -65,9 +69,19 @@ class Titles:
         history.chats.give_title(number, title)
 
 
-def is_small(model: str) -> bool:
-    """Whether a model's name states a size of fewer than a billion parameters."""
-    return bool(_SMALL.search(model))
+def is_small(model: str, path: Path | None = None) -> bool:
+    """Whether a model has fewer than a billion parameters, by its name or by the headers of the files at `path`."""
+    return bool(_SMALL.search(model)) or (path is not None and _has_small_files(path))
+
+
+def _has_small_files(path: Path) -> bool:
+    from app.models.details import parameter_count
+    from app.models.model_header import read_header
+    from app.models.stored_model import LOCAL_FILE, stored_model
+
+    with suppress(InglenookError, OSError):  # the files may have been deleted since they were loaded
+        return parameter_count(read_header(stored_model(path.name, path, LOCAL_FILE))) < _SMALL_MODEL
+    return False
 
 
 def extract_title(text: str) -> str:
@@ -78,5 +92,5 @@ def extract_title(text: str) -> str:
     """
     lines = [line for line in text.splitlines() if line.strip(_QUOTES) and not line.rstrip(_QUOTES).endswith(":")]
     line = _EMPHASIS.sub(r"\2", single_line(lines[0])) if lines else ""
-    title = line.removeprefix("Title:").strip(_QUOTES).rstrip(".")
-    return shorten(title, _LONGEST, placeholder=_CUT).removeprefix(_CUT)
+    title = line.removeprefix("Title:").strip(_QUOTES)
+    return _STOP.sub("", shorten(title, _LONGEST, placeholder=_CUT)).removeprefix(_CUT)

@@ -1,5 +1,6 @@
 """Details of a stored model, collected from its headers, the catalog, and its chat template, without loading it."""
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from app.generation.template import ChatTemplateRenderer
 from app.generation.template_features import TemplateFeatures, probe_template
 from app.models.catalog import Catalog, Sampling
 from app.models.hub_models import HubModels
-from app.models.model_header import read_header
+from app.models.model_header import ModelHeader, read_header
 from app.models.repository import RepositoryName
 from app.models.sampling_defaults import catalogued_sampling
 from app.models.stored_model import StoredModel
@@ -75,7 +76,7 @@ def details_of(
     """
     header = read_header(stored)
     classes = classes_of(header.tensors, header.packed_bits, header.support.ignored)
-    parameters = sum(part.parameters for part in classes if part.name != UNUSED)
+    parameters = _sum_parameters(classes)
     return ModelDetails(
         name=stored.name,
         path=stored.path,
@@ -96,6 +97,15 @@ def details_of(
         active_parameters=parameters - header.support.idle_parameters,
         problem=header.support.problem,
     )
+
+
+def parameter_count(header: ModelHeader) -> int:
+    """Return the number of weights that are loaded."""
+    return _sum_parameters(classes_of(header.tensors, header.packed_bits, header.support.ignored))
+
+
+def _sum_parameters(classes: Iterable[TensorClass]) -> int:
+    return sum(part.parameters for part in classes if part.name != UNUSED)
 
 
 def _features(template: str | None, bos_token: str, renderer: ChatTemplateRenderer | None) -> TemplateFeatures | None:

@@ -44,6 +44,7 @@ class ReadyEngine:
     model: str
     context_length: int | None  # None: unknown
     default_sampling: Mapping[str, float] = field(default_factory=dict)  # the model's recommended sampling
+    model_path: Path | None = None  # the model's file or folder; None: on another machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +249,9 @@ class EngineServer:
 
                 default_sampling = await asyncio.to_thread(sampling_from_files, instance)
             unless_used.pop_all()
-            return ReadyEngine(endpoint, instance.model, int(report["context_length"]), default_sampling)
+            return ReadyEngine(
+                endpoint, instance.model, int(report["context_length"]), default_sampling, Path(instance.model_path)
+            )
 
 
 async def _wait_for_names(endpoint: "ChatEndpoint", state: LoadingState) -> Sequence["ServedName"]:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from app.history.chats import Chats
 from app.history.history import History
 from app.history.messages import Messages
 from app.settings.settings import Settings
+from tests.engine.models.tiny_llama import make
 from tests.support.fake_endpoint import FakeEndpoint
 from tui.client import ClientError
 from tui.engine_types import ModelInfo
@@ -373,6 +375,11 @@ def test_unreachable_endpoint_is_reported(settings: Settings) -> None:
         ("*Two* uses of `a * b * c`", "Two uses of a * b * c"),
         ("Sort by 2 * 3 ** 4", "Sort by 2 * 3 ** 4"),
         ("Title: Rivers", "Rivers"),
+        ("To the pride of the night,", "To the pride of the night"),
+        (
+            "A song for those at sea, the sailors of the long dark, cold night",
+            "A song for those at sea, the sailors of the long dark…",
+        ),
         ("Here's a title:\n\n**Rivers**", "Rivers"),
         ("Here's a title for **you:**", ""),
         ("", ""),
@@ -399,6 +406,14 @@ def test_extracted_title_is_one_short_line(written: str, title: str) -> None:
 )
 def test_model_name_states_whether_the_model_is_small(model: str, small: bool) -> None:
     assert is_small(model) is small
+
+
+def test_model_files_state_whether_the_model_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path).path
+    assert is_small("m", path) is True
+    monkeypatch.setattr("app.chat_backend.titles._SMALL_MODEL", 1000)
+    assert is_small("m", path) is False
+    assert is_small("m", tmp_path / "deleted.gguf") is False
 
 
 def test_drafts_of_a_reply_are_counted(settings: Settings, endpoint: FakeEndpoint) -> None:
