@@ -236,6 +236,16 @@ def test_commands_report_that_the_chat_is_empty(command: str) -> None:
     run(ScriptedClient(), flow)
 
 
+@pytest.mark.parametrize("texts", [["a question"], ["a question", ""]])
+def test_copy_reports_that_there_is_no_text(texts: list[str]) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.conversation.open(chat.client.keep("Rivers", *texts))
+        await chat.type("/copy")
+        await chat.until(lambda: chat.notices() == ["Nothing to copy: there is no reply with text."])
+
+    run(ScriptedClient(), flow)
+
+
 def test_private_chat_is_created_as_private() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("/private")

@@ -245,6 +245,9 @@ class Conversation(Vertical):
         """Notify the user that a command does nothing, because the chat has no messages."""
         self.app.notify("This chat is empty.", markup=False)
 
+    def _notify_nothing_to_copy(self) -> None:
+        self.app.notify("Nothing to copy: there is no reply with text.", markup=False)
+
     def action_edit_last(self) -> None:
         if (message := self._focused or self.chat.last_of(Role.USER)) is not None:
             self.post_message(MessageView.EditAsked(message))
@@ -275,12 +278,17 @@ class Conversation(Vertical):
     def action_copy_last(self) -> None:
         if (message := self.chat.last_of(Role.ASSISTANT)) is not None:
             self.post_message(MessageView.CopyAsked(message))
+        elif self.chat.path():
+            self._notify_nothing_to_copy()
         else:
             self.notify_empty()
 
     @on(MessageView.CopyAsked)
     def copy(self, event: MessageView.CopyAsked) -> None:
-        self.app.copy_to_clipboard(event.message.full_text)
+        if text := event.message.full_text:
+            self.app.copy_to_clipboard(text)
+        else:
+            self._notify_nothing_to_copy()
 
     def action_unfold_last(self) -> None:
         """Show or hide the details of the last message."""
