@@ -377,7 +377,7 @@ def test_unreachable_endpoint_is_reported(settings: Settings) -> None:
         ("Title: Rivers", "Rivers"),
         ("To the pride of the night,", "To the pride of the night"),
         (
-            "A song for those at sea, the sailors of the long dark, cold night",
+            "A song for those at sea, the sailors of the long dark, windless night",
             "A song for those at sea, the sailors of the long dark…",
         ),
         ("Here's a title:\n\n**Rivers**", "Rivers"),
