@@ -228,8 +228,11 @@ class Engine(Protocol):
     async def is_started_elsewhere(self) -> bool:
         """Whether the engine has exited, and another program has started one. `loading` with `retry` connects to it."""
 
-    def loaded_models(self) -> AsyncGenerator[str, None]:
-        """Yield the name of each model that is loaded, and "" when its engine has exited. Never ends."""
+    def loaded_models(self) -> AsyncGenerator[Loading, None]:
+        """Yield the last state of each successful load, and one without a model when its engine has exited.
+
+        Never ends. Contains the loads that no caller of `loading` follows, such as a restart for a request.
+        """
 
     async def status(self) -> EngineStatus: ...
 

@@ -307,7 +307,6 @@ class ScriptedEngine:
     """An engine that reports two requests from other clients and one from this chat."""
 
     steps: Sequence[Loading] = (Loading("smollm2:135m", "reading the weights", 0.5),)
-    warning: str = ""
     loads: asyncio.Event = field(default_factory=asyncio.Event)  # set: the model is loaded; cleared: loading waits
     problem: ClientError | None = None  # error that loading raises
     tried: int = 0  # number of retries
@@ -322,7 +321,7 @@ class ScriptedEngine:
     is_reported: bool = True  # whether the status has details
     sampling: Sampling = RECOMMENDED
     runs_elsewhere: bool = False  # whether another program has started an engine
-    loaded: asyncio.Queue[str] = field(default_factory=asyncio.Queue)  # what `loaded_models` yields
+    loaded: asyncio.Queue[Loading] = field(default_factory=asyncio.Queue)  # what `loaded_models` yields
 
     def address(self) -> str:
         return "http://127.0.0.1:4645/v1" if self.loads.is_set() else ""
@@ -338,7 +337,7 @@ class ScriptedEngine:
         await self.loads.wait()
         if self.problem is not None:
             raise self.problem
-        yield Loading("smollm2:135m", "loaded", loaded=True, warning=self.warning)
+        yield Loading("smollm2:135m", "loaded", loaded=True)
 
     async def is_ready(self) -> bool:
         return self.loads.is_set() and self.problem is None
@@ -346,7 +345,7 @@ class ScriptedEngine:
     async def is_started_elsewhere(self) -> bool:
         return self.runs_elsewhere
 
-    async def loaded_models(self) -> AsyncGenerator[str, None]:
+    async def loaded_models(self) -> AsyncGenerator[Loading, None]:
         while True:
             yield await self.loaded.get()
 

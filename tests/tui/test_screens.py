@@ -12,7 +12,7 @@ from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient, ScriptedEngine
 from tui.app import ChatApp
 from tui.client import ClientError
-from tui.engine_types import ModelInfo, RequestId
+from tui.engine_types import Loading, ModelInfo, RequestId
 from tui.screens.branches import BranchesScreen
 from tui.screens.choice import ChoiceScreen
 from tui.screens.dialog import Confirm
@@ -652,11 +652,13 @@ def test_name_for_code_is_suggested_and_cannot_be_empty(tmp_path: Path, monkeypa
     run(ScriptedClient([TextDelta("```python\nprint(1)\n```"), END]), flow)
 
 
-def test_warning_about_the_model_is_shown() -> None:
+def test_warning_about_a_loaded_model_is_shown_once() -> None:
     async def flow(chat: Chatting) -> None:
+        for step in (loaded, Loading("", "stopped"), loaded):
+            await chat.client.engine.loaded.put(step)
+        await chat.until(chat.client.engine.loaded.empty)
         await chat.until(lambda: chat.notices() == ["The model holds little"])
         assert [one.timeout for one in chat.app._notifications] == [chat.app.NOTIFICATION_TIMEOUT]
 
-    client = ScriptedClient()
-    client.engine.warning = "the model holds little"
-    run(client, flow)
+    loaded = Loading("m", "loaded", loaded=True, warning="the model holds little")
+    run(ScriptedClient(), flow)

@@ -175,14 +175,14 @@ def test_status_line_shows_that_the_engine_has_exited_and_which_model_replaces_i
     async def flow(chat: Chatting) -> None:
         line = chat.app.screen.query_one(StatusLine)
         await chat.until(lambda: line.model and line.loading_model is None)
-        await client.engine.loaded.put("")
+        await client.engine.loaded.put(Loading("", "stopped"))
         await chat.until(lambda: "stopped. Your next message starts it." in line.render().plain)
         await chat.until(lambda: "is ready" not in chat.label("#welcome"))
         assert not client.engine.tried
         client.engine.runs_elsewhere = True
         await chat.until(lambda: client.engine.tried)
         client.engine.runs_elsewhere = False
-        await client.engine.loaded.put("/models/SmolLM2-135M.gguf")
+        await client.engine.loaded.put(Loading("/models/SmolLM2-135M.gguf", "loaded", loaded=True))
         await chat.until(lambda: line.render().plain.startswith("SmolLM2-135M "))
         await chat.until(lambda: "SmolLM2-135M is ready." in chat.label("#welcome"))
         assert chat.conversation.model == "/models/SmolLM2-135M.gguf"

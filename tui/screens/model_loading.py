@@ -20,8 +20,6 @@ async def follow(conversation: Conversation, loading: AsyncGenerator[Loading, No
             model = step.model if step.loaded else ""
             status.loading_model = step
             welcome.show_loading(step)
-            if step.warning:
-                conversation.app.notify(capitalized(step.warning), severity="warning", markup=False)
     except ClientError as error:
         if not model:
             welcome.show_failure(error)
@@ -35,15 +33,20 @@ async def follow(conversation: Conversation, loading: AsyncGenerator[Loading, No
 
 
 async def watch_engine(conversation: Conversation, engine: Engine) -> None:
-    """Show when the engine exits, for example because memory ran out, and which model answers after a restart.
+    """Show when the engine exits, for example because memory ran out, which model answers after a restart, and a
+    warning about it.
 
     A restarted engine may be that of another window, which names the same model by its path.
     """
-    status = conversation.composer.status
-    async for model in engine.loaded_models():
+    status, warning = conversation.composer.status, ""
+    async for loaded in engine.loaded_models():
+        model = loaded.model
         status.is_stopped = not model
         if status.loading_model is None:
             conversation.welcome.show_loaded(model)
         if model:
             status.model = model
             conversation.use_model(model)
+            if loaded.warning and loaded.warning != warning:
+                conversation.app.notify(capitalized(loaded.warning), severity="warning", markup=False)
+            warning = loaded.warning or warning

@@ -42,6 +42,7 @@ class EngineConnection:
         self._target = TargetModel(settings.model, settings.origins["model"] != "default")
         self._served: TargetModel | None = None  # the target that was loaded last
         self._previous: TargetModel | None = None  # the target before the last switch
+        self._last: ReadyEngine | None = None  # the engine that was loaded last
         self._uses = 0
         self._reply_titles: list[str] = []  # titles of the chats whose replies use the engine
         self._unused = asyncio.Event()
@@ -165,16 +166,19 @@ class EngineConnection:
         """Whether the server in use has exited, and another program has started one that can answer."""
         return await self.is_lost() and await to_thread(self._server.is_running_elsewhere, self._target)
 
-    async def loaded_models(self) -> AsyncGenerator[str, None]:
-        """Yield the name of each model that is loaded, and "" when its engine has exited. Never ends."""
+    async def loaded_models(self) -> AsyncGenerator[Loading, None]:
+        """Yield the last state of each successful load, and one without a model when its engine has exited.
+
+        Never ends.
+        """
         while True:
             state, replaced = self.state, self._replaced
             with suppress(NotLoaded):  # `loading` raises the reason
                 await state.wait()
-                yield self.answering
+                yield state.now
                 await _first_of(self._server.wait_until_lost(), replaced.wait())
                 if await self.is_lost():
-                    yield ""
+                    yield Loading("", "stopped")
             await replaced.wait()
 
     @property
@@ -316,10 +320,11 @@ class EngineConnection:
         else:
             self._served = TargetModel(self._engine.model, is_required=True) if self.is_remote else target
             state.succeed(self._engine.model, self._warning(self._engine))
+            self._last = self._engine
 
     def _warning(self, engine: ReadyEngine) -> str:
-        """Return a warning if the engine has another context length than the user asked for, or a short one that
-        another program chose; or "".
+        """Return a warning if the engine has another context length than the user asked for, or a context that
+        another program chose and that is short, or shorter than before; or "".
         """
         held, asked = engine.context_length, self._settings.context
         if self.is_remote or held is None or asked == held:
@@ -330,7 +335,12 @@ class EngineConnection:
         found = f"this server's context is {held:,} tokens. Run ingle stop"
         if asked:
             return f"{found} to use {stated}."
-        return f"{found} to use a longer one." if held < SHORT_CONTEXT else ""
+        return f"{found} to use a longer one." if held < max(SHORT_CONTEXT, self._last_context(engine.model)) else ""
+
+    def _last_context(self, model: str) -> int:
+        """Return the context length of the last engine in tokens; 0 if unknown, or if it had another model."""
+        last = self._last
+        return last.context_length or 0 if last is not None and last.model == model else 0
 
     async def _answers(self, model: str) -> bool:
         """Whether the engine in use still runs and has loaded `model`."""

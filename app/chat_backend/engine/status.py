@@ -36,7 +36,7 @@ class ChatEngine:
     async def is_started_elsewhere(self) -> bool:
         return await self._connection.is_started_elsewhere()
 
-    def loaded_models(self) -> AsyncGenerator[str, None]:
+    def loaded_models(self) -> AsyncGenerator[Loading, None]:
         return self._connection.loaded_models()
 
     async def status(self) -> EngineStatus:

@@ -228,11 +228,35 @@ def test_exit_of_the_engine_and_its_restart_are_reported(settings: Settings, sta
     async def main() -> None:
         connection = await begun(settings)
         models = connection.loaded_models()
-        assert await anext(models) == "smollm2:135m"
+        assert (await anext(models)).model == "smollm2:135m"
         started[0].die()
-        assert await anext(models) == ""
+        assert (await anext(models)).model == ""
         assert (await ready(connection)).model == "smollm2:135m"
-        assert await anext(models) == "smollm2:135m"
+        assert (await anext(models)).model == "smollm2:135m"
+        await models.aclose()
+        await connection.close()
+
+    asyncio.run(main())
+
+
+def test_restart_that_finds_a_server_with_a_shorter_context_is_reported(
+    settings: Settings, hash_server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.chat_backend.engine.server._EXIT_SECONDS", 0.01)
+    monkeypatch.setattr("app.chat_backend.engine.connection.SHORT_CONTEXT", 1)
+    first = Instance(os.getpid(), hash_server.port, hash_server.url, "hash", "/nowhere/hash.gguf", "first")
+
+    async def main() -> None:
+        with recorded(first, settings):
+            connection = await begun(settings)
+            models = connection.loaded_models()
+            assert (await anext(models)).warning == ""
+            assert connection._last is not None
+            connection._last = replace(connection._last, context_length=8192)
+        assert (await anext(models)).model == ""
+        with recorded(replace(first, started_at="second"), settings):
+            await ready(connection)
+            assert (await anext(models)).warning == SHORT
         await models.aclose()
         await connection.close()
 
@@ -249,8 +273,8 @@ def test_exit_of_a_server_of_another_program_is_reported(
         with recorded(instance, settings):
             connection = await begun(settings)
             models = connection.loaded_models()
-            assert await anext(models) == "hash"
-        assert await anext(models) == ""
+            assert (await anext(models)).model == "hash"
+        assert (await anext(models)).model == ""
         await models.aclose()
         await connection.close()
 
