@@ -128,7 +128,7 @@ class Choices:
             case FinishReason.ERROR:
                 return ReplyFailed(f"The engine failed: {end.error}", "Try again.")
             case FinishReason.ABORT:
-                return ReplyAborted("The request was aborted, or the engine is shutting down", "Try again.")
+                return ReplyAborted("The server stopped this reply", "Try again.")
         return None
 
 
