@@ -1,6 +1,6 @@
 """Lists of the installed models and of the catalog for the screens. Reads files, and does not use the network."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -16,6 +16,8 @@ from app.models.stored_model import StoredModel
 from app.models.transfer.download_queue import Download, DownloadState, downloads, is_same_model
 from quant.errors import InglenookError
 from tui.engine_types import ModelInfo
+
+_FLUENT = 5.0  # tokens per second at which replies appear about as fast as users read
 
 
 def installed_models(store: ModelStore, loaded: str, fetching: str) -> list[ModelInfo]:
@@ -60,10 +62,9 @@ def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | 
             yield replace(info, name=known.name, license=info.license or known.license)
 
 
-def chat_catalog(store: ModelStore, loaded: str, fetching: str, memory: int | None) -> list[ModelInfo]:
-    """Return the catalog without embedding models. The best recommended model that fits is marked."""
-    listed = without_embedding_models(catalog_models(store, loaded, fetching, memory), store)
-    fitting = {one.name for one in listed if one.fits or one.installed}
+def mark_recommended(listed: Sequence[ModelInfo], store: ModelStore) -> Sequence[ModelInfo]:
+    """Mark the best recommended model that fits and is not expected to be slow."""
+    fitting = {one.name for one in listed if (one.fits or one.installed) and (one.speed or _FLUENT) >= _FLUENT}
     best = next((known.name for known in store.families.recommended if known.name in fitting), "")
     return [replace(one, is_recommended=one.name == best) for one in listed]
 

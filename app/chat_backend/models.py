@@ -57,11 +57,19 @@ class ChatModels:
         memory = await self._memory()
 
         def listed() -> Sequence[ModelInfo]:
-            from app.chat_backend.model_lists import chat_catalog
+            from app.chat_backend.model_lists import catalog_models, without_embedding_models
 
-            return chat_catalog(self._store(), self._connection.answering, self._fetching(), memory)
+            store = self._store()
+            found = catalog_models(store, self._connection.answering, self._fetching(), memory)
+            return without_embedding_models(found, store)
 
-        return await self._with_speeds(await to_thread(listed))
+        with_speeds = await self._with_speeds(await to_thread(listed))
+        return await to_thread(self._mark_recommended, with_speeds)
+
+    def _mark_recommended(self, models: Sequence[ModelInfo]) -> Sequence[ModelInfo]:
+        from app.chat_backend.model_lists import mark_recommended
+
+        return mark_recommended(models, self._store())
 
     async def _with_speeds(self, models: Sequence[ModelInfo]) -> Sequence[ModelInfo]:
         """Add the expected speeds. They are unknown until an engine on this machine has measured its decode rate."""

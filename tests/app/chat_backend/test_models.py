@@ -107,6 +107,20 @@ def test_speeds_follow_from_the_remembered_decode_rate(settings: Settings) -> No
     assert asyncio.run(speeds())[KNOWN.name] == 2.0
 
 
+def test_recommended_model_is_not_expected_to_be_slow(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.chat_backend.model_lists.is_likely_to_fit", lambda size, memory: True)
+    best, *others = load_families().recommended
+
+    async def marked() -> list[str]:
+        async with models_of(settings) as models:
+            return [one.name for one in await models.catalog() if one.is_recommended]
+
+    assert asyncio.run(marked()) == [best.name]
+    remember_rate(settings.state_dir, DecodeRate("cpu", 4.9 * best.usual_size))
+    fluent = next(one.name for one in others if 5.0 * one.usual_size <= 4.9 * best.usual_size)
+    assert asyncio.run(marked()) == [fluent]
+
+
 def test_model_is_listed_before_and_after_its_download(online: tuple[Settings, FakeHub]) -> None:
     settings, hub = online
     size = len(hub.repositories[REPO]["m-Q4_K_M.gguf"])
