@@ -14,7 +14,8 @@ class AttachmentSizes:
     def describe(self, file: Attachment) -> str:
         """Return the name and the size: in tokens if `count` has counted them, else in characters."""
         tokens = self._tokens.get(hash(file.text))
-        size = f"{len(file.text):,} characters" if tokens is None else f"{tokens:,} tokens"
+        mark = "~" if self._replies.estimates_counts() else ""
+        size = f"{len(file.text):,} characters" if tokens is None else f"{mark}{tokens:,} tokens"
         return f"{file.name} ({size})"
 
     async def count(self, file: Attachment) -> None:

@@ -82,6 +82,9 @@ class Replies(Protocol):
     async def count_tokens(self, text: str) -> int:
         """Return how many tokens `text` takes in a prompt of the loaded model."""
 
+    def estimates_counts(self) -> bool:
+        """Whether `count_tokens` returns estimates, because the server cannot count tokens."""
+
 
 class Tools(Protocol):
     """Tools of MCP servers, which the model can call."""

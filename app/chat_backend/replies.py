@@ -318,6 +318,9 @@ class ChatReplies:
         async with self._connection.use() as engine:
             return await engine.endpoint.count(text=text)
 
+    def estimates_counts(self) -> bool:
+        return self._connection.is_remote
+
 
 def _delta(part: ReasoningDelta | TextDelta) -> types.ReplyEvent:
     kind = types.ReasoningDelta if isinstance(part, ReasoningDelta) else types.TextDelta

@@ -19,6 +19,8 @@ from quant.errors import InglenookError
 
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _REASONS = ("error", "message", "detail", "msg")  # JSON keys under which servers report the reason of an error
+# messages of the HTTP library in words for users
+_PLAIN_WORDS: Mapping[str, str] = {"All connection attempts failed": "it accepts no connection"}
 _LONGEST_REASON = 300  # maximum length of the shown reason in characters
 # idle connections are closed after this time: uvicorn closes them after 5 s, and may reset one that is being used again
 KEEP_ALIVE_SECONDS = 2.0
@@ -134,7 +136,7 @@ class HTTPClient:
         if isinstance(problem, httpx.ReadTimeout):
             reason = f"no answer in {self._answer_seconds:g} s"
             return ServerSilent(f"the server at {self._url} does not respond: {reason}", self._remedies.unreachable)
-        reason = str(problem) or type(problem).__name__
+        reason = _PLAIN_WORDS.get(str(problem), str(problem)) or type(problem).__name__
         return ServerUnreachable(f"the server at {self._url} does not respond: {reason}", self._remedies.unreachable)
 
 

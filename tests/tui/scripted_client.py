@@ -225,6 +225,7 @@ class ScriptedReplies:
     deaf: bool = False  # whether `stop` has no effect
     counts: asyncio.Event | None = None  # token counts wait until it is set; None: they do not wait
     token_length: int = 4  # characters in a token
+    is_estimating: bool = False  # whether token counts are estimates
 
     async def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
         self.asked.append((chat, to))
@@ -265,6 +266,9 @@ class ScriptedReplies:
         if self.counts is not None:
             await self.counts.wait()
         return len(text) // self.token_length
+
+    def estimates_counts(self) -> bool:
+        return self.is_estimating
 
 
 @dataclass

@@ -24,6 +24,19 @@ async def paste(chat: Chatting, text: str) -> None:
     await chat.pilot.pause()
 
 
+def test_estimated_token_counts_are_marked(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("some notes " * 40)
+    client = ScriptedClient()
+    client.replies.is_estimating = True
+
+    async def flow(chat: Chatting) -> None:
+        await paste(chat, f"'{path}'")
+        await chat.until(lambda: chat.label("#attached").startswith("+ notes.txt (~110 tokens)"))
+
+    run(client, flow)
+
+
 def test_files_and_long_pastes_become_attachments_with_token_counts(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("some notes " * 40)

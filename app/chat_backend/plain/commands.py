@@ -230,7 +230,7 @@ class PlainCommands:
 
     async def _delete(self, rest: str) -> None:
         summary = (await self.current()).summary
-        if not await self._agrees(f"Delete {summary.name}? /undo restores it until you quit. yes or no"):
+        if not await self._agrees(f"Delete “{summary.name}”? yes or no (/undo restores it until you quit)"):
             return
         self._deleted = summary.id
         await self._client.chats.delete(self._deleted)

@@ -293,6 +293,8 @@ class PlainChat:
             return None
         line = await self._input.next(prompt)
         self._has_ended = line is None
+        if self._has_ended and self._is_person:
+            self._write("\n")  # the end of the input leaves the cursor after the prompt
         return line
 
     def _hint_at_leaving(self) -> None:

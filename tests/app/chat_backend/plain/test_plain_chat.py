@@ -380,13 +380,13 @@ def test_private_chat_is_marked_in_prompt_and_lists(
     scripted(client, monkeypatch, *lines, is_person=True)
     out, _ = capsys.readouterr()
     assert "> Private chat: nothing is saved.\nprivate> Hello.\nprivate> Delete " in out
-    assert "? /undo restores it until you quit. yes or no\nprivate> Deleted." in out
+    assert "”? yes or no (/undo restores it until you quit)\nprivate> Deleted." in out
     assert "> New chat.\n> Restored.\nprivate> " in out
     assert "2 messages, private)" in out
     assert " (private): You: Hi" in out
     assert " (private):\nYou: Hi" in out
     assert "private> Kept:\n" in out
-    assert out.endswith("Model: an answer\n> New chat.\n> ")
+    assert out.endswith("Model: an answer\n> New chat.\n> \n")
 
 
 @pytest.mark.parametrize(("answer", "num_chats"), [("y", 0), ("no", 1), ("", 1)])
@@ -396,7 +396,7 @@ def test_chat_is_deleted_after_the_user_agrees(
     client = ScriptedClient()
     client.keep("Dragons", "a question", "an answer")
     scripted(client, monkeypatch, "/chats", "/open 1", "/delete", answer, is_person=True)
-    assert "> Delete Dragons? /undo restores it until you quit. yes or no\n" in capsys.readouterr().out
+    assert "> Delete “Dragons”? yes or no (/undo restores it until you quit)\n" in capsys.readouterr().out
     assert len(client.chats.chats) == num_chats
 
 
