@@ -118,7 +118,7 @@ def test_stopping_the_engine_ends_streams_with_an_error_event(stack: tuple[LiveS
         stopping.start()
         until(lambda: server.streams._stopping)
         runner.steps_allowed.release(1_000_000)
-        with pytest.raises(openai.APIError, match="shutting down"):
+        with pytest.raises(openai.APIError, match="stopped this reply"):
             list(stream)
         stopping.join()
 
