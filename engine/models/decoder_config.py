@@ -176,6 +176,17 @@ def _with_window(layer: LayerConfig, window: int | None, rope: int) -> LayerConf
     return layer.with_attention(lambda it: replace(it, cache=replace(it.cache, window=window), rope=rope))
 
 
+def recurrent_layers(metadata: Metadata, kind: str) -> list[bool] | None:
+    """Return for each layer of a config.json whether its type is `kind`; None: types are not listed.
+
+    Raises UnsupportedModel unless all other layers have full attention.
+    """
+    kinds = metadata.items(LAYER_TYPES, str)
+    if unknown := sorted({*(kinds or ())} - {kind, FULL}):
+        raise UnsupportedModel(f"{LAYER_TYPES.config} has {unknown[0]!r:.60}, which is not supported")
+    return [it == kind for it in kinds] if kinds else None
+
+
 def without_drafts(metadata: Metadata, config: ModelConfig, key: Key) -> ModelConfig:
     """Return the configuration without the layers that draft further tokens, whose number is the value of `key`.
 

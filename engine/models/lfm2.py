@@ -13,9 +13,16 @@ from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.errors import UnsupportedModel
 from engine.model_config import ConvConfig, HeadNorm, LayerConfig, MLPConfig, ModelConfig, Score
-from engine.models.decoder_config import IGNORED, KV_HEADS, LAYER_TYPES, LAYERS, MLP_HIDDEN, read_decoder
+from engine.models.decoder_config import (
+    IGNORED,
+    KV_HEADS,
+    LAYER_TYPES,
+    LAYERS,
+    MLP_HIDDEN,
+    read_decoder,
+    recurrent_layers,
+)
 from engine.models.expert_config import ExpertKeys, read_experts, with_experts
-from engine.models.rope_config import FULL
 
 _LAYER = "model.layers.{}."
 _FEED, _EXPERTS = f"{_LAYER}feed_forward", f"{_LAYER}feed_forward.experts"
@@ -76,7 +83,7 @@ RENAMED = {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embed
 BASE = 1e6  # of the rope, in transformers
 TAPS = Key(Keys.ShortConv.L_CACHE, "conv_L_cache")
 CONV_BIAS = Key("", "conv_bias")
-CONV, ATTENTION = "conv", FULL
+CONV = "conv"
 ATTENTION_LAYERS = Key("", "full_attn_idxs")
 ADJUSTED = Key("", "block_auto_adjust_ff_dim")
 MULTIPLE_OF = Key("", "block_multiple_of")
@@ -121,11 +128,8 @@ def _convolves(metadata: Metadata) -> list[bool]:
     key = LAYER_TYPES if metadata.is_config else KV_HEADS
     if not metadata.is_config:
         convolves = [heads == 0 for heads in metadata.items(KV_HEADS, int) or ()]
-    elif kinds := metadata.items(LAYER_TYPES, str):
-        unknown = sorted({*kinds} - {CONV, ATTENTION})
-        if unknown:
-            raise UnsupportedModel(f"{LAYER_TYPES.config} has {unknown[0]!r:.60}, which is not supported")
-        convolves = [kind == CONV for kind in kinds]
+    elif listed := recurrent_layers(metadata, CONV):
+        convolves = listed
     else:
         key, attended = ATTENTION_LAYERS, metadata.items(ATTENTION_LAYERS, int)
         convolves = [attended is not None and number not in attended for number in range(layers)]
@@ -144,7 +148,7 @@ def _with_one_head_count(metadata: Metadata, convolves: list[bool]) -> Metadata:
     Raises UnsupportedModel if attention layers differ.
     """
     if metadata.is_config:
-        return replace(metadata, values={**metadata.values, LAYER_TYPES.config: None})
+        return metadata
     counts = metadata.items(KV_HEADS, int) or ()
     heads = {count for count, convolve in zip(counts, convolves, strict=True) if not convolve}
     if len(heads) != 1:

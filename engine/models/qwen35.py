@@ -19,13 +19,13 @@ from engine.models.decoder_config import (
     MLP_HIDDEN,
     TEXT_PREFIX,
     read_decoder,
+    recurrent_layers,
     text_metadata,
     without_drafts,
 )
 from engine.models.expert_config import read_experts, with_experts
 from engine.models.qwen import EXPERTS
 from engine.models.qwen import NAMES as QWEN
-from engine.models.rope_config import FULL
 
 _MIXER = "model.layers.{}.linear_attn."
 NAMES = Names(
@@ -92,8 +92,7 @@ def read_config(metadata: Metadata) -> ModelConfig:
         width = metadata.integer(EXPERT_HIDDEN)
         metadata = replace(metadata, values={**metadata.values, metadata.name(MLP_HIDDEN): width})
     recurrent = _recurrent_layers(metadata)
-    without_kinds = replace(metadata, values={**metadata.values, LAYER_TYPES.config: None})
-    config = read_decoder(without_kinds if metadata.is_config else metadata, partial_rotary=True, experts=has_experts)
+    config = read_decoder(metadata, partial_rotary=True, experts=has_experts)
     attention, delta = replace(config.attention, gated=True), _delta(metadata)
     layers = tuple(
         replace(layer, mixer=delta if it else attention) for layer, it in zip(config.layers, recurrent, strict=True)
@@ -119,19 +118,13 @@ def read_config(metadata: Metadata) -> ModelConfig:
 def _recurrent_layers(metadata: Metadata) -> list[bool]:
     """Return for each layer whether it has a delta rule."""
     layers = metadata.integer(LAYERS, maximum=1024)
-    if not metadata.is_config:
-        listed = metadata.items(RECURRENT_LAYERS, bool)
-    elif kinds := metadata.items(LAYER_TYPES, str):
-        if unknown := sorted({*kinds} - {LINEAR, FULL}):
-            raise UnsupportedModel(f"{LAYER_TYPES.config} has {unknown[0]!r:.60}, which is not supported")
-        listed = tuple(kind == LINEAR for kind in kinds)
-    else:
-        listed = None
+    is_config = metadata.is_config
+    listed = recurrent_layers(metadata, LINEAR) if is_config else metadata.items(RECURRENT_LAYERS, bool)
     if listed is None:
         interval = metadata.integer(INTERVAL, 4)
         return [(number + 1) % interval != 0 for number in range(layers)]
     if len(listed) != layers:
-        key = LAYER_TYPES if metadata.is_config else RECURRENT_LAYERS
+        key = LAYER_TYPES if is_config else RECURRENT_LAYERS
         raise UnsupportedModel(f"{metadata.name(key)} has {len(listed)} values for {layers} layers")
     return list(listed)
 

@@ -65,6 +65,14 @@ def _convolve_strip(a: Record, start: int, stop: int, source: int, target: int, 
 
 
 @jit
+def request_states(a: Record, h: Record, request: int) -> tuple[int, int, int, int]:
+    """Return the start and the end of a request's tokens, and the addresses of its states to read and to write."""
+    states = h.tables + a.group * h.table_group + request * h.table_stride
+    source, target = a.cache + word(states, 0) * a.block_bytes, a.cache + word(states, 1) * a.block_bytes
+    return word(h.query_starts, request), word(h.query_starts, request + 1), source, target
+
+
+@jit
 def count_strips(a: Record) -> int:
     return (GROUP * a.groups + STRIP - 1) // STRIP
 
@@ -74,8 +82,5 @@ def convolve(a: Record, h: Record, first: int, last: int, scratch: int) -> None:
     """Compute units of CONVOLVE: a strip of channels of one request."""
     strips = count_strips(a)
     for unit in range(first, last):
-        request, strip = unit // strips, unit % strips
-        states = h.tables + a.group * h.table_group + request * h.table_stride
-        source, target = a.cache + word(states, 0) * a.block_bytes, a.cache + word(states, 1) * a.block_bytes
-        start, stop = word(h.query_starts, request), word(h.query_starts, request + 1)
-        _convolve_strip(a, start, stop, source, target, strip * STRIP, scratch)
+        start, stop, source, target = request_states(a, h, unit // strips)
+        _convolve_strip(a, start, stop, source, target, unit % strips * STRIP, scratch)

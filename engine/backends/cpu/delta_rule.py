@@ -11,11 +11,12 @@ from typing import Any
 
 from numba.core import cgutils
 
+from engine.backends.cpu.convolution import request_states
 from engine.backends.cpu.exponentials import decay_floats, scale_by_sigmoid, sigmoid_floats
 from engine.backends.cpu.floats import multiply_arrays
 from engine.backends.cpu.instructions import Record
 from quant.cpu.activations import FORM_KERNELS, GROUP, Form
-from quant.cpu.kernel import jit, kernel, word
+from quant.cpu.kernel import jit, kernel
 from quant.cpu.norms import norm_factor
 from quant.cpu.vector import F32, LANES, Emit
 
@@ -145,9 +146,7 @@ def delta(a: Record, h: Record, first: int, last: int, scratch: int) -> None:
     """Compute units of DELTA: one value head of one request."""
     matrix = 4 * a.key_dim * a.value_dim
     for unit in range(first, last):
-        request, head = unit // a.value_heads, unit % a.value_heads
-        states = h.tables + a.group * h.table_group + request * h.table_stride
-        source, target = a.cache + word(states, 0) * a.block_bytes, a.cache + word(states, 1) * a.block_bytes
-        start, stop = word(h.query_starts, request), word(h.query_starts, request + 1)
+        head = unit % a.value_heads
+        start, stop, source, target = request_states(a, h, unit // a.value_heads)
         _delta_head(a, start, stop, head, source + head * matrix, target + head * matrix, scratch)
         _normalize_and_gate(a, start, stop, head)

@@ -257,13 +257,12 @@ def _widths(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
             case AttentionConfig():
                 yield "head dimension", mixer.head_dim, LANES
                 yield "attention's width", mixer.width, GROUP
+                if model.head_norm in (HeadNorm.EACH, HeadNorm.OWN) and not model.optional_head_norm:
+                    yield "normalized heads' dimension", mixer.head_dim, GROUP
+                if model.head_norm is HeadNorm.ALL:
+                    yield "keys' width", mixer.kv_width, GROUP
             case ConvConfig():
                 yield "convolution's width", mixer.width, GROUP
             case DeltaConfig():
                 yield "keys' dimension", mixer.key_dim, GROUP
                 yield "values' dimension", mixer.value_dim, GROUP
-    for mixer in model.attentions:
-        if model.head_norm in (HeadNorm.EACH, HeadNorm.OWN) and not model.optional_head_norm:
-            yield "normalized heads' dimension", mixer.head_dim, GROUP
-        if model.head_norm is HeadNorm.ALL:
-            yield "keys' width", mixer.kv_width, GROUP

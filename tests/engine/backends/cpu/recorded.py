@@ -99,6 +99,24 @@ def advance(
     return replace(batch, logit_rows=range(len(batch.token_ids)))
 
 
+def compute_in_steps(
+    step: CpuStep,
+    request: HeldRequest,
+    counts: Sequence[int],
+    *,
+    vocab_size: int,
+    num_blocks: int,
+    groups: Sequence[GroupConfig],
+) -> Tensor:
+    """Return the logits of a request's next tokens, computed in steps of `counts` tokens."""
+    return torch.cat(
+        [
+            compute(step, advance([(request, count)], vocab_size=vocab_size, num_blocks=num_blocks, groups=groups))
+            for count in counts
+        ]
+    )
+
+
 # -- steps of a few operations
 
 

@@ -13,7 +13,16 @@ from engine.config import GroupConfig
 from engine.kernels import reference
 from engine.kv.cache import KVCache
 from engine.operations import ShortConv
-from tests.engine.backends.cpu.recorded import Recorded, advance, compute, layer, plain, record, sequence
+from tests.engine.backends.cpu.recorded import (
+    Recorded,
+    advance,
+    compute,
+    compute_in_steps,
+    layer,
+    plain,
+    record,
+    sequence,
+)
 from tests.support.kv_groups import kv_group, state_group
 
 TOKENS = 70
@@ -51,11 +60,9 @@ def test_any_division_into_steps_gives_the_same_bits(width: int, taps: int, thre
     outputs, state = expected(rows, weight)
     wanted: tuple[Tensor, Tensor] | None = None
     for cuts in ([TOKENS], [1] * 40 + [30], [1, 2, 3, 64], [33, 37]):
-        request, found = sequence(1, range(TOKENS), range(1, 9), [5]), []
-        for count in cuts:
-            batch = advance([(request, count)], vocab_size=TOKENS, num_blocks=BLOCKS, groups=GROUPS)
-            found.append(compute(it.step, batch))
-        here = torch.cat(found), it.kv.state(2).pool[5].clone()
+        request = sequence(1, range(TOKENS), range(1, 9), [5])
+        found = compute_in_steps(it.step, request, cuts, vocab_size=TOKENS, num_blocks=BLOCKS, groups=GROUPS)
+        here = found, it.kv.state(2).pool[5].clone()
         torch.testing.assert_close(here[0], outputs, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(here[1], state, rtol=1e-6, atol=1e-6)
         wanted = wanted or here
