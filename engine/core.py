@@ -19,7 +19,7 @@ from engine.errors import DeviceLost, InvalidSampling, OutOfMemory
 from engine.freed_memory import release_frames
 from engine.kv.disk.store import DiskStore
 from engine.kv.transfers import BlockTransfer
-from engine.request import PROGRAM, Origin, Request, TokenEvent
+from engine.request import PROGRAM, Origin, Request, TokenEvent, message_ends
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.step import Runner, StepLimits, StepPlan, TicketT
@@ -101,7 +101,9 @@ class Engine(Generic[TicketT]):
         ids = (*prompt_ids, *end_ids)
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             raise IndexError(f"a token id is not in the vocabulary of {self.vocab_size} tokens")
-        request = Request(next(self._ids), prompt_ids, params, end_ids, origin)
+        has_states = any(group.recurrent for group in self.config.groups)
+        marks = message_ends(prompt_ids, end_ids) if has_states else ()
+        request = Request(next(self._ids), prompt_ids, params, end_ids, origin, marks)
         if params.grammar is not None:
             request.constraint = params.grammar.start(jumps=params.logprobs is None)
         self._scheduler.validate_request(request)

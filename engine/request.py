@@ -6,6 +6,7 @@ decoding one token are the same operation.
 """
 
 import enum
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -116,6 +117,7 @@ class Request:
     params: SamplingParams
     end_ids: frozenset[int] = frozenset()  # end-of-generation tokens of the model
     origin: Origin = PROGRAM
+    marks: tuple[int, ...] = ()  # numbers of tokens of the prompt at the ends of messages, ascending
 
     output_ids: list[int] = field(default_factory=list)  # sampled tokens, without the prompt
     num_computed: int = 0  # number of tokens whose keys and values are in the cache
@@ -167,6 +169,15 @@ class Request:
             return range(0)
         first = max(start, self.num_prompt_logprobs)
         return range(first, max(first, min(stop, len(self.prompt_ids) - 1)))
+
+
+def message_ends(prompt_ids: Sequence[int], end_ids: Collection[int]) -> tuple[int, ...]:
+    """Return the numbers of tokens at the ends of messages, for `Request.marks`.
+
+    A chat template ends each message with a token that also ends a reply. The prompt encoder makes no such token of a
+    user's text.
+    """
+    return tuple(number for number, token_id in enumerate(prompt_ids, 1) if token_id in end_ids)
 
 
 @dataclass(frozen=True, slots=True)

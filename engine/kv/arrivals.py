@@ -7,9 +7,10 @@ from engine.cost_model import CostModel
 from engine.counters import Counters
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.disk.segment_file import DiskBlock
-from engine.kv.groups import Group, RequestBlocks
+from engine.kv.groups import Group
 from engine.kv.host_tier import HostTier
 from engine.kv.prefix_cache import Source
+from engine.kv.request_blocks import RequestBlocks
 from engine.kv.transfers import Arriving, MoveBlock, ReadBlocks, TransferHandle, Transfers
 from engine.request import Request
 

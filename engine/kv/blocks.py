@@ -143,6 +143,11 @@ class BlockPool:
             del self._cached[block]
         self._references[block] += 1
 
+    def touch(self, block: int) -> None:
+        """Evict a free block with content after all others. The null block is ignored."""
+        if block in self._cached:
+            self._cached.move_to_end(block)
+
     def in_eviction_order(self) -> Iterator[int]:
         """Iterate over the free blocks with content, in the order in which they will be evicted."""
         return iter(self._cached)

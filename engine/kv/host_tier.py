@@ -11,7 +11,8 @@ from itertools import islice
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.cost_model import CostModel
 from engine.kv.blocks import NULL_BLOCK, BlockPool
-from engine.kv.groups import Group, RequestBlocks, SavedBlocks
+from engine.kv.groups import Group
+from engine.kv.request_blocks import RequestBlocks, SavedBlocks
 from engine.kv.transfers import Demoting, MoveBlock, PoolBlock, Saving, TransferHandle, Transfers
 
 DEMOTED_AT_ONCE = 8  # maximum number of cached blocks per group in one copy

@@ -19,9 +19,10 @@ from engine.kv.blocks import NULL_BLOCK, BlockPool
 from engine.kv.disk.segment_file import SEGMENT_BLOCKS
 from engine.kv.disk.store import DiskStore
 from engine.kv.disk.tier import DiskTier
-from engine.kv.groups import RequestBlocks, blocks_for, make_groups
+from engine.kv.groups import make_groups
 from engine.kv.host_tier import HostTier
 from engine.kv.prefix_cache import Prefix, PrefixCache, Source
+from engine.kv.request_blocks import ChainKey, RequestBlocks, blocks_for
 from engine.kv.transfers import Arriving, BlockTransfer, Demoting, ReadBlocks, Saving, Transfers, WritingBack
 from engine.request import Origin, Request, TokenSources
 from engine.step import BlockCopy
@@ -142,12 +143,15 @@ class KVMemory:
         if prefix is None:
             return self._restore(held, stop)
         request.num_computed = request.num_scheduled = prefix.blocks * BLOCK_SIZE
-        held.num_published, held.junction = prefix.blocks, prefix.junction * BLOCK_SIZE
+        held.num_published, held.junction, held.borders = prefix.blocks, prefix.junction * BLOCK_SIZE, None
         if not self._bring(held, prefix.blocks, prefix.sources, stop):
             return False
         if not request.num_preemptions:
             request.cache = prefix.token_sources([group.pool for group in self.groups])
         self.disk.touch(held, prefix.blocks)
+        for number, group in enumerate(self.groups):
+            for block in group.attached(held, prefix.blocks):
+                self._drop(number, block)
         for number, indices in enumerate(prefix.sources):
             # These blocks may not be in files yet, because they may have been computed by a request with `stored`
             # unset.
@@ -195,8 +199,22 @@ class KVMemory:
         for read in on_disk:
             for block in read.targets:
                 self.groups[read.group].pool.mark_on_disk(block)
-        for number, indices in enumerate(published):
-            self.disk.mark_dirty(number, held, indices)
+        for number, (kept, dropped) in enumerate(published):
+            self.disk.mark_dirty(number, held, kept)
+            for index in dropped:
+                self._drop(number, held.chain_key(index))
+
+    def _drop(self, number: int, block: ChainKey) -> None:
+        """Make one block of a group unfindable in all tiers, unless it is in use."""
+        pools = self.groups[number].pool, *self.host.pools[number : number + 1]
+        found = [(pool, there) for pool in pools if (there := pool.block_of(block.key))]
+        if any(pool.is_held(there) for pool, there in found):
+            return
+        is_on_disk = any(pool.is_on_disk(there) for pool, there in found)
+        for pool, there in found:
+            pool.unpublish(there)
+        if is_on_disk:
+            self.disk.discard(number, block)
 
     def fork(self, parent: Request, child: Request, tokens: int) -> None:
         """Let `child` share the first `tokens` computed tokens of `parent` and continue from there."""

@@ -13,7 +13,8 @@ from engine.cost_model import CostModel
 from engine.kv.blocks import BlockKey, BlockPool, block_key, root_key
 from engine.kv.disk.segment_file import DiskBlock
 from engine.kv.disk.tier import DiskTier
-from engine.kv.groups import Group, RequestBlocks
+from engine.kv.groups import Group
+from engine.kv.request_blocks import RequestBlocks
 from engine.kv.transfers import PoolBlock
 from engine.request import Origin, TokenSources
 

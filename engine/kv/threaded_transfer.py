@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from engine.kv.blocks import BlockKey
 from engine.kv.cache import KVCache
 from engine.kv.disk.store import DiskMiss, DiskStore
+from engine.kv.request_blocks import ChainKey
 from engine.kv.transfers import MoveBlock, ReadBlocks, WriteBlocks
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,10 @@ class ThreadedTransfer:
     def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
         if self._store is not None:
             self._writes.submit(self._store.touch, group, first_keys)
+
+    def discard(self, group: int, block: ChainKey) -> None:
+        if self._store is not None:
+            self._writes.submit(self._store.discard, group, *block)
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
         if self._store is not None:

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 
 from engine.kv.blocks import BlockKey, BlockPool
 from engine.kv.disk.segment_file import DiskBlock
-from engine.kv.groups import RequestBlocks, SavedBlocks
+from engine.kv.request_blocks import ChainKey, RequestBlocks, SavedBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,10 @@ class BlockTransfer(Protocol):
 
     def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
         """Mark segments as recently used, so that they are deleted after others. Returns without waiting."""
+        ...
+
+    def discard(self, group: int, block: ChainKey) -> None:
+        """Delete the files that hold only this block, after the writes already submitted. Returns without waiting."""
         ...
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
@@ -200,6 +204,10 @@ class Transfers:
     def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
         """See `BlockTransfer.touch`."""
         self.block_transfer.touch(group, first_keys)
+
+    def discard(self, group: int, block: ChainKey) -> None:
+        """See `BlockTransfer.discard`."""
+        self.block_transfer.discard(group, block)
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
         """See `BlockTransfer.forget`."""

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.counters import Counters
 from engine.errors import InvalidSampling, PromptTooLong
-from engine.kv.groups import blocks_for
 from engine.kv.memory import KVMemory
+from engine.kv.request_blocks import blocks_for
 from engine.request import FinishReason, Request, RequestStatus, TokenEvent
 from engine.sampling_params import BeamParams, BeamSampling
 from engine.scheduling.beam import Beam, BeamGroup, BeamSearch
@@ -79,7 +79,9 @@ class BeamGroups:
             logprobs=policy.alternatives,
             prompt_logprobs=first.params.prompt_logprobs,
         )
-        root = Request(next(self._ids), first.prompt_ids, params, first.end_ids, first.origin, queue=first.queue)
+        root = Request(
+            next(self._ids), first.prompt_ids, params, first.end_ids, first.origin, first.marks, queue=first.queue
+        )
         for result in results:
             result.queue = root.queue
         self._requests.add_group(BeamGroup(tuple(results), beams, policy, max_tokens, {root: policy.common()}))
@@ -170,6 +172,7 @@ def _fork_of(parent: Request, request_id: int, beam: Beam) -> Request:
         parent.params,
         parent.end_ids,
         parent.origin,
+        parent.marks,
         output_ids=beam.token_ids(),
         cache=parent.cache,
         queue=parent.queue,

@@ -20,6 +20,7 @@ from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, Preemption, Res
 from engine.core import Engine
 from engine.kv.blocks import NULL_BLOCK, BlockKey
 from engine.kv.disk.store import DiskMiss, DiskStore
+from engine.kv.request_blocks import ChainKey
 from engine.kv.transfers import MoveBlock, ReadBlocks, WriteBlocks
 from engine.request import TokenLogprobs
 from engine.sampling_params import SamplingParams
@@ -331,6 +332,10 @@ class LateTransfer:
     def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
         if self.store is not None:
             self.store.touch(group, first_keys)
+
+    def discard(self, group: int, block: ChainKey) -> None:
+        if self.store is not None:
+            self.store.discard(group, *block)
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
         if self.store is not None:

@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 MAX_OWN_FILES = 4096  # maximum number of files that this process appends to
 MAX_HEADS = 512  # maximum number of heads kept in memory, 50 KB each
+SINGLE_BLOCK_BYTES = 16 << 20  # a block of this size, which is a state, has its own file, so that it can be deleted
 WRITE_PAUSE = 60.0  # seconds for which writing is suspended after a failure
 # A listing is reused only if the folder had been unchanged for this many ns when it was read. Otherwise a change in the
 # same clock tick would be missed.
@@ -91,6 +92,7 @@ class DiskStore:
         self.folder = folder
         self._fingerprint = fingerprint
         self._block_bytes = tuple(block_bytes)
+        self._file_blocks = [1 if size >= SINGLE_BLOCK_BYTES else SEGMENT_BLOCKS for size in block_bytes]
         self._quota = quota
         self._clock = clock
         self._writing = threading.Lock()  # held while files are written; lookups do not take it
@@ -238,7 +240,8 @@ class DiskStore:
                 missing = [block for block in blocks if block[0] not in there]
                 while missing and not self.is_paused:
                     own = self._own_file(group, first_key)
-                    part, missing = missing[: SEGMENT_BLOCKS - own.count], missing[SEGMENT_BLOCKS - own.count :]
+                    space = self._file_blocks[group] - own.count
+                    part, missing = missing[:space], missing[space:]
                     num_bytes += self._append(own, part)
             self._quota.charge(num_bytes)
         except OSError as problem:
@@ -251,7 +254,7 @@ class DiskStore:
     def _own_file(self, group: int, first_key: BlockKey) -> _OwnFile:
         """Return a file of the segment with space for at least one more block, creating it if necessary."""
         own = self._own_files.pop((group, first_key), None)
-        if own is None or own.count == SEGMENT_BLOCKS or own.path in self._bad or not own.path.exists():
+        if own is None or own.count == self._file_blocks[group] or own.path in self._bad or not own.path.exists():
             own = self._new_file(group, first_key)
         self._own_files[group, first_key] = own
         while len(self._own_files) > MAX_OWN_FILES:
@@ -301,6 +304,14 @@ class DiskStore:
             for path in paths:
                 with contextlib.suppress(OSError):
                     os.utime(path, ns=(when, when), follow_symlinks=os.utime not in os.supports_follow_symlinks)
+
+    def discard(self, group: int, key: BlockKey, first_key: BlockKey) -> None:
+        """Delete the files that hold only the block with this key."""
+        with self._writing:
+            for path, head in self._heads_of(group, first_key):
+                if head.is_complete and {it.key for it in head.entries.values()} == {key}:
+                    with contextlib.suppress(OSError):
+                        path.unlink()
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> int:
         """Delete each file of these segments that holds one of the keys, or that cannot be checked.

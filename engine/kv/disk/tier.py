@@ -16,7 +16,7 @@ from engine.counters import Counters
 from engine.kv.blocks import NULL_BLOCK, BlockKey, BlockPool
 from engine.kv.disk.segment_file import SEGMENT_BLOCKS, DiskBlock
 from engine.kv.disk.store import DiskStore
-from engine.kv.groups import RequestBlocks
+from engine.kv.request_blocks import ChainKey, RequestBlocks
 from engine.kv.transfers import DirtyBlock, TransferHandle, Transfers, WriteBlocks, WritingBack
 
 log = logging.getLogger(__name__)
@@ -166,6 +166,11 @@ class DiskTier:
                 self._device[group].mark_on_disk(block, on_disk=False)
 
     # -- deletion
+
+    def discard(self, group: int, block: ChainKey) -> None:
+        """Delete a block from files if no other block is in its file."""
+        if self._store is not None:
+            self._transfers.discard(group, block)
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
         """Delete the blocks with these keys from files. `first_keys` are the first keys of their segments."""
