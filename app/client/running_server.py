@@ -1,4 +1,4 @@
-"""Finds the running server of a model."""
+"""Finds the running servers of a model."""
 
 import os
 from pathlib import Path
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 
 def find_instance(settings: Settings) -> Instance | None:
-    """Return the running server of the model that the settings name.
+    """Return the running server of the model that the settings name, the first one of `find_instances`."""
+    return next(iter(find_instances(settings)), None)
 
-    If several servers run, the one on the port of the settings is preferred.
-    """
+
+def find_instances(settings: Settings) -> list[Instance]:
+    """Return all running servers of the model that the settings name, first the one on the port of the settings."""
     from app.models.store import ModelStore  # imported late, so that the screens of a chat appear sooner
 
     store = ModelStore(settings)
@@ -35,7 +37,7 @@ def find_instance(settings: Settings) -> Instance | None:
         return os.path.realpath(instance.model_path) == path
 
     serving = [instance for instance in running_instances(settings) if is_meant(instance)]
-    return min(serving, key=lambda instance: instance.port != settings.port, default=None)
+    return sorted(serving, key=lambda instance: instance.port != settings.port)
 
 
 def _stored(store: "ModelStore", name: str) -> "StoredModel | None":

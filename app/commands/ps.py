@@ -14,6 +14,7 @@ from app.process.instance import Instance, running_instances
 from app.settings.api_keys import own_key
 from app.settings.settings import load_settings
 from app.text.terminal_text import sanitize
+from tui.figures import share
 
 EXAMPLES = """\b
 Examples:
@@ -31,6 +32,8 @@ _FIGURES = ("running", "waiting", "running_by_class", "waiting_by_class", "kv_bl
 def ps(as_array: bool) -> None:
     """List the running servers.
 
+    KIND is "server" for `ingle serve`, and "chat" for the engine of chats, which exits when no chat uses it.
+
     For each server: its requests by service class, the share of its KV cache that they hold, and the progress of
     prompts in prefill.
     """
@@ -39,7 +42,7 @@ def ps(as_array: bool) -> None:
     if as_array:
         click.echo(as_json(servers))
     elif servers:
-        echo_wide_table([("PID", "MODEL", "STATUS", "SINCE", "URL"), *map(_server_row, servers)])
+        echo_wide_table([("PID", "KIND", "MODEL", "STATUS", "SINCE", "URL"), *map(_server_row, servers)])
         click.echo()
         echo_table([("PID", "RUNNING BY CLASS", "WAITING BY CLASS", "KV BLOCKS HELD"), *map(_details, servers)])
         if prompts := [_prompt(server["pid"], one) for server in servers for one in server["reading"]]:
@@ -51,22 +54,19 @@ def ps(as_array: bool) -> None:
 
 def _server_row(server: Mapping[str, Any]) -> tuple[object, ...]:
     since = datetime.fromisoformat(server["started_at"]).astimezone()
-    return server["pid"], server["title"], server["status"], f"{since:%Y-%m-%d %H:%M}", server["api_url"]
+    names = server["pid"], server["kind"], server["title"]
+    return *names, server["status"], f"{since:%Y-%m-%d %H:%M}", server["api_url"]
 
 
 def _details(server: Mapping[str, Any]) -> tuple[object, ...]:
     classes = (_listed(server["running_by_class"]), _listed(server["waiting_by_class"]))
     held, blocks = server["kv_blocks_held"], server["kv_blocks"]
-    return server["pid"], *classes, f"{held} of {blocks} ({_percent(held, blocks)})" if blocks else "-"
+    return server["pid"], *classes, f"{held} of {blocks} ({share(held / blocks)})" if blocks else "-"
 
 
 def _prompt(pid: int, reading: Mapping[str, Any]) -> tuple[object, ...]:
     done, total = reading["done"], reading["total"]
-    return pid, sanitize(reading["client"]) or "-", f"{done:,} ({_percent(done, total)})", f"{total:,} tokens"
-
-
-def _percent(part: int, total: int) -> str:
-    return f"{100 * part / total:.0f} %"
+    return pid, sanitize(reading["client"]) or "-", f"{done:,} ({share(done / total)})", f"{total:,} tokens"
 
 
 def _listed(requests: Mapping[str, int] | None) -> str:

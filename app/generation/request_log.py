@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from app.generation.cache_report import Miss, MissReason
 from app.generation.events import ChatEvent, PromptProgress, TokenCounts
 from engine.request import Origin
+from tui.figures import share
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def _progress(progress: PromptProgress) -> str:
     done, total = progress.done, progress.total
     rate = (done - progress.cached) / progress.seconds if progress.seconds > 0 else 0.0
     left = f", about {_duration((total - done) / rate)} left" if rate > 0 else ""
-    return f"{done:,} of {total:,} tokens ({100 * done / total:.0f} %){left}"
+    return f"{done:,} of {total:,} tokens ({share(done / total)}){left}"
 
 
 def _duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from app.errors import AppError
 from app.settings.settings import Settings
@@ -40,6 +40,8 @@ class Instance:
     model: str  # name in the catalog, or the path as the user gave it
     model_path: str  # absolute path
     started_at: str  # ISO 8601 in UTC
+    kind: Literal["server", "chat"] = "server"  # chat: the engine of chats, which exits when none uses it
+    context_length: int | None = None  # in tokens; None: unknown, or the model returns embeddings
 
     @property
     def title(self) -> str:

@@ -12,11 +12,11 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -71,7 +71,10 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
 
         load = load_encoder_model if is_embedding_model(stored) else load_model
         model = load(stored, settings, progress)
-        instance, store = _instance(stored, settings.host, sockets.port), ModelStore(settings)
+        instance = _instance(stored, settings.host, sockets.port)
+        kind: Literal["server", "chat"] = "server" if leases is None else "chat"
+        instance = replace(instance, kind=kind, context_length=_context_length(model))
+        store = ModelStore(settings)
         pulls = Pulls(settings, store)
         context = ServerContext(
             policy=policy,
@@ -149,7 +152,14 @@ def _instance(stored: StoredModel, host: str, port: int) -> Instance:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     address = f"[{host}]" if ":" in host else host
     reachable = "127.0.0.1" if is_loopback(host) or host in EVERYWHERE else address
-    return Instance(os.getpid(), port, f"http://{reachable}:{port}", stored.name, str(stored.path.absolute()), now)
+    url, path = f"http://{reachable}:{port}", str(stored.path.absolute())
+    return Instance(os.getpid(), port, url, stored.name, path, now)
+
+
+def _context_length(model: "ChatModel | LoadedEncoder") -> int | None:
+    from app.models.load.loaded_model import ChatModel
+
+    return model.engine.config.context_length if isinstance(model, ChatModel) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +201,7 @@ async def _serve(
         server = HTTPServer(
             server_config(application if leases is None else leases.track_requests(application)),
             _PendingWork(work, pulls),
-            lambda: _announce(name, instance, settings, progress, for_chat=leases is not None),
+            lambda: _announce(name, instance, settings, progress),
             lambda status: _exit_now(instance, settings, status),
         )
         server.stop_on_signals()
@@ -283,9 +293,9 @@ def _tune_interpreter() -> None:
     gc.freeze()
 
 
-def _announce(name: str, instance: Instance, settings: Settings, progress: Progress, *, for_chat: bool = False) -> None:
+def _announce(name: str, instance: Instance, settings: Settings, progress: Progress) -> None:
     """Report that the server is ready. A chat has one line for it, and connects by itself."""
-    if for_chat:
+    if instance.kind == "chat":
         progress.say(f"{name} is ready.")
         return
     url, key = instance.api_url, _key_hint(settings)

@@ -2,12 +2,13 @@
 
 Loading runs in the background; callers that need the model wait for it with `use`. The engine is replaced only when no
 caller uses it. If a model cannot be loaded, the previous one is loaded again. If the engine process has died, the next
-call of `use` restarts it.
+call of `use` restarts it, or connects to a server whose context is at least as long.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from app.chat_backend.client_errors import client_errors, to_thread
@@ -42,7 +43,6 @@ class EngineConnection:
         self._target = TargetModel(settings.model, settings.origins["model"] != "default")
         self._served: TargetModel | None = None  # the target that was loaded last
         self._previous: TargetModel | None = None  # the target before the last switch
-        self._last: ReadyEngine | None = None  # the engine that was loaded last
         self._uses = 0
         self._reply_titles: list[str] = []  # titles of the chats whose replies use the engine
         self._unused = asyncio.Event()
@@ -318,11 +318,18 @@ class EngineConnection:
             state.finish(ClientError("the engine could not be started", "Run ingle doctor, and report its output."))
             raise
         else:
-            self._served = TargetModel(self._engine.model, is_required=True) if self.is_remote else target
-            state.succeed(self._engine.model, self._warning(self._engine))
-            self._last = self._engine
+            self._served = self._target_after(target, self._engine)
+            if self._target == target and not self.is_remote:
+                self._target = self._served
+            state.succeed(self._engine.model, self._warning(self._engine, target))
 
-    def _warning(self, engine: ReadyEngine) -> str:
+    def _target_after(self, target: TargetModel, engine: ReadyEngine) -> TargetModel:
+        """Return the target of later restarts of a loaded engine."""
+        if self.is_remote:
+            return TargetModel(engine.model, is_required=True)
+        return replace(target, least_context=engine.context_length or 0)
+
+    def _warning(self, engine: ReadyEngine, target: TargetModel) -> str:
         """Return a warning if the engine has another context length than the user asked for, or a context that
         another program chose and that is short, or shorter than before; or "".
         """
@@ -335,12 +342,7 @@ class EngineConnection:
         found = f"this server's context is {held:,} tokens. Run ingle stop"
         if asked:
             return f"{found} to use {stated}."
-        return f"{found} to use a longer one." if held < max(SHORT_CONTEXT, self._last_context(engine.model)) else ""
-
-    def _last_context(self, model: str) -> int:
-        """Return the context length of the last engine in tokens; 0 if unknown, or if it had another model."""
-        last = self._last
-        return last.context_length or 0 if last is not None and last.model == model else 0
+        return f"{found} to use a longer one." if held < max(SHORT_CONTEXT, target.least_context) else ""
 
     async def _answers(self, model: str) -> bool:
         """Whether the engine in use still runs and has loaded `model`."""

@@ -15,7 +15,7 @@ from app.chat_backend.client_errors import client_errors
 from app.chat_backend.engine.child import ChildMessage
 from app.chat_backend.engine.loading_state import DownloadRate, LoadingState, describe_stage
 from app.chat_backend.engine.process import EngineProcess
-from app.client.running_server import find_instance
+from app.client.running_server import find_instances
 from app.errors import AppError
 from app.models.transfer.download_turn import Running, running_download
 from app.process.engine_lease import count_other_leases, hold_lease
@@ -53,6 +53,13 @@ class TargetModel:
 
     model: str
     is_required: bool  # True: only this model is acceptable; False: any loaded model is
+    # in tokens; servers of the user with a shorter context are not used, but engines of other chats are
+    least_context: int = 0
+
+    def accepts(self, instance: Instance) -> bool:
+        """Whether the context of a running server is long enough."""
+        held = instance.context_length
+        return instance.kind == "chat" or held is None or held >= self.least_context
 
 
 class EngineServer:
@@ -75,7 +82,7 @@ class EngineServer:
         self._instance: Instance | None = None  # registry entry of the server in use
 
     async def connect(self, target: TargetModel, state: LoadingState) -> ReadyEngine:
-        """Find or start a server of the model, and wait until it is loaded. Raises InglenookError or ClientError."""
+        """Find or start a server of the target, and wait until it is loaded. Raises InglenookError or ClientError."""
         return await (self._attach_remote if self.remote else self._find_or_start)(target, state)
 
     async def release(self) -> None:
@@ -119,8 +126,7 @@ class EngineServer:
 
     def serves(self, model: str) -> bool:
         """Whether the server in use still runs and has loaded `model`. Reads files."""
-        found = find_instance(replaced(self._settings, model=model))
-        return found is not None and found == self._instance
+        return self._instance in find_instances(replaced(self._settings, model=model))
 
     def fetching(self) -> Running | None:
         """Return the download that the starting process runs, or None. Reads files."""
@@ -204,10 +210,10 @@ class EngineServer:
         return any(instance != self._instance for instance in running)
 
     def _running(self, settings: Settings, target: TargetModel) -> Sequence[Instance]:
-        """Return the running server of the model. If any model is acceptable, return all servers, that one first."""
-        found = find_instance(settings)
-        others = [] if target.is_required else [one for one in running_instances(settings) if one != found]
-        return [*([found] if found else []), *others]
+        """Return the running servers that the target accepts, first those of its model."""
+        found = find_instances(settings)
+        others = [] if target.is_required else [one for one in running_instances(settings) if one not in found]
+        return [one for one in (*found, *others) if target.accepts(one)]
 
     async def _start_process(self, settings: Settings, state: LoadingState) -> ReadyEngine:
         from app.models.store import ModelStore

@@ -35,7 +35,16 @@ def instance(port: int) -> Instance:
 def test_file_is_named_the_same_for_each_way_to_give_its_path() -> None:
     server = replace(instance(9), model="m.gguf", model_path="/models/m.gguf")
     with recorded(server, load_settings()), recorded(replace(server, port=10, model="/models/m.gguf"), load_settings()):
-        assert [line.split()[1] for line in table()[:3]] == ["MODEL", "m", "m"]
+        assert [line.split()[2] for line in table()[:3]] == ["MODEL", "m", "m"]
+
+
+def test_engine_of_a_chat_differs_from_a_server_of_the_user() -> None:
+    with recorded(replace(instance(1), kind="chat"), load_settings()), recorded(instance(2), load_settings()):
+        assert [line.split()[1] for line in table()[:3]] == ["KIND", "chat", "server"]
+        assert [one["kind"] for one in json.loads(CliRunner().invoke(ingle, ["ps", "--json"]).stdout)] == [
+            "chat",
+            "server",
+        ]
 
 
 def listed() -> dict[str, Any]:

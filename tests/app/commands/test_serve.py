@@ -144,12 +144,12 @@ def test_ps_lists_the_server(server: Server) -> None:
     [listed] = server.listed()
     assert listed["pid"] == server.process.pid
     assert listed["api_url"] == f"{server.url}/v1"
-    assert listed["model"] == "smollm2:135m"
+    assert (listed["kind"], listed["model"]) == ("server", "smollm2:135m")
     assert (listed["status"], listed["running"], listed["waiting"]) == ("ok", 0, 0)
     assert listed["started_at"] <= "9999"
     table = server.ingle("ps").stdout.splitlines()
-    assert table[0].split() == ["PID", "MODEL", "STATUS", "SINCE", "URL"]
-    assert table[1].split()[:3] == [str(server.process.pid), "smollm2:135m", "ok"]
+    assert table[0].split() == ["PID", "KIND", "MODEL", "STATUS", "SINCE", "URL"]
+    assert table[1].split()[:4] == [str(server.process.pid), "server", "smollm2:135m", "ok"]
     assert table[1].endswith(f"{server.url}/v1")
 
 

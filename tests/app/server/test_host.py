@@ -211,8 +211,8 @@ class Keyboard(io.StringIO):
 
 
 def test_engine_of_a_chat_is_announced_in_few_words(capsys: pytest.CaptureFixture[str]) -> None:
-    instance = Instance(1, 4645, "http://127.0.0.1:4645", "./hash.gguf", "/nowhere/hash.gguf", "now")
-    host._announce("hash", instance, load_settings(), LineProgress(), for_chat=True)
+    instance = Instance(1, 4645, "http://127.0.0.1:4645", "./hash.gguf", "/nowhere/hash.gguf", "now", "chat")
+    host._announce("hash", instance, load_settings(), LineProgress())
     assert capsys.readouterr().err == "hash is ready.\n"
 
 

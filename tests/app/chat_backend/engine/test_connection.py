@@ -239,20 +239,19 @@ def test_exit_of_the_engine_and_its_restart_are_reported(settings: Settings, sta
     asyncio.run(main())
 
 
-def test_restart_that_finds_a_server_with_a_shorter_context_is_reported(
+def test_restart_that_finds_an_engine_with_a_shorter_context_is_reported(
     settings: Settings, hash_server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.chat_backend.engine.server._EXIT_SECONDS", 0.01)
     monkeypatch.setattr("app.chat_backend.engine.connection.SHORT_CONTEXT", 1)
-    first = Instance(os.getpid(), hash_server.port, hash_server.url, "hash", "/nowhere/hash.gguf", "first")
+    first = Instance(os.getpid(), hash_server.port, hash_server.url, "hash", "/nowhere/hash.gguf", "first", "chat")
 
     async def main() -> None:
-        with recorded(first, settings):
+        with recorded(replace(first, context_length=2048), settings):
             connection = await begun(settings)
             models = connection.loaded_models()
             assert (await anext(models)).warning == ""
-            assert connection._last is not None
-            connection._last = replace(connection._last, context_length=8192)
+            connection._target = replace(connection._target, least_context=8192)
         assert (await anext(models)).model == ""
         with recorded(replace(first, started_at="second"), settings):
             await ready(connection)
@@ -261,6 +260,41 @@ def test_restart_that_finds_a_server_with_a_shorter_context_is_reported(
         await connection.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("context", "num_started"), [(512, 1), (2047, 1), (2048, 0), (4096, 0)])
+def test_restart_uses_only_servers_whose_context_is_as_long(
+    settings: Settings, hash_server: LiveServer, started: list[StandIn], context: int, num_started: int
+) -> None:
+    first = Instance(os.getpid(), hash_server.port, hash_server.url, "hash", "/nowhere/hash.gguf", "first", "chat")
+    server = replace(first, port=1, started_at="second", kind="server", context_length=context)
+
+    async def main() -> None:
+        with recorded(first, settings):
+            connection = await begun(settings)
+            assert (await ready(connection)).context_length == 2048
+        with recorded(server, settings):
+            assert await connection.is_started_elsewhere() == (not num_started)
+            await ready(connection)
+        await connection.close()
+
+    asyncio.run(main())
+    assert len(started) == num_started
+
+
+def test_first_load_uses_a_server_with_a_short_context(
+    settings: Settings, hash_server: LiveServer, started: list[StandIn]
+) -> None:
+    server = Instance(os.getpid(), hash_server.port, hash_server.url, "hash", "/hash.gguf", "now", context_length=512)
+
+    async def main() -> None:
+        connection = await begun(settings)
+        assert (await ready(connection)).model == "hash"
+        await connection.close()
+
+    with recorded(server, settings):
+        asyncio.run(main())
+    assert started == []
 
 
 def test_exit_of_a_server_of_another_program_is_reported(
