@@ -103,6 +103,7 @@ class ServedName:
     context_length: int | None  # tokens; None: not reported
     is_inglenook: bool = False  # whether the server is Inglenook
     sampling: Mapping[str, float] | None = None  # the model's default sampling parameters; None: not reported
+    parameters: int | None = None  # number of weights; None: not reported
 
 
 class ChatEndpoint:
@@ -198,9 +199,10 @@ class ChatEndpoint:
 
 def _served_name(model: Mapping[str, Any]) -> ServedName:
     is_inglenook = model.get("owned_by") == APP_NAME
-    return ServedName(
-        str(model["id"]), _context_length(model), is_inglenook, default_sampling_of(model) if is_inglenook else None
-    )
+    sampling = default_sampling_of(model) if is_inglenook else None
+    parameters = (model.get("meta") or {}).get("n_params")
+    count = int(parameters) if parameters else None
+    return ServedName(str(model["id"]), _context_length(model), is_inglenook, sampling, count)
 
 
 def _context_length(model: Mapping[str, Any]) -> int | None:

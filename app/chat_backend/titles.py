@@ -1,8 +1,6 @@
 """Titles for chats, written by the model at low priority after the first reply."""
 
 import re
-from contextlib import suppress
-from pathlib import Path
 from textwrap import shorten
 
 from app.chat_backend.chat_repository import ChatRepository
@@ -10,7 +8,6 @@ from app.chat_backend.client_errors import to_thread
 from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.prompt_messages import prompt_messages
 from app.history.records import StoredMessage, path_to
-from quant.errors import InglenookError
 from tui.plain_text import single_line
 from tui.types import ChatId
 
@@ -41,7 +38,7 @@ class Titles:
         if title:
             return title
         async with self._connection.use() as engine:
-            if await to_thread(is_small, engine.model, engine.model_path):
+            if is_small(engine.model, engine.parameters):
                 return ""
             own = {"service_class": "background", "store": False} if engine.endpoint.is_inglenook else {}
             sampling = {"temperature": 0, **engine.default_sampling, "max_tokens": _TOKENS}
@@ -69,19 +66,9 @@ class Titles:
         history.chats.give_title(number, title)
 
 
-def is_small(model: str, path: Path | None = None) -> bool:
-    """Whether a model has fewer than a billion parameters, by its name or by the headers of the files at `path`."""
-    return bool(_SMALL.search(model)) or (path is not None and _has_small_files(path))
-
-
-def _has_small_files(path: Path) -> bool:
-    from app.models.details import parameter_count
-    from app.models.model_header import read_header
-    from app.models.stored_model import LOCAL_FILE, stored_model
-
-    with suppress(InglenookError, OSError):  # the files may have been deleted since they were loaded
-        return parameter_count(read_header(stored_model(path.name, path, LOCAL_FILE))) < _SMALL_MODEL
-    return False
+def is_small(model: str, parameters: int | None) -> bool:
+    """Whether a model has fewer than a billion parameters. If their number is unknown, the name decides."""
+    return bool(_SMALL.search(model)) if parameters is None else parameters < _SMALL_MODEL
 
 
 def extract_title(text: str) -> str:

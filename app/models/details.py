@@ -10,7 +10,7 @@ from app.generation.template import ChatTemplateRenderer
 from app.generation.template_features import TemplateFeatures, probe_template
 from app.models.catalog import Catalog, Sampling
 from app.models.hub_models import HubModels
-from app.models.model_header import ModelHeader, read_header
+from app.models.model_header import read_header
 from app.models.repository import RepositoryName
 from app.models.sampling_defaults import catalogued_sampling
 from app.models.stored_model import StoredModel
@@ -97,11 +97,6 @@ def details_of(
         active_parameters=parameters - header.support.idle_parameters,
         problem=header.support.problem,
     )
-
-
-def parameter_count(header: ModelHeader) -> int:
-    """Return the number of weights that are loaded."""
-    return _sum_parameters(classes_of(header.tensors, header.packed_bits, header.support.ignored))
 
 
 def _sum_parameters(classes: Iterable[TensorClass]) -> int:

@@ -4,10 +4,12 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 
 from app.models.details import ModelDetails
 from app.server.http.errors import InvalidRequest
+from quant.errors import InglenookError
 
 ANY_MODEL = "*"  # target of an alias that refers to the served model, whichever it is
 
@@ -68,6 +70,12 @@ class ServedModel:
             message = f"The model {name!r} does not exist here"
             remedy = f"This server has {', '.join(map(repr, self.names))}."
             raise InvalidRequest(message, remedy, parameter="model", code="model_not_found", status=404)
+
+    async def parameters(self) -> int | None:
+        """Return the number of the model's weights; None if it is unknown, or if the files cannot be read any more."""
+        with suppress(InglenookError, OSError):
+            return (await self.details()).parameters or None
+        return None
 
     async def details(self) -> ModelDetails:
         """Return the details that the model's files contain. Raises the errors of `details_of`."""

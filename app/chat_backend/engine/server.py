@@ -44,7 +44,7 @@ class ReadyEngine:
     model: str
     context_length: int | None  # None: unknown
     default_sampling: Mapping[str, float] = field(default_factory=dict)  # the model's recommended sampling
-    model_path: Path | None = None  # the model's file or folder; None: on another machine
+    parameters: int | None = None  # number of weights; None: the server does not report it
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class EngineServer:
                 )
             unless_used.pop_all()
             # Only the parameters that the server reports are sent, because it may reject others.
-            return ReadyEngine(endpoint, found.name, found.context_length, found.sampling or {})
+            return ReadyEngine(endpoint, found.name, found.context_length, found.sampling or {}, found.parameters)
 
     async def _find_or_start(self, target: TargetModel, state: LoadingState) -> ReadyEngine:
         """Attach to a running engine or start one. A lock ensures that only one chat starts it; the others wait and
@@ -246,18 +246,15 @@ class EngineServer:
             if self._process is None:
                 self._leases.enter_context(hold_lease(self._settings, instance.pid))
             self._instance = instance
-            names = await endpoint.names()
-            default_sampling = next(
-                (one.sampling for one in names if one.name == instance.model and one.sampling), None
-            )
-            if default_sampling is None:
+            served = next(iter(await endpoint.names()))  # all names are of one model
+            default_sampling = served.sampling
+            if not default_sampling:
                 from app.models.sampling_defaults import sampling_from_files
 
                 default_sampling = await asyncio.to_thread(sampling_from_files, instance)
             unless_used.pop_all()
-            return ReadyEngine(
-                endpoint, instance.model, int(report["context_length"]), default_sampling, Path(instance.model_path)
-            )
+            context_length = int(report["context_length"])
+            return ReadyEngine(endpoint, instance.model, context_length, default_sampling, served.parameters)
 
 
 async def _wait_for_names(endpoint: "ChatEndpoint", state: LoadingState) -> Sequence["ServedName"]:

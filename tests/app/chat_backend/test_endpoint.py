@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from app.history.chats import Chats
 from app.history.history import History
 from app.history.messages import Messages
 from app.settings.settings import Settings
-from tests.engine.models.tiny_llama import make
 from tests.support.fake_endpoint import FakeEndpoint
 from tui.client import ClientError
 from tui.engine_types import ModelInfo
@@ -129,8 +127,9 @@ def test_title_of_a_chat_is_read_once(
     run(settings, endpoint.url, work)
 
 
-def test_small_model_writes_no_title(settings: Settings, endpoint: FakeEndpoint) -> None:
-    endpoint.model["id"] = "tiny-135m"
+@pytest.mark.parametrize("model", [{"id": "tiny-135m"}, {"id": "m", "meta": {"n_params": 999_999_999}}])
+def test_small_model_writes_no_title(settings: Settings, endpoint: FakeEndpoint, model: dict[str, object]) -> None:
+    endpoint.model |= model
 
     async def work(client: TerminalClient) -> str:
         chat = (await client.chats.create(ChatSettings())).summary.id
@@ -405,15 +404,12 @@ def test_extracted_title_is_one_short_line(written: str, title: str) -> None:
     ],
 )
 def test_model_name_states_whether_the_model_is_small(model: str, small: bool) -> None:
-    assert is_small(model) is small
+    assert is_small(model, None) is small
 
 
-def test_model_files_state_whether_the_model_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make(tmp_path).path
-    assert is_small("m", path) is True
-    monkeypatch.setattr("app.chat_backend.titles._SMALL_MODEL", 1000)
-    assert is_small("m", path) is False
-    assert is_small("m", tmp_path / "deleted.gguf") is False
+@pytest.mark.parametrize(("parameters", "small"), [(134_515_008, True), (1_000_000_000, False)])
+def test_number_of_parameters_counts_more_than_the_name(parameters: int, small: bool) -> None:
+    assert is_small("m", parameters) is is_small("70b", parameters) is is_small("135m", parameters) is small
 
 
 def test_drafts_of_a_reply_are_counted(settings: Settings, endpoint: FakeEndpoint) -> None:

@@ -28,6 +28,7 @@ class ModelMeta(Struct):
 
     n_ctx: int
     n_vocab: int
+    n_params: int | None  # null: unknown
 
 
 class Model(Struct):
@@ -82,17 +83,17 @@ class ModelEndpoints:
         return json_reply(Version(VERSION))
 
     async def list_models(self, request: Request) -> Response:
-        names = self._served.names
-        return json_reply(ModelList([self._model(name) for name in names], names[0], names[-1]))
+        names, parameters = self._served.names, await self._served.parameters()
+        return json_reply(ModelList([self._model(name, parameters) for name in names], names[0], names[-1]))
 
     async def retrieve_model(self, request: Request) -> Response:
-        name = request.path_params["model"]
-        return json_reply(self._model(self._served.reply_name(name)))
+        name = self._served.reply_name(request.path_params["model"])
+        return json_reply(self._model(name, await self._served.parameters()))
 
-    def _model(self, name: str) -> Model:
+    def _model(self, name: str, parameters: int | None) -> Model:
         served = self._served
         length, created = served.context_length, datetime.fromtimestamp(served.created, UTC)
-        meta = ModelMeta(length, served.vocab_size)
+        meta = ModelMeta(length, served.vocab_size, parameters)
         return Model(
             name, served.created, created, name, length, length, length, meta, served.name, self._recommended_sampling
         )

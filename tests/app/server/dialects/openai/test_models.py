@@ -1,14 +1,17 @@
 """OpenAI's list of models: the details of the served model, and its aliases."""
 
 import asyncio
+from dataclasses import replace
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 
+from app.models.details import ModelDetails
 from app.server.dialects.openai.models import ModelEndpoints
 from app.server.http.errors import InvalidRequest
 from app.server.served_model import ServedModel
+from quant.errors import ModelFileError
 
 NAME = "org/repo:Q4_K_M"
 ALIASES = {"gpt-4o": NAME, "any": "*", "elsewhere": "org/other", "claude-*": "*", "o*": "org/other"}
@@ -31,7 +34,18 @@ def test_each_name_reports_the_context_length(model: ServedModel) -> None:
     for one in listed["data"]:
         assert one["context_length"] == one["max_model_len"] == one["meta"]["n_ctx"] == 4096
         assert (one["meta"]["n_vocab"], one["root"], one["object"]) == (1000, NAME, "model")
+        assert one["meta"]["n_params"] is None
         assert asyncio.run(_get(model, f"/v1/models/{one['id']}")).json() == one
+
+
+def test_number_of_parameters_is_read_from_the_files() -> None:
+    def unreadable() -> ModelDetails:
+        raise ModelFileError("the file was deleted")
+
+    known = replace(ModelDetails.unknown(NAME), parameters=134_515_008)
+    for describe, parameters in ((lambda: known, 134_515_008), (unreadable, None)):
+        [one] = asyncio.run(_get(ServedModel(NAME, 4096, 1000, {}, describe), "/v1/models")).json()["data"]
+        assert one["meta"]["n_params"] == parameters
 
 
 def test_alias_with_a_star_matches_a_prefix(model: ServedModel) -> None:
