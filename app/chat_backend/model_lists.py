@@ -7,8 +7,9 @@ from itertools import chain
 from pathlib import Path
 
 from app.models.catalog import CatalogEntry
+from app.models.decode_rate import expected_speed, is_fluent
 from app.models.details import known_license
-from app.models.families import KnownModel
+from app.models.families import KnownModel, active_bytes
 from app.models.machine_memory import is_likely_to_fit
 from app.models.repository import PREFERRED
 from app.models.store import ModelStore
@@ -16,8 +17,6 @@ from app.models.stored_model import StoredModel
 from app.models.transfer.download_queue import Download, DownloadState, downloads, is_same_model
 from quant.errors import InglenookError
 from tui.engine_types import ModelInfo
-
-_FLUENT = 5.0  # tokens per second at which replies appear about as fast as users read
 
 
 def installed_models(store: ModelStore, loaded: str, fetching: str) -> list[ModelInfo]:
@@ -62,9 +61,21 @@ def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | 
             yield replace(info, name=known.name, license=info.license or known.license)
 
 
-def mark_recommended(listed: Sequence[ModelInfo], store: ModelStore) -> Sequence[ModelInfo]:
-    """Mark the best recommended model that fits and is not expected to be slow."""
-    fitting = {one.name for one in listed if (one.fits or one.installed) and (one.speed or _FLUENT) >= _FLUENT}
+def with_speeds(listed: Iterable[ModelInfo], store: ModelStore, rate: float) -> list[ModelInfo]:
+    """Add the expected speeds. `rate`: the decode rate of this machine; 0: not measured."""
+    return [replace(one, speed=None if one.fits is False else _speed(one, store, rate)) for one in listed]
+
+
+def _speed(model: ModelInfo, store: ModelStore, rate: float) -> float | None:
+    known = store.families.models.get(model.name)
+    name = model.name if known is None else known.repository.repo
+    return expected_speed(rate, active_bytes(name, model.size or 0))
+
+
+def mark_recommended(listed: Sequence[ModelInfo], store: ModelStore, rate: float) -> Sequence[ModelInfo]:
+    """Mark the best recommended model that fits and is not expected to be slow at a decode rate."""
+    possible = (one for one in listed if one.fits or one.installed)
+    fitting = {one.name for one in possible if is_fluent(_speed(one, store, rate))}
     best = next((known.name for known in store.families.recommended if known.name in fitting), "")
     return [replace(one, is_recommended=one.name == best) for one in listed]
 

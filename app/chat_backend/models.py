@@ -54,31 +54,36 @@ class ChatModels:
         """Return the catalog; empty for a remote endpoint, because it cannot download models."""
         if self._connection.is_remote:
             return ()
-        memory = await self._memory()
+        memory, rate = await self._memory(), await self._decode_rate()
 
         def listed() -> Sequence[ModelInfo]:
-            from app.chat_backend.model_lists import catalog_models, without_embedding_models
+            from app.chat_backend import model_lists
+            from app.models.decode_rate import likely_rate
 
             store = self._store()
-            found = catalog_models(store, self._connection.answering, self._fetching(), memory)
-            return without_embedding_models(found, store)
+            found = model_lists.catalog_models(store, self._connection.answering, self._fetching(), memory)
+            chats = model_lists.without_embedding_models(found, store)
+            device = "cuda" if memory_without_gpu() is None else "cpu"
+            marked = model_lists.mark_recommended(chats, store, likely_rate(device, rate))
+            return model_lists.with_speeds(marked, store, rate)
 
-        with_speeds = await self._with_speeds(await to_thread(listed))
-        return await to_thread(self._mark_recommended, with_speeds)
-
-    def _mark_recommended(self, models: Sequence[ModelInfo]) -> Sequence[ModelInfo]:
-        from app.chat_backend.model_lists import mark_recommended
-
-        return mark_recommended(models, self._store())
+        return await to_thread(listed)
 
     async def _with_speeds(self, models: Sequence[ModelInfo]) -> Sequence[ModelInfo]:
         """Add the expected speeds. They are unknown until an engine on this machine has measured its decode rate."""
-        from app.models.decode_rate import expected_speed, remembered_rate
+        from app.chat_backend.model_lists import with_speeds
+
+        rate = await self._decode_rate()
+        return await to_thread(lambda: with_speeds(models, self._store(), rate))
+
+    async def _decode_rate(self) -> float:
+        """Return the measured decode rate of this machine in bytes per second; 0 if there is none."""
+        from app.models.decode_rate import remembered_rate
 
         rate = await self._connection.decode_rate()
         if not rate and (earlier := await to_thread(remembered_rate, self._settings.state_dir)):
             rate = earlier.bytes_per_second
-        return [replace(one, speed=None if one.fits is False else expected_speed(rate, one.size)) for one in models]
+        return rate
 
     def _note_path(self) -> None:
         """Remember the loaded model if the user named it by its path, so that it stays in the list."""

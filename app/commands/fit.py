@@ -107,11 +107,10 @@ def _find_recommended(settings: Settings, progress: Progress) -> "ModelFit":
 
 def _speed(found: "ModelFit", settings: Settings) -> float | None:
     """Return the expected decode speed in tokens per second; None if it is unknown on this device."""
-    from app.models.decode_rate import expected_speed, remembered_rate
+    from app.models.decode_rate import expected_speed, measured_rate
 
-    rate = remembered_rate(settings.state_dir)
-    is_known = rate is not None and rate.device == found.fit.device and found.is_possible
-    return expected_speed(rate.bytes_per_second, found.fit.active_weights) if rate and is_known else None
+    rate = measured_rate(settings.state_dir, found.fit.device)
+    return expected_speed(rate, found.fit.active_weights) if found.is_possible else None
 
 
 def _echo_fit(found: "ModelFit", speed: float | None) -> None:

@@ -4,6 +4,7 @@ The engine measures the rate. The server stores it in the state folder when it s
 start.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
 _FILE = "decode-rate.json"
+_FLUENT = 5.0  # tokens per second at which replies appear about as fast as users read
+# Rates by device, for machines that have not measured one: half of the memory bandwidth of a slow desktop. With a GPU,
+# each model that fits is fast.
+_UNMEASURED: Mapping[str, float] = {"cpu": 15e9}
 
 
 class DecodeRate(Struct, frozen=True):
@@ -34,11 +39,27 @@ def expected_speed(bytes_per_second: float, weight_bytes: int | None) -> float |
     return bytes_per_second / weight_bytes if bytes_per_second and weight_bytes else None
 
 
+def is_fluent(speed: float | None) -> bool:
+    """Whether replies at this speed, in tokens per second, appear as fast as users read. None: unknown, and allowed."""
+    return speed is None or speed >= _FLUENT
+
+
+def likely_rate(device: str, measured: float) -> float:
+    """Return the measured rate of a device. If it is 0, return that of a slow machine, or 0 for a GPU."""
+    return measured or _UNMEASURED.get(device, 0.0)
+
+
 def remember_rate(folder: Path, rate: DecodeRate) -> None:
     """Store a rate in the state folder. A rate of 0 does not replace an earlier one."""
     if rate.bytes_per_second:
         with suppress(OSError):  # the rate is only a convenience
             write_whole(private_folder(folder) / _FILE, msgspec.json.encode(rate), 0o600)
+
+
+def measured_rate(folder: Path, device: str) -> float:
+    """Return the stored rate of a device; 0 if there is none."""
+    found = remembered_rate(folder)
+    return found.bytes_per_second if found is not None and found.device == device else 0.0
 
 
 def remembered_rate(folder: Path) -> DecodeRate | None:

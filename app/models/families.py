@@ -13,6 +13,7 @@ from app.models.repository import QUANTIZATION, RepositoryName
 _COUNT = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?([kmbt]?)", re.IGNORECASE)
 _UNITS: Mapping[str, int] = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 BITS = (16, 8, 4)
+_MIXTURE = re.compile(r"(\d+(?:\.\d+)?)b-a(\d+(?:\.\d+)?)b(?![a-z])", re.IGNORECASE)  # "30B-A3B"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,16 @@ def read_count(text: str) -> int:
     if found is None:
         raise ValueError(f"must be a number such as 70b, 1.5b, or 135m, not {text!r}")
     return round(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def active_bytes(name: str, size: int) -> int:
+    """Return the bytes of the weights that compute one token, of a model whose files have `size` bytes.
+
+    The names of many mixtures of experts state all and the active parameters, as in Qwen3-30B-A3B. All weights of other
+    models count.
+    """
+    found = _MIXTURE.search(name)
+    return round(size * float(found[2]) / float(found[1])) if found and float(found[1]) else size
 
 
 FAMILIES_FILE = Path(__file__).with_name("families.toml")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.errors import AppError, ModelNotFound, Offline
+from app.models.decode_rate import expected_speed, is_fluent, likely_rate, measured_rate
 from app.models.hub_listing import list_repository
 from app.models.load.kernel_preparation import common_options
 from app.models.machine_memory import is_likely_to_fit, machine_memory, resident_bytes
@@ -28,9 +29,6 @@ from engine.loading import open_checkpoint
 log = logging.getLogger(__name__)
 
 _CPU = "cpu"
-# The largest weights in bytes for which a CPU generates text as fast as users read. A CPU reads all weights for each
-# token, and desktops have a memory bandwidth of 30 GB/s or more.
-_FLUENT_BYTES = 3_000_000_000
 _TOLERANCE = 0.03  # share of the planned bytes by which the actual memory may differ
 _NOISE = 64 << 20  # bytes of compiled kernels and of memory that Python retains, which the plan does not include
 _INT4_SHARE = 0.3  # size of int4 weights relative to 16 bits: a quarter, scales, and layers that are not quantized
@@ -211,7 +209,7 @@ def plan_loading(
 
 
 def recommended_fit(settings: Settings, progress: Progress | None = None) -> ModelFit:
-    """Return the first recommended model that fits. On a CPU, it must also be small enough to be fast.
+    """Return the first recommended model that fits and is not expected to be slow.
 
     Raises ModelNotFound if none fits, Offline, or AppError if the Hub refuses.
     """
@@ -219,6 +217,12 @@ def recommended_fit(settings: Settings, progress: Progress | None = None) -> Mod
     for known in ModelStore(settings).families.recommended:
         if is_likely_to_fit(known.usual_size, memory):  # avoids the download of headers of models that are too large
             found = fit_model(known.name, settings, progress or SilentProgress())
-            if found.is_possible and (found.fit.device == "cuda" or found.size <= _FLUENT_BYTES):
+            if found.is_possible and is_fluent(_speed(found.fit, settings)):
                 return replace(found, name=known.name)
     raise ModelNotFound("no recommended model fits this machine", "ingle ls --catalog lists all known models.")
+
+
+def _speed(found: Fit, settings: Settings) -> float | None:
+    """Return the expected decode speed in tokens per second. On a device without a measured rate, it is a guess."""
+    rate = likely_rate(found.device, measured_rate(settings.state_dir, found.device))
+    return expected_speed(rate, found.active_weights)

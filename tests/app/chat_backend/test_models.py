@@ -107,6 +107,21 @@ def test_speeds_follow_from_the_remembered_decode_rate(settings: Settings) -> No
     assert asyncio.run(speeds())[KNOWN.name] == 2.0
 
 
+def test_speed_of_a_mixture_of_experts_counts_its_active_weights(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.chat_backend.model_lists.is_likely_to_fit", lambda size, memory: True)
+    remember_rate(settings.state_dir, DecodeRate("cpu", 10e9))
+
+    async def main() -> None:
+        async with models_of(settings) as models:
+            [mixture] = [one for one in await models.catalog() if one.name == "qwen3:30b"]
+            assert mixture.size is not None
+            assert mixture.speed == pytest.approx(10e9 / (mixture.size / 10))
+
+    asyncio.run(main())
+
+
 def test_recommended_model_is_not_expected_to_be_slow(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.chat_backend.model_lists.is_likely_to_fit", lambda size, memory: True)
     best, *others = load_families().recommended
@@ -115,7 +130,8 @@ def test_recommended_model_is_not_expected_to_be_slow(settings: Settings, monkey
         async with models_of(settings) as models:
             return [one.name for one in await models.catalog() if one.is_recommended]
 
-    assert asyncio.run(marked()) == [best.name]
+    monkeypatch.setattr("app.chat_backend.models.memory_without_gpu", lambda: 64_000_000_000)
+    assert asyncio.run(marked()) == ["qwen3-instruct:4b"]
     remember_rate(settings.state_dir, DecodeRate("cpu", 4.9 * best.usual_size))
     fluent = next(one.name for one in others if 5.0 * one.usual_size <= 4.9 * best.usual_size)
     assert asyncio.run(marked()) == [fluent]

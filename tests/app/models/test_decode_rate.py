@@ -4,13 +4,27 @@ from pathlib import Path
 
 import pytest
 
-from app.models.decode_rate import DecodeRate, expected_speed, remember_rate, remembered_rate
+from app.models.decode_rate import DecodeRate, expected_speed, is_fluent, likely_rate, remember_rate, remembered_rate
 
 
 def test_expected_speed_is_rate_per_weight_byte() -> None:
     assert expected_speed(10e9, 2_500_000_000) == pytest.approx(4.0)
     assert expected_speed(0.0, 2_500_000_000) is None
     assert expected_speed(10e9, None) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "measured", "weights", "fluent"),
+    [
+        ("cpu", 0.0, 3_000_000_000, True),
+        ("cpu", 0.0, 3_100_000_000, False),
+        ("cpu", 30e9, 5_900_000_000, True),
+        ("cpu", 1e9, 210_000_000, False),
+        ("cuda", 0.0, 70_000_000_000, True),
+    ],
+)
+def test_speed_is_fluent_from_5_tokens_per_second(device: str, measured: float, weights: int, fluent: bool) -> None:
+    assert is_fluent(expected_speed(likely_rate(device, measured), weights)) == fluent
 
 
 def test_rate_is_remembered_until_another_is_measured(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.models.catalog import load_catalog
-from app.models.families import FAMILIES_FILE, KINDS, load_families
+from app.models.families import FAMILIES_FILE, KINDS, active_bytes, load_families
 from app.models.repository import RepositoryName
 from app.models.store import ModelStore
 from tests.app.models.tiny_model import settings_in
@@ -80,3 +80,18 @@ def test_invalid_families_file_is_refused(tmp_path: Path, original: str, broken:
     file.write_text(text.replace(original, broken, 1), encoding="utf-8")
     with pytest.raises(ValueError, match="families"):
         load_families(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [
+        ("bartowski/Qwen_Qwen3-30B-A3B-GGUF", 3_000),
+        ("LiquidAI/LFM2.5-8B-A1B-GGUF:Q4_K_M", 3_750),
+        ("org/mixture-1.5b-a0.5b", 10_000),
+        ("org/empty-0B-A0B", 30_000),
+        ("bartowski/Qwen_Qwen3-32B-GGUF", 30_000),
+        ("org/some-7B-A3Bx", 30_000),
+    ],
+)
+def test_active_bytes_follow_from_the_name_of_a_mixture_of_experts(name: str, active: int) -> None:
+    assert active_bytes(name, 30_000) == active

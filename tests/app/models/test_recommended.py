@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from app.cli import ingle
 from app.errors import ModelNotFound, Offline
 from app.models import fit as module
+from app.models.decode_rate import DecodeRate, remember_rate
 from app.models.families import load_families
 from app.models.fit import fit_model, recommended_fit
 from app.settings.settings import Settings
@@ -57,11 +58,12 @@ def test_smaller_model_is_recommended_if_the_larger_does_not_fit(
     assert recommended_fit(settings).name == SMALL
 
 
-def test_model_that_is_fast_enough_for_a_cpu_is_recommended(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_FLUENT_BYTES", fit_model(SMALL, settings).size)
+def test_model_that_is_fast_enough_for_the_machine_is_recommended(settings: Settings) -> None:
+    small = fit_model(SMALL, settings).fit.active_weights
+    remember_rate(settings.state_dir, DecodeRate("cpu", 5.0 * small))
     assert recommended_fit(settings).name == SMALL
+    remember_rate(settings.state_dir, DecodeRate("cuda", 5.0 * small))  # the rate of another device
+    assert recommended_fit(settings).name == LARGE
 
 
 def test_too_little_memory_sends_no_request(settings: Settings, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
