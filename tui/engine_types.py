@@ -24,6 +24,11 @@ class Loading(Sanitized):
     fraction: float | None = None  # fraction of this stage that is done; None: unknown
     loaded: bool = False  # whether the model is loaded and answers from now on
     warning: str = ""  # a message for the user about the loaded model
+    amount: str = ""  # the part of this stage that is done: "30.1 of 98.4 MB, 12 MB/s, 6 s left"
+
+    @property
+    def stage_and_amount(self) -> str:
+        return ", ".join(filter(None, (self.stage, self.amount)))
 
 
 class Phase(enum.Enum):

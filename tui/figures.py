@@ -179,11 +179,13 @@ def reply_cost(usage: Usage) -> str:
 
 
 def loading(now: Loading) -> str:
-    """Describe the progress of loading on one line. Figures come first, because the end of the line may be cut off."""
-    done = "" if now.fraction is None else f"{share(now.fraction)}, "
+    """Describe the progress of loading on one line: "Loading m: 31 %, 30.1 of 98.4 MB", "m: Unpacking, 90 %"."""
     name = model_name(now.model)
     stage = now.stage.replace(now.model, name)
-    return single_line(f"{done}{stage}" if name in stage else f"{done}{name}: {stage}")
+    head, mark = (stage, ": ") if stage.endswith(f" {name}") else (f"{name}: {stage}", ", ")
+    done = "" if now.fraction is None else share(now.fraction)
+    figures = ", ".join(filter(None, (done, now.amount)))
+    return single_line(f"{head}{mark}{figures}" if figures else head)
 
 
 def message_line(message: Message, most: int) -> str:

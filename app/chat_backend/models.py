@@ -204,7 +204,7 @@ class ChatModels:
                         raise NotLoaded(f"{now.model} is paused")
                     running = await asyncio.to_thread(self._connection.fetching)
                     if running is None:
-                        yield Download(0, None, 0.0, now.stage)
+                        yield Download(0, None, 0.0, now.stage_and_amount)
                     else:
                         yield Download(running.done, running.total, rate.after(running.label, running.done))
         except ClientError as problem:

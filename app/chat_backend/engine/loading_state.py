@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from app.chat_backend.engine.child import ChildMessage
 from tui.client import ClientError, NotLoaded
 from tui.engine_types import Loading
-from tui.figures import share, size, size_of, time_left
+from tui.figures import loading, size, size_of, time_left
 from tui.plain_text import model_name
 
 _WINDOW = 5.0  # length in seconds of the window over which the rate is averaged
@@ -39,18 +39,18 @@ class DownloadRate:
         return (done - before) / (now - start) if now - start >= _STEADY else 0.0
 
 
-def describe_stage(message: ChildMessage, rate: DownloadRate) -> tuple[str, float | None]:
-    """Describe a loading stage. Returns the text, with speed and time left for byte counts, and the fraction done."""
+def describe_stage(model: str, message: ChildMessage, rate: DownloadRate) -> Loading:
+    """Describe a loading stage of a model, with speed and time left for byte counts."""
     if not message.total:
-        return message.stage, None
-    stage = message.stage
+        return Loading(model, message.stage)
+    amount = ""
     if message.unit == "bytes":
         speed = rate.after(message.stage, message.done)
         pace = (f"{size(round(speed))}/s", time_left((message.total - message.done) / speed)) if speed else ()
-        stage = ", ".join((stage, size_of(message.done, message.total), *pace))
+        amount = ", ".join((size_of(message.done, message.total), *pace))
     elif message.unit == "kernels":
-        stage = f"{message.stage} ({message.done} of {message.total})"
-    return stage, message.done / message.total
+        amount = f"{message.done} of {message.total}"
+    return Loading(model, message.stage, message.done / message.total, amount=amount)
 
 
 LINE_SECONDS = 5.0  # seconds between two lines about one load
@@ -66,11 +66,9 @@ class LoadingLines:
 
     def line(self, state: Loading) -> str:
         """Return the line that describes this state; empty if it is not due or repeats the last one."""
-        name = model_name(state.model)
         if state.warning:
-            return f"{name}: {state.warning}"
-        done = "" if state.fraction is None else f", {share(state.fraction)}"
-        words, now = f"{name}: {state.stage.replace(state.model, name)}{done}", self._clock()
+            return f"{model_name(state.model)}: {state.warning}"
+        words, now = loading(state), self._clock()
         if words == self._last_line or (self._last_time is not None and now - self._last_time < LINE_SECONDS):
             return ""
         self._last_time, self._last_line = now, words
@@ -89,12 +87,19 @@ class LoadingState:
         self.is_over = False
         self.problem: ClientError | None = None
 
-    def update(self, model: str, stage: str, fraction: float | None = None) -> None:
-        self._set(Loading(model, stage, fraction))
+    def update(self, model: str, stage: str) -> None:
+        self.show(Loading(model, stage))
+
+    def show(self, now: Loading) -> None:
+        """Replace the state, unless the load has ended."""
+        if not self.is_over:
+            self.now = now
+            self._version += 1
+            self._notify()
 
     def succeed(self, model: str, warning: str = "") -> None:
         """End the load as successful. `model`: name of the loaded model. `warning`: a message for the user."""
-        self._set(Loading(model, "loaded", loaded=True, warning=warning))
+        self.show(Loading(model, "loaded", loaded=True, warning=warning))
         self.finish()
 
     def finish(self, problem: ClientError | None = None) -> None:
@@ -125,12 +130,6 @@ class LoadingState:
                 await self._changed.wait()
         if self.problem is not None:
             raise self.problem
-
-    def _set(self, now: Loading) -> None:
-        if not self.is_over:
-            self.now = now
-            self._version += 1
-            self._notify()
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -224,7 +224,7 @@ class EngineServer:
 
         def on_message(message: ChildMessage) -> None:
             if message.stage:
-                state.update(model, *describe_stage(message, rate))
+                state.show(describe_stage(model, message, rate))
             elif message.note:
                 state.update(model, message.note)
 

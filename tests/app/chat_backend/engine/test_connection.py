@@ -707,7 +707,7 @@ def test_loading_states_end_with_the_final_state_or_the_error() -> None:
 
         first = asyncio.create_task(listen())
         await asyncio.sleep(0)
-        state.update("m", "half", 0.5)
+        state.show(Loading("m", "half", 0.5))
         await asyncio.sleep(0)
         state.finish()
         assert await first == ["starting", "half"]
@@ -723,20 +723,17 @@ def test_loading_states_end_with_the_final_state_or_the_error() -> None:
 def test_download_stage_has_speed_and_time_left() -> None:
     clock = Clock()
     rate = DownloadRate(clock)
-    assert describe_stage(ChildMessage(stage="Downloading", done=0, total=90_000_000), rate) == (
-        "Downloading, 0.0 of 90.0 MB",
-        0.0,
-    )
+
+    def after(done: int) -> Loading:
+        return describe_stage("m", ChildMessage(stage="Downloading", done=done, total=90_000_000), rate)
+
+    assert after(0) == Loading("m", "Downloading", 0.0, amount="0.0 of 90.0 MB")
     clock.seconds += 1
-    resumed = describe_stage(ChildMessage(stage="Downloading", done=18_000_000, total=90_000_000), rate)
-    assert resumed[0] == "Downloading, 18.0 of 90.0 MB"
+    assert after(18_000_000).amount == "18.0 of 90.0 MB"
     clock.seconds += 1
-    early = describe_stage(ChildMessage(stage="Downloading", done=18_010_000, total=90_000_000), rate)
-    assert early[0] == "Downloading, 18.0 of 90.0 MB"
+    assert after(18_010_000).amount == "18.0 of 90.0 MB"
     clock.seconds += 1
-    stage, fraction = describe_stage(ChildMessage(stage="Downloading", done=30_000_000, total=90_000_000), rate)
-    assert stage == "Downloading, 30.0 of 90.0 MB, 6.0 MB/s, 10 s left"
-    assert fraction == pytest.approx(1 / 3)
+    assert after(30_000_000) == Loading("m", "Downloading", 1 / 3, amount="30.0 of 90.0 MB, 6.0 MB/s, 10 s left")
     clock.seconds += 60
     assert rate.after("Downloading", 30_000_000) == 0
     assert rate.after("another", 7) == 0

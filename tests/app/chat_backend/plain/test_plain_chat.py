@@ -257,7 +257,7 @@ def test_loading_progress_is_printed_every_few_seconds() -> None:
 def test_loading_line_names_a_model_file_without_its_folder() -> None:
     file = "/home/ann/models/Tiny.Q4_0.gguf"
     lines = LoadingLines(lambda: 0.0)
-    assert lines.line(Loading(file, f"loading {file}")) == "Tiny.Q4_0: loading Tiny.Q4_0"
+    assert lines.line(Loading(file, f"loading {file}")) == "loading Tiny.Q4_0"
     assert lines.line(Loading(file, "loaded", loaded=True, warning="it holds little")) == "Tiny.Q4_0: it holds little"
 
 
