@@ -92,9 +92,11 @@ class Engine(Generic[TicketT]):
         params: SamplingParams,
         end_ids: frozenset[int],
         origin: Origin = PROGRAM,
+        marks: tuple[int, ...] = (),
     ) -> Request:
         """Create and validate a request for `add`. Changes no state, so any thread may call this.
 
+        `marks`: see `Request.marks`; empty: the ends of all messages.
         Raises PromptTooLong or InvalidSampling, or IndexError for a token id that is not in the vocabulary.
         """
         params.check_vocabulary(self.vocab_size)
@@ -102,7 +104,8 @@ class Engine(Generic[TicketT]):
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             raise IndexError(f"a token id is not in the vocabulary of {self.vocab_size} tokens")
         has_states = any(group.recurrent for group in self.config.groups)
-        marks = message_ends(prompt_ids, end_ids) if has_states else ()
+        if has_states and not marks:
+            marks = message_ends(prompt_ids, end_ids)
         request = Request(next(self._ids), prompt_ids, params, end_ids, origin, marks)
         if params.grammar is not None:
             request.constraint = params.grammar.start(jumps=params.logprobs is None)
@@ -110,7 +113,12 @@ class Engine(Generic[TicketT]):
         return request
 
     def search(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], origin: Origin = PROGRAM
+        self,
+        prompt_ids: tuple[int, ...],
+        params: SamplingParams,
+        end_ids: frozenset[int],
+        origin: Origin = PROGRAM,
+        marks: tuple[int, ...] = (),
     ) -> list[Request]:
         """Create one request per result of the beam search that `params.beams` describes. Pass them to `add` together.
 
@@ -121,7 +129,7 @@ class Engine(Generic[TicketT]):
         """
         if params.beams is None:
             raise ValueError("params.beams is not set")
-        results = [self.request(prompt_ids, params, end_ids, origin) for _ in range(params.beams.results)]
+        results = [self.request(prompt_ids, params, end_ids, origin, marks) for _ in range(params.beams.results)]
         if params.beams.width + len(end_ids) + len(params.stop_token_ids) > self.vocab_size:
             raise InvalidSampling("width", f"too wide for a vocabulary of {self.vocab_size} tokens")
         self._scheduler.validate_beam_search(results[0])

@@ -117,7 +117,9 @@ class Request:
     params: SamplingParams
     end_ids: frozenset[int] = frozenset()  # end-of-generation tokens of the model
     origin: Origin = PROGRAM
-    marks: tuple[int, ...] = ()  # numbers of tokens of the prompt at the ends of messages, ascending
+    # numbers of prompt tokens after which later prompts may differ, ascending: at the end of its first message, and of
+    # each question
+    marks: tuple[int, ...] = ()
 
     output_ids: list[int] = field(default_factory=list)  # sampled tokens, without the prompt
     num_computed: int = 0  # number of tokens whose keys and values are in the cache
@@ -172,7 +174,7 @@ class Request:
 
 
 def message_ends(prompt_ids: Sequence[int], end_ids: Collection[int]) -> tuple[int, ...]:
-    """Return the numbers of tokens at the ends of messages, for `Request.marks`.
+    """Return the numbers of tokens at the ends of all messages of a prompt.
 
     A chat template ends each message with a token that also ends a reply. The prompt encoder makes no such token of a
     user's text.

@@ -63,6 +63,7 @@ class EngineThread:
         several: Sequence[SamplingParams],
         end_ids: frozenset[int],
         origin: Origin = PROGRAM,
+        marks: tuple[int, ...] = (),
         *,
         before: Callable[[Request], None],
     ) -> list[Request]:
@@ -76,9 +77,9 @@ class EngineThread:
             raise EngineError(f"The engine is not running: {problem}", "Start it again.")
         first, *others = several
         if first.beams is None:
-            requests = [self._engine.request(prompt_ids, params, end_ids, origin) for params in several]
+            requests = [self._engine.request(prompt_ids, params, end_ids, origin, marks) for params in several]
         elif not others:
-            requests = self._engine.search(prompt_ids, first, end_ids, origin)
+            requests = self._engine.search(prompt_ids, first, end_ids, origin, marks)
         else:
             raise ValueError("a beam search must be submitted alone")
         for request in requests:

@@ -7,13 +7,14 @@ detect it.
 import functools
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from app.errors import InvalidGrammar, ToolsUnsupported
 from app.generation.conversation import Conversation, Json, ToolUse
 from app.generation.generic_tools import ToolSupport, generic_format
 from app.generation.grammars import GrammarCompiler, GrammarSource, RequestedGrammar
+from app.generation.message_marks import message_marks
 from app.generation.template import ChatTemplateRenderer
 from app.generation.thinking_budget import ReasoningMarks, ThinkingBudget
 from app.generation.tool_parsers.anchor_pattern import UnsupportedPattern
@@ -45,6 +46,11 @@ class ChatPrompt:
     _format: "ModelFormat"
     _conversation: Conversation
     _rendered: str
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        """The numbers of tokens after which the next prompts of the conversation may differ."""
+        return self._format.marks(self._conversation, self._rendered, self.ids)
 
     def new_parser(self) -> ReplyParser:
         return self._format.parser(self._conversation, self._rendered)
@@ -169,6 +175,10 @@ class ModelFormat:
         if self._template.takes_tools:
             problem = "The format in which this model calls tools is unknown"
         raise ToolsUnsupported(problem, "Choose a model that can call tools, or turn on the setting generic_tools.")
+
+    def marks(self, conversation: Conversation, rendered: str, ids: Sequence[int]) -> tuple[int, ...]:
+        """See `message_marks`."""
+        return message_marks(conversation.messages, rendered, ids, self._tokenizer)
 
     def parser(self, conversation: Conversation, rendered: str) -> ReplyParser:
         """Return a parser for the reply to a rendered conversation. Without callable tools, all calls are text."""

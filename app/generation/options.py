@@ -206,6 +206,7 @@ class PreparedRequest:
     # creates the parser of each reply; None: replies are plain text
     new_parser: "Callable[[], ReplyParser] | None" = None
     continues_text: bool = True  # whether the reply continues a text, rather than being a new turn
+    marks: tuple[int, ...] = ()  # see `Request.marks`; only for a single prompt
 
     def submissions(self) -> list[tuple[tuple[int, ...], SamplingParams]]:
         """Return each prompt with the parameters of one of its candidates. Raises PromptTooLong."""

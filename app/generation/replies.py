@@ -43,7 +43,7 @@ class Replies:
         """
         end_ids = self._context.tokenizer.end_of_generation_ids
         for prompt_ids, several in _group_by_prompt(prepared.submissions()):
-            requests = self._stream.submit_several(prompt_ids, several, end_ids, origin)
+            requests = self._stream.submit_several(prompt_ids, several, end_ids, origin, prepared.marks)
             prompt = self._cache.track(requests[0])
             for request in requests:
                 parser = None if prepared.new_parser is None else prepared.new_parser()

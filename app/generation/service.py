@@ -282,7 +282,12 @@ class ChatService:
             chat = await self.prompt(prompt)
             grammar, field = await chat.compile_grammar(self.grammars, options.grammar)
             return PreparedRequest(
-                [chat.ids], with_grammar(grammar), field, chat.new_parser, continues_text=bool(prompt.reply_prefix)
+                [chat.ids],
+                with_grammar(grammar),
+                field,
+                chat.new_parser,
+                continues_text=bool(prompt.reply_prefix),
+                marks=chat.marks,
             )
         if options.grammar is None:
             return PreparedRequest(prompt, with_grammar(None))

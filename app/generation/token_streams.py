@@ -77,6 +77,7 @@ class TokenStreams:
         several: Sequence[SamplingParams],
         end_ids: frozenset[int],
         origin: Origin,
+        marks: tuple[int, ...] = (),
     ) -> list[Request]:
         """Submit requests whose events go to `stream`: all of them, or none if this raises."""
         if self._loop is None or self._stopping:
@@ -86,7 +87,7 @@ class TokenStreams:
             timer = self.latencies.timer(origin.service, self._clock())
             self._live[request.id] = _LiveRequest(request, stream, timer)
 
-        return self._thread.submit(prompt_ids, several, end_ids, origin, before=register)
+        return self._thread.submit(prompt_ids, several, end_ids, origin, marks, before=register)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
         """Abort a request, if it has not ended, without an event."""
@@ -213,12 +214,13 @@ class TokenStream:
         several: Sequence[SamplingParams],
         end_ids: frozenset[int],
         origin: Origin = PROGRAM,
+        marks: tuple[int, ...] = (),
     ) -> list[Request]:
         """Submit requests that continue one prompt, which is prefilled once, or the results of one beam search.
 
         Aborting one result ends the whole beam search. Raises what `submit` raises, and then submits nothing.
         """
-        requests = self._streams.submit(self, prompt_ids, several, end_ids, origin)
+        requests = self._streams.submit(self, prompt_ids, several, end_ids, origin, marks)
         self._running.update(request.id for request in requests)
         return requests
 

@@ -13,9 +13,9 @@ from engine.kv.blocks import NULL_BLOCK, BlockKey, BlockPool
 from engine.kv.request_blocks import ChainKey, Published, RequestBlocks, whole_blocks
 from engine.step import BlockCopy
 
-MESSAGE_ENDS = 8  # maximum number of ends of messages after which a request keeps states
+MOST_MARKS = 8  # maximum number of marks of a request after which states are kept
 # states that a request keeps in addition to those that take no more memory than its keys and values: after its first
-# message, after its last one, and after its reply
+# message, after its last question, and after its reply
 ADDITIONAL_STATES = 3
 
 
@@ -37,9 +37,8 @@ class RecurrentGroup:
     States are kept
 
     - after the first message, whose text other requests often have;
-    - after the last messages, because many templates drop the reasoning of earlier replies, so that the next prompt of
-      a chat differs from there on;
-    - at the end of a prompt without messages, and where a request leaves a path of tokens that others have computed;
+    - after the last questions, because many templates drop the reasoning of earlier replies when there is a new one;
+    - at the end of the prompt, and where a request leaves a path of tokens that others have computed;
     - at every `spacing` tokens;
     - after the last full block of the reply, for a prompt that continues it.
 
@@ -88,18 +87,17 @@ class RecurrentGroup:
     def _borders(self, held: RequestBlocks) -> tuple[int, ...]:
         """Return the numbers of tokens, besides multiples of the spacing, after which a state is kept.
 
-        A border that follows another one at once is left out.
+        The end of the prompt is left out if it is at most one block after a mark.
         """
         if held.borders is None:
             prompt = len(held.request.prompt_ids)
-            ends = [whole_blocks(mark) for mark in held.request.marks]
-            last = ends[1:][-min(MESSAGE_ENDS - 1, self._most_states(prompt) - 2) :]
-            found: list[int] = []
-            # the last token of a prompt is always computed
-            for border in sorted((*ends[:1], *last, held.junction, whole_blocks(prompt - 1))):
-                if border > (found[-1] + BLOCK_SIZE if found else 0):
-                    found.append(border)
-            held.borders = tuple(found)
+            marks = [whole_blocks(mark) for mark in held.request.marks]
+            last = marks[1:][-min(MOST_MARKS - 1, self._most_states(prompt) - 2) :]
+            found = {*marks[:1], *last}
+            for border in (held.junction, whole_blocks(prompt - 1)):  # the last token of a prompt is always computed
+                if not any(0 <= border - it <= BLOCK_SIZE for it in found):
+                    found.add(border)
+            held.borders = tuple(sorted(found - {0}))
         return held.borders
 
     def _most_states(self, tokens: int) -> int:
@@ -180,8 +178,8 @@ class RecurrentGroup:
         """Return the indices of the blocks whose states take more memory than their path is worth."""
         blocks = held.request.num_computed // BLOCK_SIZE
         tokens = [number * BLOCK_SIZE for number, key in enumerate(held.keys[:blocks], 1) if self.pool.block_of(key)]
-        borders = self._borders(held)
-        surplus = thinned(tokens, {*borders[:1], *borders[-1:]}, self._most_states(held.request.num_computed))
+        marks = [whole_blocks(mark) for mark in held.request.marks]
+        surplus = thinned(tokens, {*marks[:1], *marks[-1:]}, self._most_states(held.request.num_computed))
         return [number // BLOCK_SIZE - 1 for number in surplus]
 
     def sees(self, block: int, blocks: int) -> bool:

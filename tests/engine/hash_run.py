@@ -26,11 +26,18 @@ class Run:
     requests: dict[int, Request] = field(default_factory=dict)
     groups: dict[int, BeamGroup] = field(default_factory=dict)  # keyed by the id of a result
 
-    def submit(self, prompt: tuple[int, ...], origin: Origin = PROGRAM, count: int = 1, **params: object) -> Request:
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        origin: Origin = PROGRAM,
+        count: int = 1,
+        marks: tuple[int, ...] = (),
+        **params: object,
+    ) -> Request:
         """Submit `count` requests with the same prompt. Returns the first of them."""
         drawn = [{"top_k": 1, "seed": seed} if count > 1 else {} for seed in range(count)]
         family = [
-            self.engine.request(prompt, SamplingParams(**params, **own), ENDS, origin)  # type: ignore[arg-type]
+            self.engine.request(prompt, SamplingParams(**params, **own), ENDS, origin, marks)  # type: ignore[arg-type]
             for own in drawn
         ]
         self.engine.add(*family)

@@ -24,6 +24,7 @@ Bytes = NDArray[np.uint8]
 
 DEVIATION = 0.02  # standard deviation of a weight
 INTERVAL = 4  # of layers with attention, if the others have delta rules
+CONTROL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 PIECE = 1 << 20  # number of blocks that are made at a time, which limits the memory
 
 
@@ -77,6 +78,8 @@ SIZES = {
     "30b-a3b": Shape(12, 2048, 32, 4, 128, 768, 151_936, 8192, experts=128, active=8),
     # the shape of Qwen3.5-4B, which has 32 layers
     "qwen3.5-4b": Shape(16, 2560, 16, 4, 256, 9216, 151_936, 8192, delta=DeltaShape(16, 32)),
+    # the states and the keys and values of Qwen3.5-35B-A3B: 63 MiB, and 20 KiB per token
+    "states-of-35b-a3b": Shape(40, 256, 8, 2, 256, 512, 2048, 65_536, delta=DeltaShape(16, 32)),
     "tiny": Shape(4, 256, 4, 2, 64, 512, 512),
 }
 
@@ -237,17 +240,16 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """Add a byte-level vocabulary of `size` tokens: all bytes, pairs of bytes, unused tokens, and an end-of-text
-    token.
-    """
+    """Add a byte-level vocabulary of `size` tokens: all bytes, pairs of bytes, unused tokens, and CONTROL_TOKENS."""
     alphabet = sorted(ByteLevel.alphabet())
-    pairs = list(islice(((a, b) for a in alphabet for b in alphabet), size - len(alphabet) - 1))
-    unused = (f"<|unused {number}|>" for number in range(size - len(alphabet) - len(pairs) - 1))
-    tokens = [*alphabet, *(a + b for a, b in pairs), *unused, "<|endoftext|>"]
+    normal = size - len(CONTROL_TOKENS)
+    pairs = list(islice(((a, b) for a in alphabet for b in alphabet), normal - len(alphabet)))
+    unused = (f"<|unused {number}|>" for number in range(normal - len(alphabet) - len(pairs)))
+    tokens = [*alphabet, *(a + b for a, b in pairs), *unused, *CONTROL_TOKENS]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.NORMAL] * (size - 1) + [gguf.TokenType.CONTROL])
+    writer.add_token_types([gguf.TokenType.NORMAL] * normal + [gguf.TokenType.CONTROL] * len(CONTROL_TOKENS))
     writer.add_token_merges([f"{a} {b}" for a, b in pairs])
     writer.add_bos_token_id(size - 1)
     writer.add_eos_token_id(size - 1)

@@ -1,12 +1,13 @@
 """Replay an agent's conversation of 20 turns over HTTP. During the replay, the server is killed once and stopped once.
 
-    python -m tests.torture.agent_replay MODEL [--llama-server PATH]
+    python -m tests.torture.agent_replay MODEL [--llama-server PATH] [--context TOKENS] [--tools NUMBER] [--agents 2]
 
 The conversation has a long system prompt with tool definitions, tool results, and questions. Its template imitates one
 that drops the reasoning of earlier replies: it removes the first twelve words of each. For each turn, the report has
 the number of new tokens (in neither the last prompt nor its reply), the number of computed tokens, and the time to the
-first token: for Inglenook with and without blocks on disk, and for llama-server. Finally, the program compares the
-second turn of a chat of 2,000 tokens with a prompt of token ids that has the same number of new tokens.
+first token: for Inglenook with and without blocks on disk, and for llama-server. Several agents, each with its own
+conversation, take turns; the report is about the first. Finally, the program compares the second turn of a chat of
+2,000 tokens with a prompt of token ids that has the same number of new tokens.
 """
 
 import argparse
@@ -38,22 +39,26 @@ from tests.support.local_servers import answers, free_port
 
 TURNS, KILLED_AFTER, STOPPED_AFTER = 20, 8, 14
 REPLY_TOKENS = 60
-EXTRA_TOKENS = 16  # tokens that a turn may compute in addition to the new ones, because partial blocks are not cached
-CONTEXT = 8192
+# tokens that a turn may compute in addition to the new ones: those of a partial block, and those of a full one, because
+# no state is kept for two adjacent blocks
+EXTRA_TOKENS = 32
 
+LETTERS = "root ::= [a-z] [a-z ]*"  # grammar of all replies: a model with random weights would write invalid UTF-8
+RESULT = "<tool_response>"  # start of a tool result, which is a message of the user, but no question
 TEMPLATE = (
-    "{%- set questions = messages | selectattr('role', 'equalto', 'user') | list -%}"
-    "{%- set seen = namespace(questions=0) -%}"
+    "{%- set last = namespace(question=0) -%}"
+    "{%- for message in messages if message.role == 'user' and not message.content.startswith('RESULT') -%}"
+    "{%- set last.question = messages.index(message) -%}"
+    "{%- endfor -%}"
     "{%- for message in messages -%}"
-    "{%- if message.role == 'user' -%}{%- set seen.questions = seen.questions + 1 -%}{%- endif -%}"
     "{%- set words = message.content.split(' ') -%}"
-    "{%- set thought = message.role == 'assistant' and seen.questions < questions | length -%}"
+    "{%- set thought = message.role == 'assistant' and loop.index0 < last.question -%}"
     "{{- '<|im_start|>' + message.role + '\\n' -}}"
-    "{{- words[THOUGHT:] | join(' ') if thought else message.content -}}"
+    "{{- words[12:] | join(' ') if thought else message.content -}}"
     "{{- '<|im_end|>\\n' -}}"
     "{%- endfor -%}"
     "{{- '<|im_start|>assistant\\n' if add_generation_prompt -}}"
-).replace("THOUGHT", "12")
+).replace("RESULT", RESULT)
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ class Ingle:
     folder: Path
     disk_gb: str
     threads: int
+    context: int
     process: "subprocess.Popen[bytes] | None" = None
     url: str = ""
     served: str = ""
@@ -105,7 +111,7 @@ class Ingle:
             INGLE_KV_DISK_GB=self.disk_gb,
         )
         command = [sys.executable, "-m", "app", "serve", "--quiet", "--port", "0", "--model", str(self.model)]
-        command += ["--threads", str(self.threads), "--context", str(CONTEXT)]
+        command += ["--threads", str(self.threads), "--context", str(self.context)]
         self.process = subprocess.Popen(command, env=environment)
         settings = replace(load_settings(), state_dir=self.folder / "state")
         while True:
@@ -141,6 +147,8 @@ class LlamaServer:
     program: Path
     model: Path
     threads: int
+    context: int
+    agents: int
     process: "subprocess.Popen[bytes] | None" = None
     port: int = 0
 
@@ -155,9 +163,9 @@ class LlamaServer:
             "--port",
             str(self.port),
             "-np",
-            "1",
+            str(self.agents),
         ]
-        command += ["-t", str(self.threads), "-tb", str(self.threads), "-c", str(CONTEXT), "--jinja"]
+        command += ["-t", str(self.threads), "-tb", str(self.threads), "-c", str(self.context), "--jinja"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while not answers(f"http://127.0.0.1:{self.port}"):
             time.sleep(0.05)
@@ -194,7 +202,7 @@ class Conversation:
     previous: str = ""  # rendered text of the last prompt and its reply
 
     def rendered(self) -> str:
-        protected = [message.with_texts(self.tokenizer.protect) for message in self.messages]
+        protected = [message.with_texts(self.tokenizer.protect) for message in map(_as_shown, self.messages)]
         variables: dict[str, Any] = dict(self.tokenizer.special_tokens)
         return self.renderer.render(TEMPLATE, protected, variables=variables)
 
@@ -225,6 +233,7 @@ def ask(
         "seed": 1,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "grammar": LETTERS,
     }
     texts: list[str] = []
     usage: Mapping[str, Any] = {}
@@ -267,14 +276,14 @@ def some_words(chance: random.Random, count: int) -> str:
     return " ".join(chance.choice(WORDS) for _ in range(count))
 
 
-def system_prompt(chance: random.Random) -> str:
+def system_prompt(chance: random.Random, count: int) -> str:
     tools = [
         {
             "name": f"tool_{number}",
             "description": some_words(chance, 30),
             "parameters": {name: {"type": "string", "description": some_words(chance, 8)} for name in "abc"},
         }
-        for number in range(12)
+        for number in range(count)
     ]
     return f"You are an agent that uses tools.\n{some_words(chance, 200)}\n{json.dumps(tools, indent=1)}"
 
@@ -283,17 +292,29 @@ def next_message(chance: random.Random, turn: int) -> Message:
     """Return a question at the start and after every three tool results, otherwise a tool result."""
     if turn % 4 == 0:
         return Message("user", f"Question {turn}: {some_words(chance, 25)}?")
-    return Message("tool", json.dumps({"result": some_words(chance, chance.choice((20, 60, 120)))}))
+    result = json.dumps({"result": some_words(chance, chance.choice((20, 60, 120)))})
+    return Message("tool", result)
 
 
-def replay(server: Server, conversation: Conversation, turns: int) -> list[Turn]:
-    chance = random.Random(1)
-    conversation.messages.append(Message("system", system_prompt(chance)))
+def _as_shown(message: Message) -> Message:
+    """Return a message as the server shows it to a template without tools."""
+    if message.role == "tool":
+        return Message("user", f"{RESULT}\n{message.content}\n</tool_response>")
+    return message
+
+
+def replay(server: Server, conversations: Sequence[Conversation], turns: int, tools: int) -> list[Turn]:
+    """Return the turns of the first conversation."""
+    chances = [random.Random(seed) for seed, _ in enumerate(conversations, 1)]
+    for chance, conversation in zip(chances, conversations, strict=True):
+        conversation.messages.append(Message("system", system_prompt(chance, tools)))
     results = []
     server.start()
     try:
         for turn in range(turns):
-            results.append(conversation.turn(server, next_message(chance, turn)))
+            pairs = zip(chances, conversations, strict=True)
+            first, *_ = [it.turn(server, next_message(chance, turn)) for chance, it in pairs]
+            results.append(first)
             if turn + 1 == KILLED_AFTER:
                 time.sleep(2)
                 server.kill()
@@ -355,20 +376,25 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--rounds", type=int, default=5, help="repetitions of the second-turn measurement (default: 5)")
+    parser.add_argument("--context", type=int, default=8192, help="tokens, also those of the whole KV cache")
+    parser.add_argument("--tools", type=int, default=12, help="number of tools in the system prompt (default: 12)")
+    parser.add_argument("--agents", type=int, default=1, help="number of agents that take turns (default: 1)")
     arguments = parser.parse_args()
+    threads, context = arguments.threads, arguments.context
     with ExitStack() as resources:
         model = resources.enter_context(with_template(arguments.model))
         scratch = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="agent-replay-")))
         renderer = resources.enter_context(ChatTemplateRenderer())
         with GGUFFile(model) as file:
             tokenizer = gguf_tokenizer.from_gguf(file.metadata)
-        ingle = Ingle("ingle", model, scratch / "on", "10", arguments.threads)
-        servers: list[Server] = [ingle, Ingle("ingle, no disk", model, scratch / "off", "0", arguments.threads)]
-        if arguments.llama_server:
-            servers.append(LlamaServer("llama-server", arguments.llama_server, model, arguments.threads))
-        results = {
-            server.name: replay(server, Conversation(tokenizer, renderer), arguments.turns) for server in servers
-        }
+        ingle = Ingle("ingle", model, scratch / "on", "10", threads, context)
+        servers: list[Server] = [ingle, Ingle("ingle, no disk", model, scratch / "off", "0", threads, context)]
+        if program := arguments.llama_server:
+            servers.append(LlamaServer("llama-server", program, model, threads, context, arguments.agents))
+        results = {}
+        for server in servers:
+            conversations = [Conversation(tokenizer, renderer) for _ in range(arguments.agents)]
+            results[server.name] = replay(server, conversations, arguments.turns, arguments.tools)
         report(results, arguments.turns)
         rounds = measure_second_turns(ingle, arguments.rounds)
         print("second turn of 2,000 tokens, and its new tokens + 31 as ids: ", end="")
@@ -385,6 +411,9 @@ def report(results: Mapping[str, Sequence[Turn]], turns: int) -> None:
         print(f"{turn + 1:>4}  {row[0].prompt:>6}  {row[0].new:>6}{figures}{after}")
     first = next(iter(results.values()))
     exceeding = [number + 1 for number, turn in enumerate(first) if number and turn.computed > turn.new + EXTRA_TOKENS]
+    later = first[1:]
+    cached = 1 - sum(turn.computed for turn in later) / sum(turn.prompt for turn in later)
+    print(f"cached tokens of the prompts of turns 2 to {turns}: {cached:.1%}")
     print(f"turns that computed more than their new tokens + {EXTRA_TOKENS}: {exceeding or 'none'}")
     if "ingle, no disk" in results:
         same = [it.reply for it in first] == [it.reply for it in results["ingle, no disk"]]

@@ -37,11 +37,13 @@ class Agent:
     run: Run
     chance: random.Random
     messages: list[list[int]] = field(default_factory=list)
+    questions: list[int] = field(default_factory=list)  # numbers of messages
     reasoned: list[tuple[int, list[int]]] = field(default_factory=list)  # (number of a message, its reasoning)
 
     def say(self, tokens: int, *, question: bool = True) -> None:
         if question:
             self.reasoned.clear()
+            self.questions.append(len(self.messages))
         self.messages.append(self.some(tokens))
 
     def some(self, tokens: int) -> list[int]:
@@ -53,9 +55,16 @@ class Agent:
             ids += [*message[:2], *reasoned.get(number, []), *message[2:], END]
         return (*ids, ASSISTANT, ASSISTANT, THINK)
 
+    def marks(self) -> tuple[int, ...]:
+        """Return the numbers of tokens at the ends of questions; the first message is one, as it is followed by one."""
+        ends, reasoned = [], dict(self.reasoned)
+        for number, message in enumerate(self.messages):
+            ends.append((ends[-1] if ends else 0) + len(message) + len(reasoned.get(number, ())) + 1)
+        return tuple(ends[number] for number in self.questions)
+
     def turn(self, tokens: int = 40) -> Request:
         """Let the model reply."""
-        request = self.run.submit(self.prompt(), max_tokens=tokens, ignore_eos=True)
+        request = self.run.submit(self.prompt(), marks=self.marks(), max_tokens=tokens, ignore_eos=True)
         self.run.run_out()
         half = tokens // 2
         reply = self.run.outputs[request.id]
@@ -98,6 +107,13 @@ def test_turns_of_an_agent_compute_their_new_tokens_and_few_others(results: int,
     for request, new in turns(agent, 12, results):
         assert len(request.prompt_ids) - request.num_cached <= new + FEW_TOKENS
     agent.run.check()
+
+
+def test_question_after_many_tool_results_finds_the_state_of_the_last_one() -> None:
+    """There is memory for few states, because each is as large as the keys and values of 3,008 tokens."""
+    agent = Agent(new_run(8, state_tokens=3008), random.Random(8))
+    for request, new in turns(agent, 22, 20):
+        assert len(request.prompt_ids) - request.num_cached <= new + FEW_TOKENS
 
 
 @pytest.mark.parametrize("state_tokens", [16, 256, 3008])
