@@ -57,7 +57,7 @@ class Agent:
 
     def marks(self) -> tuple[int, ...]:
         """Return the numbers of tokens at the ends of questions; the first message is one, as it is followed by one."""
-        ends, reasoned = [], dict(self.reasoned)
+        ends, reasoned = list[int](), dict(self.reasoned)
         for number, message in enumerate(self.messages):
             ends.append((ends[-1] if ends else 0) + len(message) + len(reasoned.get(number, ())) + 1)
         return tuple(ends[number] for number in self.questions)

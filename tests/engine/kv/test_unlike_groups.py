@@ -37,7 +37,7 @@ def test_random_load_with_restarts_gives_no_wrong_token(
     while left > 0:
         run = _engine(rng, preemption, depth, tmp_path)
         for _ in range(min(left, 150)):
-            origin = Origin(rng.choice(list(ServiceClass)), stored=rng.random() < 0.05)
+            origin = Origin(rng.choice(list(ServiceClass)), stored=rng.random() < 0.2)
             run.submit(load.prompt(), origin, max_tokens=rng.randrange(1, 40), ignore_eos=rng.random() < 0.8)
             for _ in range(rng.choice([0, 1, 2, 5])):
                 run.step()
