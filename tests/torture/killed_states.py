@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from engine.config import GroupConfig
 from engine.kv.disk.quota import Quota
@@ -85,7 +86,7 @@ def main() -> None:
     print(f"{restarts} first turns computed at most {max(lost, default=0)} tokens that had been written")
 
 
-def _until_killed(folder: Path, seed: int, path: list[int], seconds: float) -> list[list[object]]:
+def _until_killed(folder: Path, seed: int, path: list[int], seconds: float) -> list[list[Any]]:
     """Return what a process prints within `seconds` after its first line."""
     command = [sys.executable, "-m", "tests.torture.killed_states", "--child", str(folder), str(seed)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
