@@ -232,7 +232,12 @@ class ChatApp(App[None]):
     def action_models(self) -> None:
         from tui.screens.models import ModelsScreen
 
-        self._show_page(ModelsScreen(self._client.models, self._downloads), self._load)
+        self._show_page(ModelsScreen(self._client.models, self._downloads, self._loading_model), self._load)
+
+    def _loading_model(self) -> str:
+        """Return the name of the model that is being loaded, or ""."""
+        now = self._chat_screen.conversation.composer.status.loading_model
+        return "" if now is None else now.model
 
     def action_engine(self) -> None:
         from tui.screens.engine import EngineScreen

@@ -89,9 +89,13 @@ class ReplyReader:
             return self._parse(self._detokenizer.push(token_id))
         return self._parse(self._detokenizer.finish() + shown)
 
-    def finish(self, *, cut_off: bool = False) -> list[ContentEvent]:
-        """Return the events that were held back, when no token follows. `cut_off`: see `ReplyParser.finish`."""
-        events = [] if self.stopped is not None else self._parse(self._detokenizer.finish())
+    def finish(self, *, cut_off: bool = False, is_interrupted: bool = False) -> list[ContentEvent]:
+        """Return the events that were held back, when no token follows.
+
+        `cut_off`: see `ReplyParser.finish`. `is_interrupted`: whether the user stopped the reply between two tokens.
+        """
+        rest = self._detokenizer.finish(is_interrupted=is_interrupted)
+        events = [] if self.stopped is not None else self._parse(rest)
         events += self._with_logprobs(self._parser.finish(cut_off=cut_off))
         if self._logprobs and self._parser.is_text and not self._parser.num_calls:
             events.append(TextDelta("", tuple(logprobs for _, logprobs in self._logprobs)))
@@ -172,7 +176,8 @@ class Reply:
         if finish is None and time.monotonic() - self._remembered_at > REMEMBERED_SECONDS:
             self._remember()
         if finish is not None:
-            events += self._reader.finish(cut_off=finish is FinishReason.LENGTH)
+            is_interrupted = token.token_id is None
+            events += self._reader.finish(cut_off=finish is FinishReason.LENGTH, is_interrupted=is_interrupted)
             self.end()
             events.append(self._end(finish, token.error))
         return events

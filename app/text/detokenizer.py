@@ -49,8 +49,13 @@ class IncrementalDetokenizer:
         """Return the text that is certain after `token_id`. Empty after a stop string."""
         return self._advance(self._tokenizer.token_bytes(token_id, show_control=self._show_control), final=False)
 
-    def finish(self) -> str:
-        """Return the text that was held back, when no token follows."""
+    def finish(self, *, is_interrupted: bool = False) -> str:
+        """Return the text that was held back, when no token follows.
+
+        A character that is not complete becomes U+FFFD. If the reply `is_interrupted`, it is left out.
+        """
+        if is_interrupted:
+            self._decoder.reset()
         return self._advance(b"", final=True)
 
     def _advance(self, encoded: bytes, *, final: bool) -> str:

@@ -80,7 +80,7 @@ def test_failed_load_is_shown_once_and_retried_by_sending() -> None:
         await chat.until(lambda: "one" in measured)
         assert "It is broken." in chat.label("#welcome")
         await chat.pilot.press("enter")
-        await chat.until(lambda: chat.label(".outcome").startswith("✗ It is broken.\n  Mend it."))
+        await chat.until(lambda: chat.label(".outcome").startswith("✗ It is broken.\nMend it."))
         await chat.until(lambda: client.engine.tried == 1 and "No model." in str(chat.composer.status.render()))
         client.engine.problem = None
         await chat.pilot.press("ctrl+y")
@@ -109,7 +109,7 @@ def test_failed_reply_keeps_its_error() -> None:
         await chat.type("go")
         await chat.until(lambda: len(chat.views()) == 2 and chat.conversation.current_reply is None)
         reason, remedy, *_ = chat.label(".outcome").splitlines()
-        assert (reason, remedy) == ("✗ The [b]engine[/b] stopped.", "  It was restarted.")
+        assert (reason, remedy) == ("✗ The [b]engine[/b] stopped.", "It was restarted.")
         assert "incomplete" not in chat.label(".outcome")
         assert chat.notices() == []
         chat.views()[-1].focus()
@@ -127,16 +127,16 @@ def test_failed_reply_keeps_its_error() -> None:
 def test_error_of_a_reply_that_did_not_start_stays_until_retry() -> None:
     async def flow(chat: Chatting) -> None:
         def why() -> str:
-            return chat.label("MessageView .outcome").partition("\n  retry")[0]
+            return chat.label("MessageView .outcome").partition("\nretry")[0]
 
         await chat.say("go")
-        await chat.until(lambda: why() == "✗ The [b]key[/b] is wrong.\n  Give another.")
+        await chat.until(lambda: why() == "✗ The [b]key[/b] is wrong.\nGive another.")
         name = chat.conversation.chat.id
         assert name is not None
         await chat.conversation.open_new()
         assert why() == ""
         await chat.conversation.open(name)
-        await chat.until(lambda: why() == "✗ The [b]key[/b] is wrong.\n  Give another.")
+        await chat.until(lambda: why() == "✗ The [b]key[/b] is wrong.\nGive another.")
         await chat.pilot.press("ctrl+y")
         await chat.until(lambda: len(chat.client.replies.asked) == 2)
         assert why() == ""
@@ -308,7 +308,7 @@ def test_user_can_rewrite_a_reply() -> None:
 def test_chat_continues_after_a_failed_reply() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("one")
-        await chat.until(lambda: chat.label(".outcome").startswith("✗ The engine is gone.\n  Start it again."))
+        await chat.until(lambda: chat.label(".outcome").startswith("✗ The engine is gone.\nStart it again."))
         assert chat.texts() == ["one"]
         await chat.pilot.press("ctrl+y")
         await chat.until(lambda: chat.texts() == ["one", "back"])

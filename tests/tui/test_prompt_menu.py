@@ -57,6 +57,17 @@ def test_descriptions_of_commands_fit_into_small_terminals(typed: str, row: str,
     run(ScriptedClient(), flow, size=size)
 
 
+def test_menu_in_a_small_terminal_has_six_rows_and_tells_how_many_there_are() -> None:
+    async def flow(chat: Chatting) -> None:
+        await write(chat, "/")
+        await chat.until(lambda: chat.composer.menu.size.height == 6)
+        assert f"esc close · {len(COMMANDS)} rows" in chat.lines()[chat.composer.area.region.bottom - 1]
+        await write(chat, "/archive")
+        await chat.until(lambda: f"esc close · {len(labels(chat))} rows" in str(chat.composer.area.border_subtitle))
+
+    run(ScriptedClient(), flow, size=(60, 15))
+
+
 def test_expired_hint_leaves_the_menu_keys_visible() -> None:
     async def flow(chat: Chatting) -> None:
         chat.composer.area.hint("a hint", 0.2)

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from textual.events import Key
 from textual.widgets import Input, Markdown
 
 from tests.tui.pilots import Chatting, at_rest, run
-from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient, ScriptedEngine
+from tests.tui.scripted_client import HERE, KNOWN, USAGE, WAIT, ScriptedClient, ScriptedEngine
 from tui.app import ChatApp
 from tui.client import ClientError
 from tui.engine_types import Loading, ModelInfo, RequestId
@@ -50,6 +51,22 @@ async def models_screen(chat: Chatting, count: int = 3) -> None:
 
 def names(chat: Chatting) -> list[str]:
     return [row[0] for row in rows(chat)]
+
+
+def test_state_of_a_model_that_is_being_loaded_changes_in_the_open_screen() -> None:
+    client = ScriptedClient()
+
+    async def flow(chat: Chatting) -> None:
+        await models_screen(chat)
+        status = chat.composer.status
+        client.models.offered = (replace(HERE, loaded=False),)
+        status.loading_model = Loading(HERE.name, "starting")
+        await chat.until(lambda: rows(chat)[0][3] == "loading")
+        client.models.offered = ()
+        status.loading_model = None
+        await chat.until(lambda: rows(chat)[0][3] == "in use")
+
+    run(client, flow)
 
 
 def test_models_screen_runs_every_model_action() -> None:
@@ -535,6 +552,18 @@ def test_branch_is_chosen_from_the_tree() -> None:
         await chat.until(lambda: chat.texts() == ["one", "first"])
 
     run(ScriptedClient([TextDelta("first"), END], [TextDelta("second"), END]), flow)
+
+
+def test_tree_has_the_text_of_a_reply_that_is_being_written() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("one")
+        await chat.until(lambda: chat.texts() == ["one", "as far as"])
+        await chat.pilot.press("ctrl+t")
+        await chat.until(lambda: isinstance(chat.app.screen, BranchesScreen) and chat.app.screen.query(Rows))
+        shown = [str(row.prompt) for row in chat.app.screen.query_one(Rows).options]
+        assert shown == ["You: one", "Reply: as far as"]
+
+    run(ScriptedClient([TextDelta("as far as"), WAIT, END]), flow)
 
 
 def test_branch_rows_fill_the_dialog_and_end_with_an_ellipsis() -> None:

@@ -60,6 +60,16 @@ def test_last_parts_are_left_out_if_the_line_is_short() -> None:
     assert shown("smollm2:135m", None, width=8) == "smollm2…"
 
 
+def test_lack_of_context_is_shown_without_the_bar_in_a_short_line() -> None:
+    async def show() -> str:
+        async with Lined().run_test(size=(60, 15)) as pilot:
+            line = pilot.app.query_one(StatusLine)
+            line.model, line.budget = "m", ContextBudget(512, 0, 500, 134)
+            return line.render().plain
+
+    assert asyncio.run(show()) == "m   context 98 % · a reply needs 122 more tokens"
+
+
 @pytest.mark.parametrize(
     ("history", "style"), [(2000, ""), (6600, "$text-warning"), (9000, "$text-error")], ids=["low", "high", "over"]
 )

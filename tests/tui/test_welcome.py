@@ -7,7 +7,7 @@ import pytest
 from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import KNOWN, ScriptedClient
 from tui.client import ClientError
-from tui.engine_types import Recommendation
+from tui.engine_types import Loading, Recommendation
 from tui.screens.models import ModelsScreen
 
 
@@ -134,3 +134,16 @@ def test_enter_after_a_command_opens_no_chat() -> None:
         assert "Continue" not in chat.label("#welcome")
 
     run(client, flow)
+
+
+def test_stage_is_shown_without_the_name_of_the_model() -> None:
+    async def flow(chat: Chatting) -> None:
+        welcome = chat.conversation.welcome
+        for stage, amount, shown in (
+            ("Preparing the engine, once on this machine", "", "Preparing the engine, once on this machine"),
+            ("Loading m", "0.0 of 98.4 MB", "Loading, 0.0 of 98.4 MB"),
+        ):
+            welcome.show_loading(Loading("m", stage, amount=amount))
+            assert shown in chat.label("#welcome").splitlines()
+
+    run(ScriptedClient(), flow)

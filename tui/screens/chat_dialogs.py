@@ -50,6 +50,8 @@ class ChatDialogs:
         if chat.leaf is None:
             conversation.notify_empty()
             return
+        if (running := conversation.current_reply) is not None and (written := running.snapshot()) is not None:
+            chat.branches.put(written)
         message = await conversation.app.push_screen_wait(BranchesScreen(chat.branches, chat.leaf))
         if message is not None and chat is conversation.chat:
             await conversation.show_branch(chat.branches.newest_leaf(message), message)

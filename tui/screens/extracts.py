@@ -45,7 +45,7 @@ class ExtractsScreen(Dialog[ExtractChoice]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as dialog:
-            dialog.border_subtitle = f"↑↓ choose · ⏎ copy code, open link · {key_name('ctrl+s')} save · esc close"
+            dialog.border_subtitle = f"↑↓ choose · ⏎ copy or open · {key_name('ctrl+s')} save · esc close"
             yield Label("Code and links of this message", classes="question")
             yield Rows(*(Option(_line(extract)) for extract in self._extracts))
 

@@ -12,6 +12,7 @@ from textual.widgets.option_list import Option
 from tui import figures
 from tui.branches import Branches
 from tui.client import Context
+from tui.plain_text import capitalized
 from tui.screens.dialog import Dialog
 from tui.show_errors import show_errors
 from tui.types import ChatId, ContextBudget, FullContext, MessageId, TrimPlan
@@ -58,10 +59,14 @@ class FullContextScreen(Dialog[TrimPlan]):
             dialog.border_subtitle = "↑↓ choose · ⏎ apply · esc cancel"
             yield Label("The context is full" if self._budget else "Free up context", classes="question")
             if self._budget is not None:
-                yield Label(figures.budget(self._budget), markup=False, classes="about")
+                yield Label(self._about(self._budget), markup=False, classes="about")
             choices = [Option(text, id=how.value) for how, text in _CHOICES.items()]
             yield Rows(*choices, Option(_STOP, id=FullContext.STOP.value))
             yield Label("", id="goes", markup=False)
+
+    def _about(self, budget: ContextBudget) -> str:
+        """Describe the budget. The status line behind the dialog shows it without the new message."""
+        return f"With your message: {figures.budget(budget)}" if self._typed else capitalized(figures.budget(budget))
 
     def on_mount(self) -> None:
         self.set_focus(self.query_one(Rows), scroll_visible=False)
@@ -85,7 +90,7 @@ class FullContextScreen(Dialog[TrimPlan]):
                 self.dismiss(TrimPlan(FullContext.DROP_OLDEST, (), 0))  # another window has made room
                 return
             self._budget = budget
-            self.query_one(".about", Label).update(figures.budget(budget))
+            self.query_one(".about", Label).update(self._about(budget))
         for how in _CHOICES:
             self._plans[how] = await self._port.plan(self._chat, self._leaf, how, self._typed)
         self._show(FullContext(self._chosen()))

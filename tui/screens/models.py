@@ -1,7 +1,7 @@
 """The models screen: lists installed models and the catalog, and searches the Hub. Returns the model to load."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar
@@ -45,8 +45,11 @@ class ModelsScreen(Page[str]):
         *(Binding(key, f"move('{key}')", show=False, priority=True) for key in ("up", "down", "pageup", "pagedown")),
     ]
 
-    def __init__(self, models: Models, downloads: Downloads) -> None:
+    def __init__(self, models: Models, downloads: Downloads, loading: Callable[[], str]) -> None:
+        """Prepare the screen. `loading` returns the name of the model that is being loaded, or ""."""
         super().__init__()
+        self._loading_model = loading
+        self._seen_loading = ""  # what `loading` returned last
         self._models = models
         self._downloads = downloads
         self._all: Sequence[ModelInfo] = ()  # all models of the list, before filtering
@@ -59,7 +62,7 @@ class ModelsScreen(Page[str]):
     def compose(self) -> ComposeResult:
         yield LineField(placeholder=_FILTER, id="filter")
         yield Label("", id="note", markup=False)
-        yield ModelTable(self._downloads, self._models.offline_reason)
+        yield ModelTable(self._downloads, self._models.offline_reason, self._loading_model)
         yield Label("", id="fit", markup=False)
         yield KeyFooter()
 
@@ -204,8 +207,9 @@ class ModelsScreen(Page[str]):
         return self.query(ModelTable)
 
     def _show_states(self) -> None:
-        if self._ended != self._downloads.ended:
-            self._ended = self._downloads.ended
+        now = self._downloads.ended, self._loading_model()
+        if now != (self._ended, self._seen_loading):
+            self._ended, self._seen_loading = now
             self.reload()
         self.refresh_bindings()
         for table in self._table:

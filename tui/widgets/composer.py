@@ -24,11 +24,12 @@ from tui.open_chat import OpenChat
 from tui.show_errors import show_errors
 from tui.types import Attachment, Message, Role
 from tui.widgets.prompt_area import PromptArea
-from tui.widgets.prompt_menu import KEYS, PromptMenu
+from tui.widgets.prompt_menu import PromptMenu
 from tui.widgets.status_line import StatusLine
 from tui.widgets.text_fields import WordButtons, word
 
 _PAUSE = 0.4  # seconds after the last key until the draft is saved and the context is measured
+_MENU_ROWS = 6  # rows of the menu in a low terminal
 
 
 class Composer(Vertical):
@@ -82,8 +83,9 @@ class Composer(Vertical):
 
         Textual ignores relative limits in a widget whose height depends on its contents.
         """
-        for part, share in ((self.area, 0.4), (self.menu, 0.3), (self.query_one("#queue"), 0.2)):
-            part.styles.max_height = max(3, round(height * share))
+        menu_rows = max(round(height * 0.3), min(_MENU_ROWS, height // 2 - 1))
+        for part, rows in ((self.area, height * 0.4), (self.menu, menu_rows), (self.query_one("#queue"), height * 0.2)):
+            part.styles.max_height = max(3, round(rows))
 
     @property
     def prompt(self) -> Prompt:
@@ -339,7 +341,7 @@ class Composer(Vertical):
     @on(PromptMenu.Toggled)
     def show_keys(self, event: PromptMenu.Toggled) -> None:
         event.stop()
-        self.area.border_subtitle = KEYS if self.menu.is_open else ""
+        self.area.end_hint()
         self.refresh_bindings()
 
     @on(PromptArea.LongPasted)

@@ -20,11 +20,16 @@ _COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("St
 class ModelTable(Listing):
     """Shows models in the order in which they are given."""
 
-    def __init__(self, downloads: Downloads, offline_reason: Callable[[], str]) -> None:
-        """Create an empty table. `offline_reason` returns why no model can be downloaded, or ""."""
+    def __init__(self, downloads: Downloads, offline_reason: Callable[[], str], loading: Callable[[], str]) -> None:
+        """Create an empty table.
+
+        `offline_reason` returns why no model can be downloaded, or "". `loading` returns the name of the model that is
+        being loaded, or "".
+        """
         super().__init__()
         self._downloads = downloads
         self._offline_reason = offline_reason
+        self._loading_model = loading
         self._models: dict[str, ModelInfo] = {}
         self.can_focus = False
 
@@ -91,6 +96,8 @@ class ModelTable(Listing):
             return _progress(progress)
         if model.loaded:
             return "in use"
+        if model.installed and model.name == self._loading_model():
+            return "loading"
         if model.elsewhere:
             return "available"
         if model.installed:

@@ -11,6 +11,8 @@ from tui.widgets.text_fields import WordButtons, word
 
 _SENTENCE = re.compile(r"(.{1,300}?[.!?])\s+(\S.*)", re.DOTALL)
 _HARMLESS = (Finish.LENGTH, Finish.CONTEXT_FULL, Finish.STOPPED, Finish.ELSEWHERE)
+# a retry would only repeat the end of a full context, or disturb the other window
+_NOT_RETRIED = (Finish.CONTEXT_FULL, Finish.ELSEWHERE)
 _LONGEST = 4000  # maximum number of characters of the details
 
 
@@ -37,14 +39,14 @@ class Outcome(WordButtons):
         mark = ("✗ ", "$text-error") if self.has_class("-failed") else ("! ", "$text-warning")
         lines = [Content.assemble(mark, reason)]
         if remedy:
-            lines.append(Content(f"  {remedy}"))
+            lines.append(Content(remedy))
         if self._is_detailed:
             lines.append(Content.styled(head(details, _LONGEST), "$text-muted"))
         words = []
-        if self._message.finish is not Finish.ELSEWHERE:
-            words += [Content("  "), word("retry", "regenerate"), Content.styled(" ^y", "$text-muted")]
+        if self._message.finish not in _NOT_RETRIED:
+            words += [word("retry", "regenerate"), Content.styled(" ^y   ", "$text-muted")]
         if details:
-            words += [Content("   "), word("details", "details"), Content.styled(" ^o", "$text-muted")]
+            words += [word("details", "details"), Content.styled(" ^o", "$text-muted")]
         return Content("\n").join([*lines, Content.assemble(*words)] if words else lines)
 
 

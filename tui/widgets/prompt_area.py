@@ -16,7 +16,7 @@ from tui.drafts import dropped_path
 from tui.footer_keys import key_name
 from tui.input_history import InputHistory
 from tui.plain_text import sanitize, sanitize_paste
-from tui.widgets.prompt_menu import KEYS, PromptMenu
+from tui.widgets.prompt_menu import PromptMenu
 from tui.widgets.text_fields import TextField
 from tui.widgets.textual_internals import ActiveCursor
 
@@ -171,8 +171,8 @@ class PromptArea(TextField, ActiveCursor):
         self._hint_end = self.set_timer(seconds, self.end_hint)
 
     def end_hint(self) -> None:
-        """Remove the hint from the border."""
-        self.border_subtitle = KEYS if self._menu.is_open else ""
+        """Replace the hint in the border by the keys of the menu, if it is open."""
+        self.border_subtitle = self._menu.keys
 
     def action_enter(self) -> None:
         """Send the text. After a backslash, replace the backslash with a line break, as shells do."""

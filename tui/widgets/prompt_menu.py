@@ -12,14 +12,14 @@ from tui.plain_text import single_line
 from tui.widgets.rows import lines_of
 
 _NO_INPUT = Suggestion("", "No earlier input matches.", is_note=True)
-KEYS = "↑↓ choose · tab complete · esc close"
+_KEYS = "↑↓ choose · tab complete · esc close"
 
 
 class PromptMenu(OptionList, can_focus=False):
     """Shown while the text at the cursor can be completed, or while the user searches earlier inputs."""
 
     class Toggled(Message):
-        """The menu was opened or closed."""
+        """The menu was opened or closed, or has another number of rows."""
 
     def __init__(self, completions: Completions) -> None:
         super().__init__(markup=False)
@@ -33,6 +33,13 @@ class PromptMenu(OptionList, can_focus=False):
     @property
     def is_open(self) -> bool:
         return self._request is not None and bool(self._shown)
+
+    @property
+    def keys(self) -> str:
+        """The keys of the open menu, and the number of its rows; "" if it is closed."""
+        if not self.is_open:
+            return ""
+        return f"{_KEYS} · {len(self._shown)} rows" if len(self._shown) > 1 else _KEYS
 
     def follow(self, text: str, cursor: int) -> None:
         """Update the suggestions after the prompt has changed."""
@@ -100,7 +107,7 @@ class PromptMenu(OptionList, can_focus=False):
         self._show(None, "", ())
 
     def _show(self, request: Request | None, text: str, found: Sequence[Suggestion]) -> None:
-        was_open = self.is_open
+        keys = self.keys
         is_changed = found != self._shown
         self._request, self._text, self._shown = request, text, found
         if is_changed:
@@ -109,5 +116,5 @@ class PromptMenu(OptionList, can_focus=False):
             can_take = bool(found) and not found[0].is_note and request is not None and request.takes_first
             self.highlighted = 0 if can_take else None
         self.display = self.is_open
-        if was_open != self.is_open:
+        if keys != self.keys:
             self.post_message(self.Toggled())

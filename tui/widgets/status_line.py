@@ -75,8 +75,9 @@ class StatusLine(Widget):
         style, clickable = _style(budget), Style.from_meta({"part": "context"})
         bar = "" if budget.limit is None else f"{_bar(budget, budget.limit)} "
         long = Content.assemble((bar, style or "$primary"), (figures.budget(budget), style))
+        lacking = (Content.styled(figures.budget(budget), style),) if budget.lacking else ()
         short = Content.styled(figures.budget_share(budget), style)
-        return long.stylize(clickable), short.stylize(clickable)
+        return [form.stylize(clickable) for form in (long, *lacking, short)]
 
     def _temperature(self) -> Content:
         temperature = self.settings.sampling.temperature

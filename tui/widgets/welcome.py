@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -124,8 +125,9 @@ class Welcome(Vertical):
             yield Content.assemble(
                 ("━" * done, "$primary"), ("━" * (width - done), "dim"), f" {figures.share(now.fraction):>5}"
             )
-        stage = single_line(now.stage_and_amount.replace(f" {now.model}", "").replace(f" {name}", ""))
-        yield Content.styled(capitalized(stage), "dim")
+        stage = now.stage.removesuffix(f" {now.model}").removesuffix(f" {name}")
+        shown = replace(now, stage=stage).stage_and_amount
+        yield Content.styled(capitalized(single_line(shown)), "dim")
         yield Content("You can already type. Your message is sent when the model is ready.")
 
     def _offers(self) -> Iterator[Content]:

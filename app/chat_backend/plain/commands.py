@@ -42,7 +42,7 @@ _TAKES = {
 # descriptions of commands that print what the screens show
 _HELPS = {
     "chats": "List the chats with numbers",
-    "resume": "List the chats with numbers",
+    "resume": "List the chats, as /chats does",
     "branches": "List the branches with numbers, or show one",
 }
 

@@ -133,3 +133,10 @@ def test_leading_space_is_stripped_unless_text_continues() -> None:
     assert "".join(deltas(IncrementalDetokenizer(tokenizer), [0, 1])) == tokenizer.decode([0, 1]) == "Hello world"
     continuing = IncrementalDetokenizer(tokenizer, continues_text=True)
     assert "".join(deltas(continuing, [0, 1])) == tokenizer.decode([0, 1], continues_text=True) == " Hello world"
+
+
+@pytest.mark.parametrize("stop", [(), ("xyz",)])
+def test_incomplete_character_of_an_interrupted_reply_is_left_out(stop: Sequence[str]) -> None:
+    for is_interrupted, end in ((True, "a"), (False, "a\ufffd")):
+        text = detokenizer([b"a", "א".encode()[:1]], stop)
+        assert text.push(0) + text.push(1) + text.finish(is_interrupted=is_interrupted) == end
