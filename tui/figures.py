@@ -182,7 +182,7 @@ def loading(now: Loading) -> str:
     """Describe the progress of loading on one line: "Loading m: 31 %, 30.1 of 98.4 MB", "m: Unpacking, 90 %"."""
     name = model_name(now.model)
     stage = now.stage.replace(now.model, name)
-    head, mark = (stage, ": ") if stage.endswith(f" {name}") else (f"{name}: {stage}", ", ")
+    head, mark = (stage, ": ") if f" {name} " in f" {stage} " else (f"{name}: {stage}", ", ")
     done = "" if now.fraction is None else share(now.fraction)
     figures = ", ".join(filter(None, (done, now.amount)))
     return single_line(f"{head}{mark}{figures}" if figures else head)

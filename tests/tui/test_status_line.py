@@ -42,6 +42,7 @@ def shown(model: str, loading: Loading | None, *, width: int = 120) -> str:
         (FILE, None, "Model"),
         (FILE, Loading(FILE, f"Loading {FILE}", 0.5), "Loading Model: 50 %"),
         (FILE, Loading(FILE, f"Loading {FILE}", 0.5, amount="49 of 98 MB"), "Loading Model: 50 %, 49 of 98 MB"),
+        ("m", Loading("m", "Preparing m for this machine", 0.5), "Preparing m for this machine: 50 %"),
         ("m", Loading("m", "Unpacking", 0.9, amount="88 of 98 MB"), "m: Unpacking, 90 %, 88 of 98 MB"),
         ("m", Loading("m", "Compiling", amount="3 of 9"), "m: Compiling, 3 of 9"),
         ("", Loading(FILE, "Waiting for memory"), "Model: Waiting for memory"),
@@ -62,7 +63,7 @@ def test_last_parts_are_left_out_if_the_line_is_short() -> None:
 
 def test_lack_of_context_is_shown_without_the_bar_in_a_short_line() -> None:
     async def show() -> str:
-        async with Lined().run_test(size=(60, 15)) as pilot:
+        async with Lined().run_test(size=(58, 15)) as pilot:
             line = pilot.app.query_one(StatusLine)
             line.model, line.budget = "m", ContextBudget(512, 0, 500, 134)
             return line.render().plain

@@ -141,6 +141,7 @@ def test_stage_is_shown_without_the_name_of_the_model() -> None:
         welcome = chat.conversation.welcome
         for stage, amount, shown in (
             ("Preparing the engine, once on this machine", "", "Preparing the engine, once on this machine"),
+            ("Preparing m for this machine", "", "Preparing for this machine"),
             ("Loading m", "0.0 of 98.4 MB", "Loading, 0.0 of 98.4 MB"),
         ):
             welcome.show_loading(Loading("m", stage, amount=amount))

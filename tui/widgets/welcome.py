@@ -125,7 +125,7 @@ class Welcome(Vertical):
             yield Content.assemble(
                 ("━" * done, "$primary"), ("━" * (width - done), "dim"), f" {figures.share(now.fraction):>5}"
             )
-        stage = now.stage.removesuffix(f" {now.model}").removesuffix(f" {name}")
+        stage = f"{now.stage} ".replace(f" {now.model} ", " ").replace(f" {name} ", " ").rstrip()
         shown = replace(now, stage=stage).stage_and_amount
         yield Content.styled(capitalized(single_line(shown)), "dim")
         yield Content("You can already type. Your message is sent when the model is ready.")
