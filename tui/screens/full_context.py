@@ -65,7 +65,7 @@ class FullContextScreen(Dialog[TrimPlan]):
             yield Label("", id="goes", markup=False)
 
     def _about(self, budget: ContextBudget) -> str:
-        """Describe the budget. The status line behind the dialog shows it without the new message."""
+        """Describe the budget with the new message, which the status line does not count."""
         return f"With your message: {figures.budget(budget)}" if self._typed else capitalized(figures.budget(budget))
 
     def on_mount(self) -> None:
