@@ -33,6 +33,8 @@ FAMILIES = {  # general.architecture of a GGUF file, or model_type of a config.j
     "qwen2_moe": "engine.models.qwen",
     "qwen3moe": "engine.models.qwen",
     "qwen3_moe": "engine.models.qwen",
+    "qwen3next": "engine.models.qwen3_next",
+    "qwen3_next": "engine.models.qwen3_next",
     "qwen35": "engine.models.qwen35",
     "qwen35moe": "engine.models.qwen35",
     "qwen3_5": "engine.models.qwen35",

@@ -243,8 +243,7 @@ class _Loader:
                 out_weight = self._linear(f"{prefix}shortconv.", mixer.width, {"out_proj": hidden})
                 return conv, Projection(inputs, None), None, Projection(out_weight, None)
             case DeltaConfig():
-                outputs = {"attn_qkv": mixer.conv_width, "attn_gate": mixer.width}
-                inputs = self._linear(prefix, hidden, outputs | dict.fromkeys(DELTA_LOGITS, mixer.value_heads))
+                inputs = self.operations.weights.linear(self._delta_inputs(prefix, mixer))
                 out_weight = self._linear(prefix, mixer.width, {"ssm_out": hidden})
                 return self._delta_rule(prefix, mixer), Projection(inputs, None), None, Projection(out_weight, None)
 
@@ -260,6 +259,27 @@ class _Loader:
     def _convolution(self, name: str, channels: int, taps: int) -> Tensor:
         """Load the weights of a convolution, float32 [taps, channels]."""
         return self.operations.weights.to_device(self.weights.take_convolution(name, channels, taps).T.contiguous())
+
+    def _delta_inputs(self, prefix: str, mixer: DeltaConfig) -> list[QTensor]:
+        """Load the weights of q, k, and v, of the gate, of the step sizes, and of the decays, in this order."""
+        hidden, each = self.config.hidden, mixer.value_heads // mixer.key_heads
+        values = each * mixer.value_dim
+        if f"{prefix}ssm_in.weight" in self.weights:
+            rows = [self._ungrouped(f"{prefix}ssm_in", mixer.key_heads, [mixer.key_dim, mixer.key_dim, values, values])]
+        else:
+            rows = self._segments(prefix, hidden, {"attn_qkv": mixer.conv_width, "attn_gate": mixer.width})
+        if f"{prefix}ssm_ba.weight" in self.weights:
+            return [*rows, self._ungrouped(f"{prefix}ssm_ba", mixer.key_heads, [each, each])]
+        return rows + self._segments(prefix, hidden, dict.fromkeys(DELTA_LOGITS, mixer.value_heads))
+
+    def _ungrouped(self, name: str, heads: int, parts: list[int]) -> QTensor:
+        """Load a matrix whose rows are grouped by head, and return the first part of all heads, then the second.
+
+        `parts`: the number of rows of each part of one head.
+        """
+        index = torch.arange(heads * sum(parts)).view(heads, -1)
+        weight = self.weights.take(f"{name}.weight", index.numel(), self.config.hidden)
+        return self.weights.rows(weight, torch.cat([part.flatten() for part in torch.split(index, parts, dim=1)]))
 
     def _delta_rule(self, prefix: str, mixer: DeltaConfig) -> DeltaRule:
         heads, to_device = mixer.value_heads, self.operations.weights.to_device

@@ -81,7 +81,11 @@ def _slides(metadata: Metadata, layers: int, architecture: str) -> Sequence[bool
 def _with_experts(metadata: Metadata, config: ModelConfig, is_qwen2: bool) -> ModelConfig:
     normalized = not metadata.is_config and not is_qwen2  # GGUF files do not store it
     experts = read_experts(metadata, config, EXPERTS, normalized=normalized)
+    return with_experts(config, replace(experts, shared_gate=is_qwen2), layers_with_experts(metadata, config))
+
+
+def layers_with_experts(metadata: Metadata, config: ModelConfig) -> list[bool]:
+    """Return for each layer whether it has experts. GGUF files do not store it: there all layers have them."""
     dense = metadata.items(DENSE_LAYERS, int) or ()
     step = metadata.integer(SPARSE_STEP, 1)
-    has_experts = [number not in dense and (number + 1) % step == 0 for number in range(len(config.layers))]
-    return with_experts(config, replace(experts, shared_gate=is_qwen2), has_experts)
+    return [number not in dense and (number + 1) % step == 0 for number in range(len(config.layers))]

@@ -12,7 +12,7 @@ from gguf.constants import Keys
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.errors import UnsupportedModel
-from engine.model_config import AttentionConfig, DeltaConfig, HeadNorm, ModelConfig
+from engine.model_config import AttentionConfig, DeltaConfig, ExpertConfig, HeadNorm, ModelConfig
 from engine.models.decoder_config import (
     LAYER_TYPES,
     LAYERS,
@@ -27,21 +27,21 @@ from engine.models.expert_config import read_experts, with_experts
 from engine.models.qwen import EXPERTS
 from engine.models.qwen import NAMES as QWEN
 
-_MIXER = "model.layers.{}.linear_attn."
+MIXER = "model.layers.{}.linear_attn."
 NAMES = Names(
     dict(QWEN.stems)
     | {
-        "blk.{}.attn_qkv": f"{_MIXER}in_proj_qkv",
-        "blk.{}.attn_gate": f"{_MIXER}in_proj_z",
-        "blk.{}.ssm_beta": f"{_MIXER}in_proj_b",
-        "blk.{}.ssm_alpha": f"{_MIXER}in_proj_a",
-        "blk.{}.ssm_conv1d": f"{_MIXER}conv1d",
-        "blk.{}.ssm_norm": f"{_MIXER}norm",
-        "blk.{}.ssm_out": f"{_MIXER}out_proj",
+        "blk.{}.attn_qkv": f"{MIXER}in_proj_qkv",
+        "blk.{}.attn_gate": f"{MIXER}in_proj_z",
+        "blk.{}.ssm_beta": f"{MIXER}in_proj_b",
+        "blk.{}.ssm_alpha": f"{MIXER}in_proj_a",
+        "blk.{}.ssm_conv1d": f"{MIXER}conv1d",
+        "blk.{}.ssm_norm": f"{MIXER}norm",
+        "blk.{}.ssm_out": f"{MIXER}out_proj",
     },
     QWEN.ignored,
     prefix=TEXT_PREFIX,
-    whole=dict(QWEN.whole) | {f"{_MIXER}A_log": "blk.{}.ssm_a_log.weight", f"{_MIXER}dt_bias": "blk.{}.ssm_dt.bias"},
+    whole=dict(QWEN.whole) | {f"{MIXER}A_log": "blk.{}.ssm_a_log.weight", f"{MIXER}dt_bias": "blk.{}.ssm_dt.bias"},
 )
 _SHARED: dict[str, object] = {
     "num_attention_heads": 16,
@@ -57,7 +57,7 @@ _SHARED: dict[str, object] = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
-_MOE: dict[str, object] = _SHARED | {
+MOE: dict[str, object] = _SHARED | {
     "num_key_value_heads": 2,
     "num_experts": 256,
     "num_experts_per_tok": 8,
@@ -67,8 +67,8 @@ _MOE: dict[str, object] = _SHARED | {
 DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "qwen3_5": _SHARED,
     "qwen3_5_text": _SHARED,
-    "qwen3_5_moe": _MOE,
-    "qwen3_5_moe_text": _MOE,
+    "qwen3_5_moe": MOE,
+    "qwen3_5_moe_text": MOE,
     "qwen35": {},
     "qwen35moe": {},
 }
@@ -87,13 +87,22 @@ DRAFT_LAYERS = Key(Keys.LLM.NEXTN_PREDICT_LAYERS, "")
 
 def read_config(metadata: Metadata) -> ModelConfig:
     metadata = text_metadata(metadata, DEFAULTS)
-    has_experts = "moe" in metadata.architecture
+    tiled, has_experts = not metadata.is_config, "moe" in metadata.architecture
     if has_experts and metadata.get(MLP_HIDDEN) is None:  # no layer has a dense MLP
         width = metadata.integer(EXPERT_HIDDEN)
         metadata = replace(metadata, values={**metadata.values, metadata.name(MLP_HIDDEN): width})
+    config = read_hybrid(metadata, experts=has_experts, tiled=tiled)
+    return with_experts(config, read_gated_experts(metadata, config)) if has_experts else config
+
+
+def read_hybrid(metadata: Metadata, *, experts: bool, tiled: bool) -> ModelConfig:
+    """Return the configuration with the mixers of all layers, but without experts.
+
+    `experts`: whether the architecture has them. `tiled`: see `DeltaConfig`. Raises UnsupportedModel.
+    """
     recurrent = _recurrent_layers(metadata)
-    config = read_decoder(metadata, partial_rotary=True, experts=has_experts)
-    attention, delta = replace(config.attention, gated=True), _delta(metadata)
+    config = read_decoder(metadata, partial_rotary=True, experts=experts)
+    attention, delta = replace(config.attention, gated=True), _delta(metadata, tiled=tiled)
     layers = tuple(
         replace(layer, mixer=delta if it else attention) for layer, it in zip(config.layers, recurrent, strict=True)
     )
@@ -109,10 +118,13 @@ def read_config(metadata: Metadata) -> ModelConfig:
     config = without_drafts(metadata, config, DRAFT_LAYERS)
     if not any(isinstance(layer.mixer, AttentionConfig) for layer in config.layers):
         raise UnsupportedModel("The model has no attention layer")
-    if not has_experts:
-        return config
+    return config
+
+
+def read_gated_experts(metadata: Metadata, config: ModelConfig) -> ExpertConfig:
+    """Return the experts of a layer, with a gate if there is a shared MLP. Raises UnsupportedModel."""
     experts = read_experts(metadata, config, EXPERTS)
-    return with_experts(config, replace(experts, shared_gate=bool(experts.shared_hidden)))
+    return replace(experts, shared_gate=bool(experts.shared_hidden))
 
 
 def _recurrent_layers(metadata: Metadata) -> list[bool]:
@@ -129,7 +141,7 @@ def _recurrent_layers(metadata: Metadata) -> list[bool]:
     return list(listed)
 
 
-def _delta(metadata: Metadata) -> DeltaConfig:
+def _delta(metadata: Metadata, *, tiled: bool) -> DeltaConfig:
     key_heads, value_heads = (metadata.integer(key, maximum=1024) for key in (KEY_HEADS, VALUE_HEADS))
     key_dim = metadata.integer(KEY_DIM, maximum=1024)
     if value_heads % key_heads:
@@ -141,4 +153,4 @@ def _delta(metadata: Metadata) -> DeltaConfig:
         if rest or not value_dim:
             raise UnsupportedModel(f"{metadata.name(INNER)} is not a multiple of the {value_heads} value heads")
     taps = metadata.integer(TAPS, minimum=2, maximum=16)
-    return DeltaConfig(key_heads, value_heads, key_dim, value_dim, taps, tiled=not metadata.is_config)
+    return DeltaConfig(key_heads, value_heads, key_dim, value_dim, taps, tiled)

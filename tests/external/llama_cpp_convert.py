@@ -37,7 +37,7 @@ def main() -> None:
 
     conversion.get_model_class = with_numbered_tokens
     sys.argv = ["convert_hf_to_gguf.py", str(folder), "--outfile", str(file), "--outtype", "f32"]
-    if config["model_type"].startswith("qwen3_5"):  # the tiny models have no layers that draft tokens
+    if config["model_type"].startswith(("qwen3_5", "qwen3_next")):  # the tiny models have no layers that draft tokens
         sys.argv.append("--no-mtp")
     runpy.run_path(str(source / "convert_hf_to_gguf.py"), run_name="__main__")
 

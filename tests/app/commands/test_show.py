@@ -18,7 +18,7 @@ from app.cli import ingle
 from tests.app.models.checkpoint_folder import whole_files, write
 from tests.app.models.tiny_chat import save
 from tests.engine.checkpoints.quantized_folders import edit_config
-from tests.engine.models.family_checkpoints import make
+from tests.engine.models.family_checkpoints import make, make_wrapped_qwen
 
 
 def show(*arguments: str) -> Result:
@@ -66,6 +66,14 @@ def test_experts_and_unused_tensors_are_counted(tmp_path: Path) -> None:
     assert (classes["unused"]["tensors"], classes["unused"]["parameters"]) == (1, 128 * 256)
     active = f"{parameters:,}, of which about {parameters - 245_760:,} compute each token"
     assert active in show(str(tmp_path)).output
+
+
+def test_vision_and_draft_tensors_are_counted_as_unused(tmp_path: Path) -> None:
+    tiny = make_wrapped_qwen(tmp_path)
+    vision = [it for name, it in tiny.reference.state_dict().items() if ".visual." in name]
+    classes = {part["name"]: part for part in as_json(tmp_path)["tensors"]}  # type: ignore[attr-defined]
+    unused = (len(vision) + 1, sum(it.numel() for it in vision) + 128 * 256)
+    assert (classes["unused"]["tensors"], classes["unused"]["parameters"]) == unused
 
 
 def test_sampling_comes_from_the_files_the_catalog_or_the_default(folder: Path, smollm2: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3_5MoeTextConfig,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from tests.engine.models.family import VOCABULARY, Family, GGUFForm, Write, granite, head_dim, rotary_dimensions
@@ -85,6 +86,15 @@ def lfm2_moe(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
 
 
+def delta_rules(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    writer.add_rope_dimension_count(rotary_dimensions(config))
+
+
 def minimax(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_expert_feed_forward_length(config.intermediate_size)
     writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
@@ -128,6 +138,7 @@ HUB_NAMES = {
     "shared_mlp.input_linear.weight": "mlp.shared_experts.gate_up_proj",
     "shared_mlp.output_linear": "mlp.shared_experts.down_proj",
     "feed_forward.expert_bias": "feed_forward.expert_bias.bias",
+    "linear_attn.dt_bias": "linear_attn.dt_proj.bias",
 }
 
 
@@ -178,6 +189,7 @@ QWEN35: dict[str, Any] = {
     "linear_num_value_heads": 6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 }
+QWEN3_NEXT = QWEN | QWEN35 | {"num_hidden_layers": 4, "shared_expert_intermediate_size": 96, "initializer_range": 0.07}
 
 
 def form(arch: str, *writes: Callable[[GGUFWriter, PreTrainedConfig], None], interleaved: bool = False) -> GGUFForm:
@@ -218,6 +230,18 @@ EXPERT_FAMILIES: dict[str, Family] = {
     "qwen3.5 moe": Family(
         Qwen3_5MoeTextConfig,
         QWEN | QWEN35 | {"num_hidden_layers": 4, "shared_expert_intermediate_size": 96, "initializer_range": 0.07},
+    ),
+    # the GGUF file is that of an older converter, which does not divide the matrix of queries, keys, values, and gates
+    "qwen3-next": Family(
+        Qwen3NextConfig,
+        QWEN3_NEXT,
+        GGUFForm("qwen3next", both(counts, head_dim, width, qwen2_moe, delta_rules), norm_offset=1.0),
+    ),
+    "qwen3-next dense layers": Family(
+        Qwen3NextConfig,
+        QWEN3_NEXT
+        | {"linear_num_value_heads": 2, "linear_key_head_dim": 32, "mlp_only_layers": [0], "intermediate_size": 160}
+        | {"layer_types": ["linear_attention", "full_attention", "full_attention", "linear_attention"]},
     ),
     "lfm2 moe": Family(
         Lfm2MoeConfig,

@@ -33,6 +33,8 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3_5TextConfig,
     Qwen3Config,
     SmolLM3Config,
@@ -397,6 +399,20 @@ def make_wrapped_gemma(folder: Path) -> TinyModel:
     return TinyModel(model, folder)
 
 
+def make_wrapped_qwen(folder: Path) -> TinyModel:
+    """Make a multimodal Qwen 3.5 with a vision tower and a layer that drafts tokens."""
+    torch.manual_seed(9)
+    text = SHAPE | QWEN35 | {"num_hidden_layers": 4}
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 128}
+    config = Qwen3_5Config(text_config=text, vision_config=vision | {"num_position_embeddings": 16})
+    model = Qwen3_5ForConditionalGeneration(config).train(mode=False)
+    randomize(model, 1.0)
+    model.save_pretrained(folder)
+    stored = load_file(folder / "model.safetensors")
+    save_file(stored | {"mtp.fc.weight": torch.ones(128, 256)}, folder / "model.safetensors")
+    return TinyModel(model, folder)
+
+
 def randomize(model: PreTrainedModel, norm: float) -> None:
     """Randomize norm weights and biases, which are constant in a new model. Those of routers may be buffers."""
     with torch.no_grad():
@@ -468,4 +484,9 @@ def convert(name: str, values: Tensor, config: PreTrainedConfig, form: GGUFForm)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
     if form.interleaved_rows and heads:
         return values.view(heads, 2, -1, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
-    return values + form.norm_offset if name.endswith("norm.weight") else values
+    if name.endswith("A_log"):
+        return -values.exp()
+    if name.endswith("conv1d.weight"):
+        return values.squeeze(1)
+    has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+    return values + form.norm_offset if has_offset else values

@@ -158,11 +158,17 @@ def test_draft_layers_and_vision_tensors_of_a_folder_are_not_loaded(tmp_path: Pa
     torch.testing.assert_close(our_logits(tmp_path, Recording()), their_logits(model), rtol=0, atol=1e-4)
 
 
-def test_draft_modules_of_ernie_are_not_loaded(tmp_path: Path) -> None:
-    tiny = make(tmp_path, "ernie moe", "folder")
+DRAFT_MODULES = {
+    "ernie moe": ("model.mtp_block.0.mlp.up_proj.weight", "model.mtp_linear_proj.0.weight"),
+    "qwen3-next": ("mtp.layers.0.mlp.shared_expert.up_proj.weight", "mtp.fc.weight"),
+}
+
+
+@pytest.mark.parametrize("name", DRAFT_MODULES)
+def test_draft_modules_outside_of_the_layers_are_not_loaded(tmp_path: Path, name: str) -> None:
+    tiny = make(tmp_path, name, "folder")
     stored = load_file(tmp_path / "model.safetensors")
-    more = {"model.mtp_block.0.mlp.up_proj.weight": torch.ones(8, 8), "model.mtp_linear_proj.0.weight": torch.ones(8)}
-    save_file(stored | more, tmp_path / "model.safetensors")
+    save_file(stored | {it: torch.ones(8, 8) for it in DRAFT_MODULES[name]}, tmp_path / "model.safetensors")
     torch.testing.assert_close(our_logits(tmp_path, Recording()), their_logits(tiny.reference), rtol=0, atol=1e-4)
 
 

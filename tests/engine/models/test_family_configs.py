@@ -39,7 +39,7 @@ def read(architecture: str, values: Mapping[str, object]) -> ModelConfig:
 
 # -- missing keys and old spellings
 
-GGUF_EXPERTS = ("qwen35moe", "lfm2moe", "qwen2moe", "qwen3moe", "glm4moe", "ernie4_5-moe", "minimax-m2")
+GGUF_EXPERTS = ("qwen35moe", "qwen3next", "lfm2moe", "qwen2moe", "qwen3moe", "glm4moe", "ernie4_5-moe", "minimax-m2")
 
 # architectures that have no own config.json: they occur in multimodal models or in GGUF files only
 NOT_ALONE = ("qwen35", "qwen3_5", "qwen3_5_moe", "gemma3", "gemma3_text", "mistral3", "command-r", *GGUF_EXPERTS)

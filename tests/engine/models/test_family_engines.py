@@ -19,7 +19,7 @@ CONTEXT = 112  # tokens, seven blocks: together the requests exceed them, even i
 LENGTHS = (20, 26, 30)
 REPLY = 40
 HOST_BYTES = 64 << 20
-RECURRENT = ("lfm2", "qwen3.5")
+RECURRENT = ("lfm2", "qwen3.5", "qwen3-next")
 LONG_ROPE = ("phi3 longrope", "phi4 mini")
 
 
