@@ -3,6 +3,7 @@
 Their states are forked, reordered by beams, moved to host memory and back, and read from files by another engine.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,8 +70,8 @@ def greedy(running: ModelEngine, ids: tuple[int, ...]) -> Request:
 def test_forked_replies_continue_from_one_state(tmp_path: Path, name: str) -> None:
     tiny = make(tmp_path, name, "folder")
     running = load(tiny)
-    drawn = [SamplingParams(seed=seed, temperature=3, max_tokens=REPLY, ignore_eos=True, logprobs=0) for seed in range(4)]
-    requests = [running.request(prompt(21), params, frozenset()) for params in drawn]
+    params = SamplingParams(temperature=3, max_tokens=REPLY, ignore_eos=True, logprobs=0)
+    requests = [running.request(prompt(21), replace(params, seed=seed), frozenset()) for seed in range(4)]
     found = run(running, requests)
     assert len({tuple(it.output_ids) for it in requests}) == 4
     for it in requests:
