@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.generation.conversation import Conversation, Message
+from app.generation.conversation import Conversation, Json, Message
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.remembered_replies import GeneratedReply
 from app.generation.reply_token_cache import ReplyTokenCache
@@ -154,6 +154,36 @@ def test_prompt_starts_with_previous_prompt_and_reply(
     again = chat.without_memory()
     assert again != prompts[-1]
     assert decoded_parts(tokenizer, again) == decoded_parts(tokenizer, prompts[-1])
+
+
+@pytest.mark.parametrize("preserved", [False, True])
+def test_template_that_preserves_reasoning_continues_the_whole_reply(
+    vocabularies: Callable[[str], Tokenizer], llama_cpp_models: Path, renderer: ChatTemplateRenderer, preserved: bool
+) -> None:
+    """The variable `preserve_thinking` is that of Qwen 3.6; the template of Qwen 3.5 is the same without it."""
+    tokenizer = copy.copy(vocabularies("qwen2"))
+    template = (llama_cpp_models / "templates" / "Qwen3.5-4B.jinja").read_text("utf-8")
+    drops = "loop.index0 > ns.last_query_index"
+    assert template.count(drops) == 1
+    tokenizer.chat_template = template.replace(drops, f"preserve_thinking or {drops}")
+    encoder, rng = PromptEncoder(tokenizer, renderer, ReplyTokenCache()), random.Random(1)
+    variables: dict[str, Json] = {"preserve_thinking": preserved}
+    question = Message("user", "Begin.")
+    prompt, rendered = encoder.encode_conversation(Conversation([question], variables=variables))
+    assert rendered.endswith("<think>\n")
+    thought, answer = words(tokenizer, rng, 20), words(tokenizer, rng, 20)
+    reply = [*thought, *tokenizer.encode("\n</think>\n\n", parse_special=True), *answer, *end_token(tokenizer)]
+    told = told_text(tokenizer, reply)
+    encoder.remember(GeneratedReply(prompt, reply, told, continues_text=False, stored=True))
+    messages = [question, Message("assistant", tokenizer.decode(answer), tokenizer.decode(thought))]
+    messages.append(Message("user", "Go on."))
+    after, _ = encoder.encode_conversation(Conversation(messages, variables=variables))
+    whole = (*prompt, *reply)
+    shared = next((at for at, (a, b) in enumerate(zip(whole, after, strict=False)) if a != b), len(whole))
+    if preserved:
+        assert shared >= len(whole) - 1  # the template may write another end token
+    else:
+        assert len(prompt) - 3 <= shared <= len(prompt)
 
 
 def test_continued_texts_keep_generated_ids(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
