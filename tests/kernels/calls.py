@@ -158,7 +158,8 @@ def _convolutions(setting: Setting) -> None:
         states = blank(8, 4, shape.cache.elements, dtype=torch.float32)[:, 1]
         rows = blank(setting.tokens, shape.in_width, dtype=torch.float32)
         delta = DeltaRule(shape, conv, rate, bias, Norm(weight, 1e-6))
-        gated_delta_rule(rows, states, tables, starts, lengths, delta)
+        for chunked in (False, True):
+            gated_delta_rule(rows, states, tables, starts, lengths, delta, chunked=chunked)
 
 
 def _experts(setting: Setting) -> None:

@@ -86,8 +86,9 @@ class CudaOperations:
 
     def delta_rule(self, x: Tensor, batch: BatchTensors, state: LayerState, delta: DeltaRule) -> Tensor:
         return gated_delta_rule(
-            x, state.pool, batch.tables[state.group], batch.query_starts, batch.context_lengths, delta
-        )
+            x, state.pool, batch.tables[state.group], batch.query_starts, batch.context_lengths, delta,
+            chunked=not self._deterministic,
+        )  # fmt: skip
 
     def scale(self, x: Tensor, gate: Tensor) -> Tensor:
         return (x * torch.sigmoid(gate.float())).to(x.dtype)
