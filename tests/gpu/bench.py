@@ -28,6 +28,7 @@ PARTS = (  # the most valuable first, because a failure may leave no time for th
     Part("products", 90, "products:figures"),
     Part("experts", 80, "experts:figures"),
     Part("attention", 40, "attention:figures"),
+    Part("delta rules", 30, "delta_rules:figures"),
     Part("accuracy", 40, "accuracy:figures"),
     Part("swap", 30, "swap:figures"),
     Part("engine, BF16", 60, "engine:bf16"),

@@ -27,7 +27,7 @@ from engine.kernels.routing import route
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
 from engine.kernels.short_convolution import short_convolution
-from engine.model_config import DeltaConfig, ExpertConfig, ModelConfig, NormKind, Score
+from engine.model_config import ExpertConfig, ModelConfig, NormKind, Score
 from engine.operations import Attention, DeltaRule, HeadNorms, Norm
 from engine.request import Request
 from engine.rope import RotaryTable
@@ -39,7 +39,17 @@ from quant.cuda.loading import to_device
 from quant.cuda.matrix import CudaMatrix
 from quant.kernels.card import Card
 from quant.kernels.token_tiles import token_tiles
-from tests.kernels.shapes import GEMMA_9B, LLAMA_8B, QWEN_30B_A3B, SHAPES, SMALL_135M, matrices, mixer_of
+from tests.kernels.shapes import (
+    DELTA_27B,
+    DELTA_35B_A3B,
+    GEMMA_9B,
+    LLAMA_8B,
+    QWEN_30B_A3B,
+    SHAPES,
+    SMALL_135M,
+    matrices,
+    mixer_of,
+)
 from tests.kernels.weights import KINDS, fits, weight
 from tests.quant.cpu.random_group_weights import ORDERED
 
@@ -151,9 +161,9 @@ def _convolutions(setting: Setting) -> None:
     rows, pool = blank(setting.tokens, 3 * 2048), blank(8, 4, 2 * 2048, dtype=torch.float32)[:, 1]
     tables, starts, lengths = (blank(*shape, dtype=torch.int32) for shape in ((1, 2048), (2,), (1,)))
     short_convolution(rows, pool, tables, starts, lengths, blank(3, 2048, dtype=torch.float32))
-    for tiled in (False, True):
-        shape = DeltaConfig(16, 32, 128, 128, 4, tiled)
-        floats = (blank(*it, dtype=torch.float32) for it in ((4, shape.conv_width), (32,), (32,), (128,)))
+    for shape in (replace(DELTA_35B_A3B, tiled=False), DELTA_27B):
+        heads = (shape.value_heads,)
+        floats = (blank(*it, dtype=torch.float32) for it in ((4, shape.conv_width), heads, heads, (shape.value_dim,)))
         conv, rate, bias, weight = floats
         states = blank(8, 4, shape.cache.elements, dtype=torch.float32)[:, 1]
         rows = blank(setting.tokens, shape.in_width, dtype=torch.float32)

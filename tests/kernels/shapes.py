@@ -5,6 +5,7 @@ from dataclasses import replace
 from engine.model_config import (
     AttentionConfig,
     CacheConfig,
+    DeltaConfig,
     ExpertConfig,
     Gate,
     HeadNorm,
@@ -84,6 +85,9 @@ TINY_EXPERTS = replace(
     head_norm=HeadNorm.EACH,
     layers=(layer(2, 1, 32, ExpertConfig(Routing(4, 2), 32)),),
 )
+DELTA_27B = DeltaConfig(16, 48, 128, 128, 4, tiled=True)  # of Qwen 3.5 to 3.8
+DELTA_35B_A3B = DeltaConfig(16, 32, 128, 128, 4, tiled=True)
+TINY_DELTA = DeltaConfig(1, 2, 16, 16, 4, tiled=True)
 SHAPES = (LLAMA_8B, QWEN_32B, GEMMA_9B, SMALL_135M)
 
 
