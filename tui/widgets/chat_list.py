@@ -24,7 +24,7 @@ from tui.types import ChatId, ChatSummary
 from tui.widgets.rows import Rows
 
 _AGE_POLL = 40  # number of polls after which the ages are drawn again
-_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧"
+_RUNNING = "⠿"  # mark of a running reply; it does not move, because the engine may need all cores
 _UNDO = "/undo restores it until you quit."
 
 
@@ -94,7 +94,7 @@ class ChatList(Vertical):
         self._chats = chats
         self._running_chats = running
         self._looks = 0  # number of polls so far
-        self._spun = False  # whether a running reply was drawn at the last poll
+        self._shown_running: list[ChatId] = []  # chats that were last drawn with a running reply
         self._summaries: dict[ChatId, ChatSummary] = {}
         self._open: ChatId | None = None
         self.shows_archive = False
@@ -139,7 +139,7 @@ class ChatList(Vertical):
             self._report_open_chat()
             if not self.display:
                 return
-            if is_changed or any(map(self._is_running, found.values())) or self._looks % _AGE_POLL == 0 or self._spun:
+            if is_changed or self._replying() != self._shown_running or self._looks % _AGE_POLL == 0:
                 self._show()
 
     async def _read(self) -> dict[ChatId, ChatSummary]:
@@ -160,6 +160,9 @@ class ChatList(Vertical):
     def _is_running(self, summary: ChatSummary) -> bool:
         return summary.replying_elsewhere or summary.id in self._running_chats()
 
+    def _replying(self) -> list[ChatId]:
+        return [summary.id for summary in self._summaries.values() if self._is_running(summary)]
+
     def _show(self) -> None:
         for options in self.query(OptionList):  # there is no list before it is composed
             # without the focus, only the open chat is highlighted: the user would take another one for the open chat
@@ -172,7 +175,7 @@ class ChatList(Vertical):
             elif self.has_focus_within and self._summaries:  # keep the row of a chat that was removed
                 chat = list(self._summaries)[min(row, len(self._summaries) - 1)]
                 options.highlighted = options.get_option_index(chat)
-            self._spun = any(map(self._is_running, self._summaries.values()))
+            self._shown_running = self._replying()
             self.query_one("#chats-title", Label).update("Archive" if self.shows_archive else "Chats")
 
     def _row(self, options: OptionList) -> int:
@@ -194,7 +197,7 @@ class ChatList(Vertical):
         words = "".join(word for word, holds in signs.items() if holds)
         is_open = summary.id == self._open
         mark = "›" if is_open else "•" if summary.pinned else " "
-        running = _SPINNER[self._looks % len(_SPINNER)] if self._is_running(summary) else ""
+        running = _RUNNING if self._is_running(summary) else ""
         age = "" if running else figures.short_age(summary.updated, now)
         title = Content.assemble(
             (f"{running or mark} ", "$text-accent"),
