@@ -86,8 +86,8 @@ def _remedies(url: str, *, is_inglenook: bool) -> Remedies:
 Body: TypeAlias = Mapping[str, object]
 
 _ANSWER_SECONDS = 10.0
-# time between two chunks of a reply: a client that wakes up for each token takes CPU time from the engine
-_INTERVAL_MS = 100
+# time between two chunks of a reply: each chunk is drawn, which takes CPU time from the engine
+_INTERVAL_MS = 250
 _CHARACTERS_PER_TOKEN = 4  # an estimate for servers that cannot count tokens
 
 

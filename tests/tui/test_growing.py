@@ -123,6 +123,20 @@ def test_complete_text_has_no_reserved_lines() -> None:
     asyncio.run(show())
 
 
+def test_growing_paragraph_needs_one_layout_for_each_frame() -> None:
+    async def go() -> None:
+        page = Page("Words")
+        async with page.run_test(size=(60, 12)) as pilot:
+            await shown(page, pilot)
+            with counted_layouts() as layouts:
+                for _ in range(5):
+                    page.reply.add(f" {WORDS}")
+                    await shown(page, pilot)
+            assert len(layouts) == 5
+
+    asyncio.run(go())
+
+
 @contextmanager
 def counted_layouts() -> Iterator[list[Compositor]]:
     """Yield a list that gets one entry for each layout of a screen."""

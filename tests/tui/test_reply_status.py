@@ -118,6 +118,30 @@ def test_events_within_a_stage_do_not_redraw_the_line(monkeypatch: pytest.Monkey
     assert redrawn
 
 
+def test_line_of_a_growing_reply_is_redrawn_with_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, status, reply = Clock(), ReplyStatus(), ReplyProgress(ChatId("1"), MessageId("1"))
+    monkeypatch.setattr("tui.widgets.reply_status.monotonic", clock)
+    reply.apply(TextDelta("a"))
+    status.follow(reply, "writing")
+    frames = [status.frame]
+    for now, update in (
+        (0.1, False),
+        (0.1, True),
+        (0.25, True),
+        (0.35, False),
+        (0.5, True),
+        (0.6, False),
+        (0.9, False),
+    ):
+        clock.now = now
+        if update:
+            status.follow(reply, "writing")
+        else:
+            status.tick()
+        frames.append(status.frame - frames[0])
+    assert frames[1:] == [0, 0, 1, 1, 2, 2, 3]
+
+
 def test_retry_after_the_engine_stopped_says_so_and_replies(monkeypatch: pytest.MonkeyPatch) -> None:
     client = ScriptedClient([TextDelta("first"), END], [EngineRestarting(), WAIT, TextDelta("second"), END])
 

@@ -13,7 +13,7 @@ from textual.widgets import Markdown
 from tui.markdown import parser
 from tui.widgets.code_block import CodeBlock
 from tui.widgets.growing import release_reserve, render_uniform, reserve_lines, size_by_layout
-from tui.widgets.markdown_internals import ListBlock, Table
+from tui.widgets.markdown_internals import ListBlock, Paragraph, Table
 
 
 class Document(Markdown):
@@ -33,6 +33,7 @@ class Document(Markdown):
 
     BLOCKS = {  # noqa: RUF012 - as the base class has it
         **Markdown.BLOCKS,
+        "paragraph_open": Paragraph,
         "fence": CodeBlock,
         "code_block": CodeBlock,
         "table_open": Table,

@@ -23,11 +23,18 @@ from textual.widgets._markdown import (
 )
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
+from tui.widgets.growing import size_by_layout
 from tui.widgets.list_items import Item, Items
 from tui.widgets.table_cells import Cells, Side
 
 # other columns are aligned to the left
 _SIDES: Mapping[str, Side] = {"text-align:center": "center", "text-align:right": "right"}
+
+
+class Paragraph(MarkdownParagraph):
+    """A paragraph that is laid out once when it grows. Textual would lay it out again because its size has changed."""
+
+    virtual_size = size_by_layout()
 
 
 class ListBlock(MarkdownList):

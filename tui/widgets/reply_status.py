@@ -14,6 +14,8 @@ from tui.widgets.tool_call import ALLOW, CHOOSE
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAMES_PER_SECOND = 8
+_WITH_TEXT = 0.2  # seconds between two frames that new text causes, because each frame takes CPU time from the engine
+_WITHOUT_TEXT = 0.3  # seconds after which the timer draws the line of a growing reply
 _BAR = 18  # width of the progress bar in cells
 _NARROW = 70  # in terminals with fewer cells in a line, the progress is a percentage
 
@@ -30,14 +32,17 @@ class ReplyStatus(Widget):
         self._reply: ReplyProgress | None = None
         self._activity = ""
         self._since = 0.0  # when the activity started
+        self._advanced_at = 0.0
 
     def on_mount(self) -> None:
-        self._timer = self.set_interval(1 / _FRAMES_PER_SECOND, self._advance, pause=not self.display)
+        self._timer = self.set_interval(1 / _FRAMES_PER_SECOND, self.tick, pause=not self.display)
 
     def follow(self, reply: ReplyProgress | None, activity: str) -> None:
         """Show the status of a reply. Without a reply, show `activity`; if that is empty, hide the line."""
         if reply is self._reply and activity == self._activity:
-            return  # the timer updates the figures; a frame for each event would delay the echo of keys
+            if self._is_growing and self._age >= _WITH_TEXT:  # more frames would delay the echo of keys
+                self._advance()
+            return
         self._reply, self._activity, self._since = reply, activity, monotonic()
         is_shown = reply is not None or bool(activity)
         if is_shown is not self.display:
@@ -46,7 +51,22 @@ class ReplyStatus(Widget):
                 (self._timer.resume if is_shown else self._timer.pause)()
         self._advance()
 
+    def tick(self) -> None:
+        """Update the spinner and the figures. Those of a growing reply share the frames of its text."""
+        if not self._is_growing or self._age >= _WITHOUT_TEXT:
+            self._advance()
+
+    @property
+    def _is_growing(self) -> bool:
+        return self._reply is not None and self._reply.stage in (Stage.THINKING, Stage.WRITING)
+
+    @property
+    def _age(self) -> float:
+        """Seconds since the last frame of the spinner."""
+        return monotonic() - self._advanced_at
+
     def _advance(self) -> None:
+        self._advanced_at = monotonic()
         self.frame += 1
 
     @property

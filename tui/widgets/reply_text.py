@@ -22,7 +22,7 @@ from tui.widgets.textual_internals import start_timer
 _TYPING = 0.3  # the user is typing if two keys are at most this many seconds apart
 # pause in multiples of a frame's CPU time: limits drawing to 4 % of a core, because the engine may need all cores
 _REST = 25
-_LONGEST_REST = 0.3  # maximum pause in seconds
+_LONGEST_REST = 0.2  # maximum pause in seconds
 _READ_AT_ONCE = 40 * PIECE  # maximum number of characters that are split into pieces in one frame
 _AT_ONCE = 2 * PIECE  # maximum number of characters that are laid out in one frame
 _AT_FIRST = 4  # number of pieces at the end of a text that are laid out first
