@@ -65,7 +65,7 @@ def greedy(running: ModelEngine, ids: tuple[int, ...]) -> Request:
     )
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_forked_replies_continue_from_one_state(tmp_path: Path, name: str) -> None:
     tiny = make(tmp_path, name, "folder")
@@ -78,7 +78,7 @@ def test_forked_replies_continue_from_one_state(tmp_path: Path, name: str) -> No
         check(tiny, it, found[it.id])
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_beams_continue_from_their_own_states(tmp_path: Path, name: str) -> None:
     tiny = make(tmp_path, name, "folder")
@@ -91,7 +91,7 @@ def test_beams_continue_from_their_own_states(tmp_path: Path, name: str) -> None
         check(tiny, it, found[it.id])
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_states_survive_a_swap_to_host_memory(tmp_path: Path, name: str) -> None:
     tiny = make(tmp_path, name, "folder")
@@ -103,7 +103,7 @@ def test_states_survive_a_swap_to_host_memory(tmp_path: Path, name: str) -> None
         check(tiny, it, found[it.id])
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_states_in_files_continue_a_reply_in_another_engine(tmp_path: Path, name: str) -> None:
     tiny = make(tmp_path, name, "folder")
