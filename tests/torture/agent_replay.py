@@ -315,6 +315,7 @@ def replay(server: Server, conversations: Sequence[Conversation], turns: int, to
             pairs = zip(chances, conversations, strict=True)
             first, *_ = [it.turn(server, next_message(chance, turn)) for chance, it in pairs]
             results.append(first)
+            print(f"{server.name}, turn {turn + 1}: {first.prompt} tokens, {first.computed} computed", file=sys.stderr)
             if turn + 1 == KILLED_AFTER:
                 time.sleep(2)
                 server.kill()
@@ -378,6 +379,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="repetitions of the second-turn measurement (default: 5)")
     parser.add_argument("--context", type=int, default=8192, help="tokens, also those of the whole KV cache")
     parser.add_argument("--tools", type=int, default=12, help="number of tools in the system prompt (default: 12)")
+    parser.add_argument("--skip-no-disk", action="store_true", help="do not measure Inglenook without blocks on disk")
     parser.add_argument("--agents", type=int, default=1, help="number of agents that take turns (default: 1)")
     arguments = parser.parse_args()
     threads, context = arguments.threads, arguments.context
@@ -388,7 +390,9 @@ def main() -> None:
         with GGUFFile(model) as file:
             tokenizer = gguf_tokenizer.from_gguf(file.metadata)
         ingle = Ingle("ingle", model, scratch / "on", "10", threads, context)
-        servers: list[Server] = [ingle, Ingle("ingle, no disk", model, scratch / "off", "0", threads, context)]
+        servers: list[Server] = [ingle]
+        if not arguments.skip_no_disk:
+            servers.append(Ingle("ingle, no disk", model, scratch / "off", "0", threads, context))
         if program := arguments.llama_server:
             servers.append(LlamaServer("llama-server", program, model, threads, context, arguments.agents))
         results = {}
@@ -396,7 +400,9 @@ def main() -> None:
             conversations = [Conversation(tokenizer, renderer) for _ in range(arguments.agents)]
             results[server.name] = replay(server, conversations, arguments.turns, arguments.tools)
         report(results, arguments.turns)
-        rounds = measure_second_turns(ingle, arguments.rounds)
+        rounds = measure_second_turns(ingle, arguments.rounds) if arguments.rounds else []
+        if not rounds:
+            return
         print("second turn of 2,000 tokens, and its new tokens + 31 as ids: ", end="")
         print(", ".join(f"{1e3 * second:.0f} and {1e3 * ids:.0f} ms" for second, ids in rounds))
         print(f"median of the differences: {1e3 * statistics.median(second - ids for second, ids in rounds):.1f} ms")
