@@ -15,6 +15,7 @@ from app.models.machine_memory import memory_without_gpu, resident_bytes
 from engine.kv.disk.folder import resolve_limit, segment_files
 
 _SCAN_SECONDS = 5.0  # seconds between two scans of the folder
+_LARGE = 1_000_000_000  # bytes of weights from which memory reads dominate the time of a decode step
 
 
 class AmountReport(Struct):
@@ -73,8 +74,12 @@ class Machine:
         return AmountReport(max(0, self._gpu.total - self._gpu.free()), self._gpu.total)
 
     def decode_rate(self, step_seconds: float) -> float:
-        """Return the weight bytes per second of steps with one token; 0 if none was measured (`step_seconds` is 0)."""
-        return self._weight_bytes / step_seconds if step_seconds else 0.0
+        """Return the weight bytes per second of steps with one token; 0 if it is unknown.
+
+        It is unknown if `step_seconds` is 0 (not measured). It is also unknown for small weights: their steps spend
+        most of the time outside of memory reads, so that the rate would make large models look slow.
+        """
+        return self._weight_bytes / step_seconds if step_seconds and self._weight_bytes >= _LARGE else 0.0
 
     def room(self) -> int:
         """Return the memory in bytes that another model could use once this process has ended.

@@ -68,7 +68,7 @@ class EngineReport(Struct):
     room: int  # bytes that another model could use instead of this one; 0: unknown
     computed_tokens: int  # tokens of prompts and replies, since the start
     generated_tokens: int
-    decode_rate: float  # weight bytes per second of steps with one token; 0: not measured
+    decode_rate: float  # weight bytes per second of steps with one token; 0: unknown
 
 
 class AbortRequest(Struct):

@@ -51,5 +51,9 @@ def test_report_without_files_and_gpu_is_empty() -> None:
 
 
 def test_decode_rate_is_zero_until_a_step_is_measured() -> None:
-    machine = Machine(weight_bytes=1_000_000)
-    assert (machine.decode_rate(0.0), machine.decode_rate(0.5)) == (0.0, 2_000_000.0)
+    machine = Machine(weight_bytes=2_000_000_000)
+    assert (machine.decode_rate(0.0), machine.decode_rate(0.5)) == (0.0, 4_000_000_000.0)
+
+
+def test_small_weights_measure_no_decode_rate() -> None:
+    assert Machine(weight_bytes=98_000_000).decode_rate(0.03) == 0.0
