@@ -63,12 +63,13 @@ class Shape:
     context: int = 2048
     experts: int = 0  # each of width `mlp_hidden`
     active: int = 0  # number of experts chosen for a token
+    shared: int = 0  # width of the expert that all tokens use
     delta: DeltaShape | None = None
 
     @property
     def architecture(self) -> str:
         if self.delta:
-            return "qwen35"
+            return "qwen35moe" if self.experts else "qwen35"
         return "qwen3moe" if self.experts else "llama"
 
 
@@ -78,6 +79,10 @@ SIZES = {
     "30b-a3b": Shape(12, 2048, 32, 4, 128, 768, 151_936, 8192, experts=128, active=8),
     # the shape of Qwen3.5-4B, which has 32 layers
     "qwen3.5-4b": Shape(16, 2560, 16, 4, 256, 9216, 151_936, 8192, delta=DeltaShape(16, 32)),
+    # the shape of Qwen3.8-27B, which has 64 layers
+    "27b": Shape(16, 5120, 24, 4, 256, 17_408, 151_936, 8192, delta=DeltaShape(16, 48)),
+    # the shape of Qwen3.6-35B-A3B, which has 40 layers
+    "35b-a3b": Shape(12, 2048, 16, 2, 256, 512, 151_936, 8192, 256, 8, 512, DeltaShape(16, 32)),
     # the states and the keys and values of Qwen3.5-35B-A3B: 63 MiB, and 20 KiB per token
     "states-of-35b-a3b": Shape(40, 256, 8, 2, 256, 512, 2048, 65_536, delta=DeltaShape(16, 32)),
     "tiny": Shape(4, 256, 4, 2, 64, 512, 512),
@@ -173,6 +178,11 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]
         yield f"{layer}{'post_attention_norm' if shape.delta else 'ffn_norm'}.weight", (hidden,), "F32"
         if shape.experts:
             yield f"{layer}ffn_gate_inp.weight", (shape.experts, hidden), "F32"
+        if shape.shared:
+            yield f"{layer}ffn_gate_inp_shexp.weight", (hidden,), "F32"
+            yield matrix(f"{layer}ffn_gate_shexp", shape.shared, hidden)
+            yield matrix(f"{layer}ffn_up_shexp", shape.shared, hidden)
+            yield matrix(f"{layer}ffn_down_shexp", hidden, shape.shared)
         mlp_matrix = experts if shape.experts else matrix
         yield mlp_matrix(f"{layer}ffn_gate", mlp, hidden)
         yield mlp_matrix(f"{layer}ffn_up", mlp, hidden)
@@ -229,6 +239,8 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.active)
         writer.add_expert_feed_forward_length(shape.mlp_hidden)
+    if shape.shared:
+        writer.add_expert_shared_feed_forward_length(shape.shared)
     if shape.delta:
         writer.add_full_attention_interval(INTERVAL)
         writer.add_ssm_conv_kernel(shape.delta.taps)
