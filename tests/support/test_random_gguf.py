@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_values_of_every_type_have_the_intended_deviation(kind: str) -> None:
-    blocks = random_blocks(kind, 20_000, np.random.default_rng())
+    elements, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    blocks = random_blocks(kind, max(20_000, 640_000 // elements), np.random.default_rng())
     values = gguf.dequantize(np.ascontiguousarray(blocks), gguf.GGMLQuantizationType[kind])
     assert np.isfinite(values).all()
     assert 0.6 * DEVIATION < values.std() < 1.4 * DEVIATION
