@@ -53,7 +53,7 @@ COMMANDS = (
     Command("resume", Owner.SCREEN, "open_chats", "Open an earlier chat"),
     Command("search", Owner.DIALOGS, "search", "Search all chats", "TEXT", key="ctrl+f", spare_key="f7"),
     Command("chats", Owner.SCREEN, "toggle_chats", "Go to the list of chats, or hide it", key="ctrl+b", spare_key="f6"),
-    Command("title", Owner.CHATS, "rename", "Rename this chat", "TITLE"),
+    Command("title", Owner.CHATS, "rename", "Rename this chat", "TITLE", aliases=("rename",)),
     Command("pin", Owner.CHATS, "pin", "Pin or unpin"),
     Command("archive", Owner.CHATS, "archive", "Archive or unarchive"),
     Command("archived", Owner.SCREEN, "toggle_archive", "Show archived chats"),

@@ -35,7 +35,7 @@ def message_id(message: int) -> types.MessageId:
 def summary_of(chat: records.Chat, *, private: bool, replying_elsewhere: bool = False) -> types.ChatSummary:
     return types.ChatSummary(
         id=chat_id(chat.id, private=private),
-        title=single_line(chat.title) or first_words(chat.beginning),
+        title=title_of(chat),
         updated=chat.changed,
         message_count=chat.num_messages,
         pinned=chat.is_pinned,
@@ -43,6 +43,11 @@ def summary_of(chat: records.Chat, *, private: bool, replying_elsewhere: bool = 
         private=private,
         replying_elsewhere=replying_elsewhere,
     )
+
+
+def title_of(chat: records.Chat) -> str:
+    """Return the title of a chat; if it has none, the first words of its first message."""
+    return single_line(chat.title) or first_words(chat.beginning)
 
 
 def first_words(text: str) -> str:

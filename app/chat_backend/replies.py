@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from app.chat_backend.chat_repository import ChatRepository
 from app.chat_backend.client_errors import client_errors, to_thread
-from app.chat_backend.converters import finish_of, message_id, usage_of
+from app.chat_backend.converters import finish_of, message_id, title_of, usage_of
 from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.engine.server import ReadyEngine
 from app.chat_backend.prompt_messages import prompt_messages, retry_temperature, sampling_fields, step_messages
@@ -164,7 +164,7 @@ class ChatReplies:
 
     def _title(self, chat: types.ChatId) -> str:
         history, number = self._chats.locate(chat)
-        return history.chats.get(number).title or "New chat"
+        return title_of(history.chats.get(number))
 
     async def _reply(self, chat: types.ChatId, to: int, engine: ReadyEngine) -> AsyncGenerator[types.ReplyEvent, None]:
         found, branch, is_retry = await to_thread(self._branch, chat, to)

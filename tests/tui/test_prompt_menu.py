@@ -46,6 +46,7 @@ def test_slash_lists_all_commands_with_keys_and_aliases() -> None:
     ("typed", "row", "size"),
     [
         ("/", "New chat (also /clear) F5", (60, 15)),
+        ("/rename", "Rename this chat (also /rename)", (60, 15)),
         ("/edit", "Edit your last message (keeps the old branch)", (80, 24)),
     ],
 )

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -593,6 +593,33 @@ def test_failed_first_load_is_retried_for_a_reply(settings: Settings, started: l
         await connection.close()
 
     asyncio.run(main())
+
+
+def test_reply_in_a_chat_without_a_title_is_named_by_the_first_words(
+    settings: Settings, started: list[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    async def main() -> None:
+        connection = await begun(replace(settings, model="org/broken"))
+        use = connection.use
+
+        def noted(*, retry: bool = False, reply_in: str = "") -> AbstractAsyncContextManager[ReadyEngine]:
+            names.append(reply_in)
+            return use(retry=retry, reply_in=reply_in)
+
+        monkeypatch.setattr(connection, "use", noted)
+        chats = ChatRepository(History(None))
+        chat = (await chats.create(ChatSettings())).summary.id
+        question = (await chats.add(chat, None, "How much rain is there in Rome?")).id
+        replies = ChatReplies(chats, connection, ChatTools(settings.state_dir))
+        with pytest.raises(ClientError, match="it is broken"):
+            await anext(replies.reply(chat, question))
+        await connection.close()
+
+    asyncio.run(main())
+    assert names == ["How much rain is there in Rome?"]
+    assert started
 
 
 async def until(holds: Callable[[], bool]) -> None:
