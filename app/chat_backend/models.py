@@ -58,32 +58,33 @@ class ChatModels:
 
         def listed() -> Sequence[ModelInfo]:
             from app.chat_backend import model_lists
-            from app.models.decode_rate import likely_rate
 
             store = self._store()
             found = model_lists.catalog_models(store, self._connection.answering, self._fetching(), memory)
             chats = model_lists.without_embedding_models(found, store)
-            device = "cuda" if memory_without_gpu() is None else "cpu"
-            marked = model_lists.mark_recommended(chats, store, likely_rate(device, rate))
+            marked = model_lists.mark_recommended(chats, store, rate)
             return model_lists.with_speeds(marked, store, rate)
 
         return await to_thread(listed)
 
     async def _with_speeds(self, models: Sequence[ModelInfo]) -> Sequence[ModelInfo]:
-        """Add the expected speeds. They are unknown until an engine on this machine has measured its decode rate."""
+        """Add the expected speeds, if any are known."""
         from app.chat_backend.model_lists import with_speeds
 
         rate = await self._decode_rate()
         return await to_thread(lambda: with_speeds(models, self._store(), rate))
 
     async def _decode_rate(self) -> float:
-        """Return the measured decode rate of this machine in bytes per second; 0 if there is none."""
-        from app.models.decode_rate import remembered_rate
+        """Return the decode rate in bytes per second: the measured one, or that of a slow CPU; 0: unknown."""
+        from app.models.decode_rate import likely_rate, remembered_rate
 
         rate = await self._connection.decode_rate()
         if not rate and (earlier := await to_thread(remembered_rate, self._settings.state_dir)):
             rate = earlier.bytes_per_second
-        return rate
+        if self._connection.is_remote:
+            return rate
+        device = "cuda" if await to_thread(memory_without_gpu) is None else "cpu"
+        return likely_rate(device, rate)
 
     def _note_path(self) -> None:
         """Remember the loaded model if the user named it by its path, so that it stays in the list."""

@@ -97,12 +97,15 @@ def online(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         yield replace(settings, offline=False, hub_endpoint=hub.address), hub
 
 
-def test_speeds_follow_from_the_remembered_decode_rate(settings: Settings) -> None:
+def test_speeds_follow_from_the_remembered_decode_rate(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, they are those of a slow CPU."""
+    monkeypatch.setattr("app.chat_backend.models.memory_without_gpu", lambda: 64 << 30)
+
     async def speeds() -> dict[str, float | None]:
         async with models_of(settings) as models:
             return {one.name: one.speed for one in await models.catalog() if one.fits is not False}
 
-    assert set(asyncio.run(speeds()).values()) == {None}
+    assert asyncio.run(speeds())[KNOWN.name] == pytest.approx(15e9 / KNOWN.usual_size)
     remember_rate(settings.state_dir, DecodeRate("cpu", 2.0 * KNOWN.usual_size))
     assert asyncio.run(speeds())[KNOWN.name] == 2.0
 
