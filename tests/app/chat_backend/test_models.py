@@ -200,10 +200,12 @@ def test_model_from_a_path_is_listed_until_the_program_ends(
 ) -> None:
     path = make(tmp_path, head_dim=32).path
     monkeypatch.setattr(EngineConnection, "answering", str(path))
+    monkeypatch.setattr("app.chat_backend.models.memory_without_gpu", lambda: 64 << 30)
 
     async def main() -> None:
         async with models_of(settings) as models:
-            listed = ModelInfo(str(path), size=path.stat().st_size, installed=True, loaded=True)
+            size = path.stat().st_size
+            listed = ModelInfo(str(path), size=size, installed=True, loaded=True, speed=15e9 / size)
             assert await models.installed() == [listed]
             monkeypatch.setattr(EngineConnection, "answering", "qwen3:4b")
             assert await models.installed() == [replace(listed, loaded=False)]
