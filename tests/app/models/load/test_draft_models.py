@@ -76,7 +76,7 @@ def test_model_with_another_vocabulary_is_refused_before_loading(
 ) -> None:
     other = made(tmp_path / "other.gguf", vocabulary=400)
     monkeypatch.setattr("app.models.load.loaded_model.load_engine", None)
-    with pytest.raises(UnsupportedModel, match=r"other.gguf cannot draft for target.gguf: token 399 ") as refused:
+    with pytest.raises(UnsupportedModel, match=r"other.gguf cannot draft for target.gguf: token 397 ") as refused:
         load_model(stored(target), settings_of(tmp_path, other), SilentProgress())
     assert "--draft" in refused.value.remedy
 
