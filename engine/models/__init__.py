@@ -137,9 +137,9 @@ def ignored_tensors(metadata: Metadata) -> re.Pattern[str]:
 def load(config: ModelConfig, weights: "Weights", operations: "Operations", context_length: int) -> Model:
     """Load a model for positions below `context_length`. The model takes all tensors of `weights`."""
     # a local import, because it imports torch, which reading a configuration does not need
-    from engine.models.decoder import Decoder
+    from engine.models.decoder_loader import load_decoder
 
-    model = Decoder.load(config, weights, operations, context_length)
+    model = load_decoder(config, weights, operations, context_length)
     weights.finish()
     return model
 

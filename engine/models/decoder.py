@@ -3,47 +3,24 @@
 A ModelConfig and `Names` describe how each family differs from the others.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from engine.checkpoints.weights import Weights
 from engine.kv.cache import KVCache
-from engine.model_config import (
-    AttentionConfig,
-    Block,
-    ConvConfig,
-    DeltaConfig,
-    ExpertConfig,
-    HeadNorm,
-    LongRopeScaling,
-    MixerConfig,
-    MLPConfig,
-    ModelConfig,
-    NormPlacement,
-)
+from engine.model_config import Block, ModelConfig
 from engine.operations import (
     Activation,
     Attention,
     DeltaRule,
     ExpertMLP,
     GatedMLP,
-    HeadNorms,
     Inputs,
     Norm,
     Operations,
-    Router,
     ShortConv,
 )
-from engine.rope import RotaryTable, rotary_table
-from quant.kernels.reference import dequantize
-from quant.linear import QLinear, Use
-from quant.tensor import QTensor
-
-# -- computation
+from quant.linear import QLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +67,6 @@ class Decoder:
         self._layers = layers
         self._output_norm = output_norm
         self._head = head
-
-    @classmethod
-    def load(cls, config: ModelConfig, weights: Weights, operations: Operations, context_length: int) -> Self:
-        config = _resolve_optional_parts(config, weights)
-        loader = _Loader(config, weights, operations, rotary_tables(config, weights, operations, context_length))
-        tables = weights.load_parallel(loader.table, loader.tables_to_load())
-        layers = weights.load_parallel(loader.layer, range(len(config.layers)))
-        output_norm = loader.output_norm()
-        return cls(config, operations, tables[0], tuple(layers), output_norm, tables[-1])
 
     def forward(self, batch: Inputs, kv: KVCache) -> Activation:
         ops, config = self._ops, self.config
@@ -151,258 +119,3 @@ class Decoder:
         if isinstance(mlp, GatedMLP):
             return self._ops.gated_mlp(x, mlp, add_to, gate)
         return self._ops.experts(x, self._ops.route(x, mlp.router), mlp, add_to, gate)
-
-
-# -- loading
-
-
-def _resolve_optional_parts(config: ModelConfig, weights: Weights) -> ModelConfig:
-    """Set the options of the configuration that depend on which weights the checkpoint has."""
-    if config.block is None:
-        mlp_norm = "blk.0.ffn_norm.weight" in weights
-        config = replace(config, block=Block.SEQUENTIAL if mlp_norm else Block.PARALLEL_ONE_NORM)
-    if config.optional_head_norm and "blk.0.attn_q_norm.weight" not in weights:
-        config = replace(config, head_norm=None)
-    return config
-
-
-def rotary_tables(
-    config: ModelConfig, weights: Weights, operations: Operations, context_length: int
-) -> tuple[RotaryTable, ...]:
-    """Return one rotary table per rope of the model."""
-    factors, to_device = _stored_factors(config, weights, context_length), operations.weights.to_device
-    tables = (rotary_table(rope, factors, context_length) for rope in config.ropes)
-    return tuple(replace(table, cos=to_device(table.cos), sin=to_device(table.sin)) for table in tables)
-
-
-def _stored_factors(config: ModelConfig, weights: Weights, context_length: int) -> Tensor | None:
-    """Return the rope factors that GGUF stores as tensors: those of LongRoPE, or the scaling of Llama 3.1."""
-    half = config.ropes[0].dimensions // 2
-    match config.ropes[0].scaling:
-        case LongRopeScaling(short=()) as scaling:
-            short, long = (weights.take_vector(f"rope_factors_{kind}.weight", half) for kind in ("short", "long"))
-            return long if scaling.is_long(context_length) else short
-        case _ if "rope_freqs.weight" in weights:
-            return weights.take_vector("rope_freqs.weight", half)
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Loader:
-    """Loads the parts of a decoder, taking weights by name."""
-
-    config: ModelConfig
-    weights: Weights
-    operations: Operations
-    tables: tuple[RotaryTable, ...]
-
-    def tables_to_load(self) -> list[tuple[str, Use]]:
-        """Return the name and use of the embedding, and those of the head unless the two are tied."""
-        tied, output = self.config.tied_head, "output.weight"
-        if tied:  # some checkpoints contain the tied head as well
-            self.weights.drop(output)
-        separate = not tied and (tied is False or output in self.weights)
-        embedding = "token_embd.weight"
-        return [(embedding, Use.ROWS), (output, Use.PRODUCTS)] if separate else [(embedding, Use.ROWS | Use.PRODUCTS)]
-
-    def table(self, named: tuple[str, Use]) -> QLinear:
-        name, use = named
-        weight = self.weights.take(name, self.config.vocab_size, self.config.hidden)
-        return self.operations.weights.linear([weight], use)
-
-    def layer(self, number: int) -> Layer:
-        config, mixer, prefix = self.config, self.config.layers[number].mixer, f"blk.{number}."
-        before, after = (config.norm_placement in (it, NormPlacement.BOTH) for it in _PLACEMENTS)
-        mixer_norm = self.norm(f"{prefix}attn_norm") if before else None
-        one_norm = config.block is Block.PARALLEL_ONE_NORM
-        loaded, mixer_in, mixer_gate, mixer_out = self._mixer(prefix, mixer)
-        return Layer(
-            mixer=loaded,
-            mixer_norm=mixer_norm,
-            mixer_in=mixer_in,
-            mixer_gate=mixer_gate,
-            mixer_out=mixer_out,
-            mixer_post_norm=self.norm(f"{prefix}post_attention_norm") if after else None,
-            mlp_norm=self._mlp_norm(prefix) if before and not one_norm else mixer_norm,
-            mlp=self._mlp(f"{prefix}ffn_", config.layers[number].mlp),
-            mlp_post_norm=self.norm(f"{prefix}post_ffw_norm") if after else None,
-        )
-
-    def _mixer(self, prefix: str, mixer: MixerConfig) -> tuple[Mixer, Projection, QLinear | None, Projection]:
-        """Load a mixer, the products before it, and the one after it."""
-        hidden = self.config.hidden
-        match mixer:
-            case AttentionConfig():
-                out = self._projection(prefix, mixer.width, {"attn_output": hidden}, self.config.out_bias)
-                if not mixer.gated:
-                    return self._attention(prefix, mixer), self._qkv(prefix, mixer), None, out
-                return self._attention(prefix, mixer), *self._gated_qkv(prefix, mixer), out
-            case ConvConfig():
-                conv = ShortConv(self._convolution(f"{prefix}shortconv.conv.weight", mixer.width, mixer.taps))
-                inputs = self._linear(f"{prefix}shortconv.", hidden, {"in_proj": mixer.in_width})
-                out_weight = self._linear(f"{prefix}shortconv.", mixer.width, {"out_proj": hidden})
-                return conv, Projection(inputs, None), None, Projection(out_weight, None)
-            case DeltaConfig():
-                inputs = self.operations.weights.linear(self._delta_inputs(prefix, mixer))
-                out_weight = self._linear(prefix, mixer.width, {"ssm_out": hidden})
-                return self._delta_rule(prefix, mixer), Projection(inputs, None), None, Projection(out_weight, None)
-
-    def _gated_qkv(self, prefix: str, mixer: AttentionConfig) -> tuple[Projection, QLinear]:
-        """Load q, k, and v as one layer, and the gate, whose rows are between those of the heads of q."""
-        hidden, linear = self.config.hidden, self.operations.weights.linear
-        both = self.weights.take(f"{prefix}attn_q.weight", 2 * mixer.width, hidden)
-        rows = torch.arange(2 * mixer.width).view(mixer.heads, 2, mixer.head_dim)
-        q, gate = (self.weights.rows(both, rows[:, half].flatten()) for half in (0, 1))
-        kv = self._segments(prefix, hidden, {"attn_k": mixer.kv_width, "attn_v": mixer.kv_width})
-        return Projection(linear([q, *kv]), None), linear([gate])
-
-    def _convolution(self, name: str, channels: int, taps: int) -> Tensor:
-        """Load the weights of a convolution, float32 [taps, channels]."""
-        return self.operations.weights.to_device(self.weights.take_convolution(name, channels, taps).T.contiguous())
-
-    def _delta_inputs(self, prefix: str, mixer: DeltaConfig) -> list[QTensor]:
-        """Load the weights of q, k, and v, of the gate, of the step sizes, and of the decays, in this order."""
-        hidden, each = self.config.hidden, mixer.value_heads // mixer.key_heads
-        values = each * mixer.value_dim
-        if f"{prefix}ssm_in.weight" in self.weights:
-            rows = [self._ungrouped(f"{prefix}ssm_in", mixer.key_heads, [mixer.key_dim, mixer.key_dim, values, values])]
-        else:
-            rows = self._segments(prefix, hidden, {"attn_qkv": mixer.conv_width, "attn_gate": mixer.width})
-        if f"{prefix}ssm_ba.weight" in self.weights:
-            return [*rows, self._ungrouped(f"{prefix}ssm_ba", mixer.key_heads, [each, each])]
-        return rows + self._segments(prefix, hidden, dict.fromkeys(DELTA_LOGITS, mixer.value_heads))
-
-    def _ungrouped(self, name: str, heads: int, parts: list[int]) -> QTensor:
-        """Load a matrix whose rows are grouped by head, and return the first part of all heads, then the second.
-
-        `parts`: the number of rows of each part of one head.
-        """
-        index = torch.arange(heads * sum(parts)).view(heads, -1)
-        weight = self.weights.take(f"{name}.weight", index.numel(), self.config.hidden)
-        return self.weights.rows(weight, torch.cat([part.flatten() for part in torch.split(index, parts, dim=1)]))
-
-    def _delta_rule(self, prefix: str, mixer: DeltaConfig) -> DeltaRule:
-        heads, to_device = mixer.value_heads, self.operations.weights.to_device
-        if f"{prefix}ssm_a" in self.weights:
-            rate = self.weights.take_vector(f"{prefix}ssm_a", heads)
-        else:
-            rate = -self.weights.take_vector(f"{prefix}ssm_a_log.weight", heads).exp()
-        norm = dequantize(self.weights.take(f"{prefix}ssm_norm.weight", mixer.value_dim))
-        return DeltaRule(
-            mixer,
-            self._convolution(f"{prefix}ssm_conv1d.weight", mixer.conv_width, mixer.taps),
-            to_device(rate),
-            to_device(self.weights.take_vector(f"{prefix}ssm_dt.bias", heads)),
-            Norm(to_device(norm), self.config.norm.epsilon),
-        )
-
-    def _mlp_norm(self, prefix: str) -> Norm:
-        """Load the norm of the MLP's input. Some families name it by its position, after attention."""
-        other = f"{prefix}post_attention_norm"
-        is_other = self.config.norm_placement is NormPlacement.BEFORE and f"{other}.weight" in self.weights
-        return self.norm(other if is_other else f"{prefix}ffn_norm")
-
-    def output_norm(self) -> Norm:
-        """Load the norm before the head. GGUF files of LFM2 name it by the embedding."""
-        other = "token_embd_norm"
-        name = other if f"{other}.weight" in self.weights else "output_norm"
-        return self.norm(name, scale=self.config.logit_scale)
-
-    def norm(self, name: str, *, scale: float = 1.0) -> Norm:
-        """Load a norm of rows, whose output is multiplied by `scale`."""
-        rule, hidden = self.config.norm, self.config.hidden
-        bias = self.weights.take_vector(f"{name}.bias", hidden) if rule.bias else None
-        norm = self._unbiased_norm(name, hidden, scale=scale)
-        return norm if bias is None else replace(norm, bias=self.operations.weights.to_device(bias * scale))
-
-    def _unbiased_norm(self, name: str, *shape: int, scale: float = 1.0) -> Norm:
-        rule, stored = self.config.norm, dequantize(self.weights.take(f"{name}.weight", *shape))
-        return Norm(self.operations.weights.to_device((stored + rule.offset) * scale), rule.epsilon, rule.kind)
-
-    def _attention(self, prefix: str, mixer: AttentionConfig) -> Attention:
-        return Attention(
-            scale=self.config.attention_scale or mixer.head_dim**-0.5,
-            rotary=None if mixer.rope is None else self.tables[mixer.rope],
-            norms=self._head_norms(prefix, mixer),
-            softcap=self.config.attention_softcap,
-            window=mixer.cache.window,
-        )
-
-    def _head_norms(self, prefix: str, mixer: AttentionConfig) -> HeadNorms | None:
-        if self.config.head_norm is None:
-            return None
-        q, k = (
-            self._unbiased_norm(
-                f"{prefix}attn_{letter}_norm", *head_norm_shape(self.config.head_norm, heads, mixer.head_dim)
-            )
-            for letter, heads in (("q", mixer.heads), ("k", mixer.kv_heads))
-        )
-        return HeadNorms(q, k)
-
-    def _qkv(self, prefix: str, mixer: AttentionConfig) -> Projection:
-        q, kv = mixer.width, mixer.kv_width
-        fused = f"{prefix}attn_qkv.weight" in self.weights
-        outputs = {"attn_qkv": mixer.qkv_width} if fused else {"attn_q": q, "attn_k": kv, "attn_v": kv}
-        return self._projection(prefix, self.config.hidden, outputs, self.config.qkv_bias)
-
-    def _mlp(self, prefix: str, mlp: MLPConfig | ExpertConfig) -> GatedMLP | ExpertMLP:
-        if isinstance(mlp, MLPConfig):
-            return self._gated_mlp(prefix, mlp.hidden)
-        shared = self._gated_mlp(prefix, mlp.shared_hidden, "_shexp") if mlp.shared_hidden else None
-        return ExpertMLP(self._router(prefix, mlp), self._experts(prefix, mlp), shared)
-
-    def _gated_mlp(self, prefix: str, width: int, suffix: str = "") -> GatedMLP:
-        hidden, gate_up = self.config.hidden, self._gate_up(prefix, width, suffix)
-        return GatedMLP(self._linear(prefix, hidden, gate_up), self._linear(prefix, width, {f"down{suffix}": hidden}))
-
-    def _experts(self, prefix: str, experts: ExpertConfig) -> tuple[GatedMLP, ...]:
-        hidden, width, count = self.config.hidden, experts.hidden, experts.routing.experts
-        suffixes = [f".{number}" for number in range(count)]
-        gate_up = (self._segments(prefix, hidden, self._gate_up(prefix, width, it)) for it in suffixes)
-        down = (self._segments(prefix, width, {f"down{it}": hidden}) for it in suffixes)
-        layers = [self.operations.weights.experts(segments, count) for segments in (gate_up, down)]
-        return tuple(map(GatedMLP, *layers))
-
-    def _gate_up(self, prefix: str, width: int, suffix: str) -> Mapping[str, int]:
-        """Return the names and outputs of an MLP's gate and up. They may be separate, or one weight called `gate_up`,
-        or `up` in old dense models.
-        """
-        gate, up, fused = (f"{name}{suffix}" for name in ("gate", "up", "gate_up"))
-        if f"{prefix}{gate}.weight" in self.weights:
-            return {gate: width, up: width}
-        return {fused if f"{prefix}{fused}.weight" in self.weights else up: 2 * width}
-
-    def _router(self, prefix: str, experts: ExpertConfig) -> Router:
-        hidden, count = self.config.hidden, experts.routing.experts
-        rows = [self.weights.take(f"{prefix}gate_inp.weight", count, hidden)]
-        if experts.shared_gate:
-            rows.append(self.weights.take_row(f"{prefix}gate_inp_shexp.weight", hidden))
-        bias = f"{prefix.removesuffix('ffn_')}exp_probs_b.bias"
-        if bias not in self.weights:
-            return Router(experts.routing, self.operations.weights.linear(rows))
-        stored = dequantize(self.weights.take_row(bias, count)).flatten()
-        return Router(experts.routing, self.operations.weights.linear(rows), self.operations.weights.to_device(stored))
-
-    def _projection(self, prefix: str, inputs: int, outputs: Mapping[str, int], bias: bool | None) -> Projection:
-        weight = self._linear(prefix, inputs, outputs)
-        biases = {f"{prefix}{name}.bias": width for name, width in outputs.items()}
-        if bias is False or (bias is None and not any(name in self.weights for name in biases)):
-            return Projection(weight, None)
-        joined = torch.cat([self.weights.take_vector(*it) for it in biases.items()])
-        return Projection(weight, self.operations.weights.to_device(joined))
-
-    def _linear(self, prefix: str, inputs: int, outputs: Mapping[str, int]) -> QLinear:
-        """Load several weights as one layer, with their outputs in order."""
-        return self.operations.weights.linear(self._segments(prefix, inputs, outputs))
-
-    def _segments(self, prefix: str, inputs: int, outputs: Mapping[str, int]) -> list[QTensor]:
-        return [self.weights.take(f"{prefix}{name}.weight", width, inputs) for name, width in outputs.items()]
-
-
-def head_norm_shape(kind: HeadNorm, heads: int, head_dim: int) -> tuple[int, ...]:
-    """Return the shape of a head norm's weights (see `HeadNorms`)."""
-    return {HeadNorm.EACH: (head_dim,), HeadNorm.OWN: (heads, head_dim), HeadNorm.ALL: (heads * head_dim,)}[kind]
-
-
-DELTA_LOGITS = ("ssm_beta", "ssm_alpha")  # weights of the step sizes and of the decays
-_PLACEMENTS = (NormPlacement.BEFORE, NormPlacement.AFTER)

@@ -43,7 +43,8 @@ class Fault:
     tests: tuple[str, ...]
 
 
-ROUTE, COMPUTE, LOAD = "engine/kernels/reference.py", "engine/backends/reference.py", "engine/models/decoder.py"
+ROUTE, COMPUTE = "engine/kernels/reference.py", "engine/backends/reference.py"
+LOAD = "engine/models/decoder_loader.py"
 CHOICE = "choice = scores if choice_bias is None else scores + choice_bias"
 SHARED = "out += shared if routes.shared is None else routes.shared * shared"
 SUM = "out[rows] += routes.weights[rows, choices, None] * _mlp(x[rows], mlp.experts[number], gate)"
