@@ -91,13 +91,13 @@ class RecurrentGroup:
         """
         if held.borders is None:
             prompt = len(held.request.prompt_ids)
-            marks = [whole_blocks(mark) for mark in held.request.marks]
+            marks = _whole_marks(held)
             last = marks[1:][-min(MOST_MARKS - 1, self._most_states(prompt) - 2) :]
-            found = {*marks[:1], *last}
+            found = {*marks[:1], *last} - {0}
             for border in (held.junction, whole_blocks(prompt - 1)):  # the last token of a prompt is always computed
-                if not any(0 <= border - it <= BLOCK_SIZE for it in found):
+                if border and not any(0 <= border - it <= BLOCK_SIZE for it in found):
                     found.add(border)
-            held.borders = tuple(sorted(found - {0}))
+            held.borders = tuple(sorted(found))
         return held.borders
 
     def _most_states(self, tokens: int) -> int:
@@ -178,7 +178,7 @@ class RecurrentGroup:
         """Return the indices of the blocks whose states take more memory than their path is worth."""
         blocks = held.request.num_computed // BLOCK_SIZE
         tokens = [number * BLOCK_SIZE for number, key in enumerate(held.keys[:blocks], 1) if self.pool.block_of(key)]
-        marks = [whole_blocks(mark) for mark in held.request.marks]
+        marks = _whole_marks(held)
         surplus = thinned(tokens, {*marks[:1], *marks[-1:]}, self._most_states(held.request.num_computed))
         return [number // BLOCK_SIZE - 1 for number in surplus]
 
@@ -187,6 +187,10 @@ class RecurrentGroup:
 
     def live_blocks(self, held: RequestBlocks) -> list[tuple[int, int]]:
         return [(max(0, held.request.num_computed - 1) // BLOCK_SIZE, held.tables[self._number][0])]
+
+
+def _whole_marks(held: RequestBlocks) -> list[int]:
+    return [whole_blocks(mark) for mark in held.request.marks]
 
 
 def thinned(tokens: Sequence[int], needed: Collection[int], most: int) -> list[int]:

@@ -145,6 +145,17 @@ def test_third_prompt_with_a_shared_start_computes_only_its_own_tokens() -> None
     assert len(request.prompt_ids) - request.num_cached <= 70 + 15
 
 
+def test_short_prompt_keeps_a_state_at_its_end() -> None:
+    """Also one of less than two blocks, whose end is not far from the state before the first token."""
+    run, chance = new_run(9, state_tokens=64), random.Random(9)
+    prompt = tuple(chance.randrange(100, 4000) for _ in range(30))
+    run.submit(prompt, max_tokens=40, ignore_eos=True)
+    run.run_out()
+    again = run.submit(prompt, max_tokens=2, ignore_eos=True)
+    run.run_out()
+    assert again.num_cached == 16
+
+
 def test_regenerated_reply_leaves_the_state_of_the_first() -> None:
     run = new_run(6, state_tokens=64)
     agent = Agent(run, random.Random(6))
