@@ -95,6 +95,11 @@ class EngineConfig:
         """Size in bytes of one block of every group together; 0: unknown."""
         return sum(group.block_bytes for group in self.groups)
 
+    @property
+    def has_states(self) -> bool:
+        """Whether any group holds a state, which cannot be reset to an earlier token."""
+        return any(group.recurrent for group in self.groups)
+
     def pool_blocks(self, group: int) -> int:
         return self.groups[group].num_blocks or self.num_blocks
 

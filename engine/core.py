@@ -103,8 +103,7 @@ class Engine(Generic[TicketT]):
         ids = (*prompt_ids, *end_ids)
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             raise IndexError(f"a token id is not in the vocabulary of {self.vocab_size} tokens")
-        has_states = any(group.recurrent for group in self.config.groups)
-        if has_states and not marks:
+        if self.config.has_states and not marks:
             marks = message_ends(prompt_ids, end_ids)
         request = Request(next(self._ids), prompt_ids, params, end_ids, origin, marks)
         if params.grammar is not None:

@@ -72,10 +72,9 @@ def _speed(model: ModelInfo, store: ModelStore, rate: float) -> float | None:
     return expected_speed(rate, active_bytes(name, model.size or 0))
 
 
-def mark_recommended(listed: Sequence[ModelInfo], store: ModelStore, rate: float) -> Sequence[ModelInfo]:
-    """Mark the best recommended model that fits and is not expected to be slow at a decode rate."""
-    possible = (one for one in listed if one.fits or one.installed)
-    fitting = {one.name for one in possible if is_fluent(_speed(one, store, rate))}
+def mark_recommended(listed: Sequence[ModelInfo], store: ModelStore) -> Sequence[ModelInfo]:
+    """Mark the best recommended model that fits and is not expected to be slow."""
+    fitting = {one.name for one in listed if (one.fits or one.installed) and is_fluent(one.speed)}
     best = next((known.name for known in store.families.recommended if known.name in fitting), "")
     return [replace(one, is_recommended=one.name == best) for one in listed]
 

@@ -62,8 +62,7 @@ class ChatModels:
             store = self._store()
             found = model_lists.catalog_models(store, self._connection.answering, self._fetching(), memory)
             chats = model_lists.without_embedding_models(found, store)
-            marked = model_lists.mark_recommended(chats, store, rate)
-            return model_lists.with_speeds(marked, store, rate)
+            return model_lists.mark_recommended(model_lists.with_speeds(chats, store, rate), store)
 
         return await to_thread(listed)
 

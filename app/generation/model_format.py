@@ -46,11 +46,7 @@ class ChatPrompt:
     _format: "ModelFormat"
     _conversation: Conversation
     _rendered: str
-
-    @property
-    def marks(self) -> tuple[int, ...]:
-        """The numbers of tokens after which the next prompts of the conversation may differ."""
-        return self._format.marks(self._conversation, self._rendered, self.ids)
+    marks: tuple[int, ...] = ()  # see `Request.marks`
 
     def new_parser(self) -> ReplyParser:
         return self._format.parser(self._conversation, self._rendered)

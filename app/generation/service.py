@@ -143,7 +143,9 @@ class ChatService:
                 ids, rendered = self._prompts.encode_next_turn(conversation.context, conversation, limit)
             else:
                 ids, rendered = self._prompts.encode_conversation(conversation, limit)
-            return ChatPrompt(ids, self._prompts.format, conversation, rendered)
+            template = self._prompts.format
+            marks = template.marks(conversation, rendered, ids) if self.streams.has_states else ()
+            return ChatPrompt(ids, template, conversation, rendered, marks)
 
         return await self._within_context(make)
 

@@ -133,6 +133,11 @@ class TokenStreams:
         return self._engine.config.longest_context
 
     @property
+    def has_states(self) -> bool:
+        """Whether the model has recurrent layers, so that marks in a prompt matter (see `Request.marks`)."""
+        return self._engine.config.has_states
+
+    @property
     def max_running(self) -> int:
         """Maximum number of requests that run at the same time. Other requests wait."""
         return self._engine.config.max_running

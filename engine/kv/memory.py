@@ -94,11 +94,6 @@ class KVMemory:
         """Whether no request holds a block in any pool."""
         return not self._held and all(pool.num_free == pool.num_usable for pool in self.pools)
 
-    @property
-    def has_states(self) -> bool:
-        """Whether any group holds a state, which cannot be reset to an earlier token."""
-        return any(group.is_state for group in self.groups)
-
     def can_allocate(self, request: Request, stop: int) -> bool:
         """Whether enough blocks are free for the request's tokens up to `stop`."""
         held = self.blocks_of(request)

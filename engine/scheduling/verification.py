@@ -28,6 +28,7 @@ class Verification:
         self, config: EngineConfig, requests: RunningSet, memory: KVMemory, costs: CostModel, counters: Counters
     ) -> None:
         self._max_logit_rows = config.max_logit_rows
+        self._has_states = config.has_states
         self._requests = requests
         self._memory = memory
         self._costs = costs
@@ -102,7 +103,7 @@ class Verification:
         if accepted == len(part.drafted):
             self._memory.release_sources(part.copies)
             request.num_computed = part.stop
-        elif self._memory.has_states:  # a state cannot be cut, so its tokens are computed again
+        elif self._has_states:  # a state cannot be cut, so its tokens are computed again
             self._memory.undo(request, part.copies)
             request.num_scheduled = part.start
         else:

@@ -59,6 +59,14 @@ def check(tiny: TinyModel, it: Request, logprobs: list[float]) -> None:
     torch.testing.assert_close(torch.tensor(logprobs), wanted.squeeze(1), rtol=0, atol=1e-4)
 
 
+def check_different(tiny: TinyModel, running: ModelEngine, family: list[Request]) -> None:
+    """Check four different replies to one prompt against transformers."""
+    found = run(running, family)
+    assert len({tuple(it.output_ids) for it in family}) == 4
+    for it in family:
+        check(tiny, it, found[it.id])
+
+
 def greedy(running: ModelEngine, ids: tuple[int, ...]) -> Request:
     return running.request(
         ids, SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True, logprobs=0), frozenset()
@@ -71,11 +79,8 @@ def test_forked_replies_continue_from_one_state(tmp_path: Path, name: str) -> No
     tiny = make(tmp_path, name, "folder")
     running = load(tiny)
     params = SamplingParams(temperature=3, max_tokens=REPLY, ignore_eos=True, logprobs=0)
-    requests = [running.request(prompt(21), replace(params, seed=seed), frozenset()) for seed in range(4)]
-    found = run(running, requests)
-    assert len({tuple(it.output_ids) for it in requests}) == 4
-    for it in requests:
-        check(tiny, it, found[it.id])
+    family = [running.request(prompt(21), replace(params, seed=seed), frozenset()) for seed in range(4)]
+    check_different(tiny, running, family)
 
 
 @pytest.mark.share(2)
@@ -84,11 +89,7 @@ def test_beams_continue_from_their_own_states(tmp_path: Path, name: str) -> None
     tiny = make(tmp_path, name, "folder")
     running = load(tiny)
     params = SamplingParams(beams=BeamParams(4, 4), max_tokens=10, ignore_eos=True, logprobs=0)
-    results = running.search(prompt(21), params, frozenset())
-    found = run(running, results)
-    assert len({tuple(it.output_ids) for it in results}) == 4
-    for it in results:
-        check(tiny, it, found[it.id])
+    check_different(tiny, running, running.search(prompt(21), params, frozenset()))
 
 
 @pytest.mark.share(2)
