@@ -89,9 +89,10 @@ def test_grown_text_looks_like_complete_text(name: str, begun: bool) -> None:
     asyncio.run(show())
 
 
-def test_growing_list_item_is_shown_at_once_with_few_layouts() -> None:
+@pytest.mark.parametrize("begin", ["- ", "Words "])
+def test_growing_text_is_shown_at_once_with_few_layouts(begin: str) -> None:
     async def show() -> None:
-        page = Page("- ")
+        page = Page(begin)
         async with page.run_test(size=(60, 60)) as pilot:
             with counted_layouts() as layouts:
                 for number, word in enumerate(LONG.split()[:70]):
@@ -121,20 +122,6 @@ def test_complete_text_has_no_reserved_lines() -> None:
             assert page.reply.virtual_region.height < grown
 
     asyncio.run(show())
-
-
-def test_growing_paragraph_needs_one_layout_for_each_frame() -> None:
-    async def go() -> None:
-        page = Page("Words")
-        async with page.run_test(size=(60, 12)) as pilot:
-            await shown(page, pilot)
-            with counted_layouts() as layouts:
-                for _ in range(5):
-                    page.reply.add(f" {WORDS}")
-                    await shown(page, pilot)
-            assert len(layouts) == 5
-
-    asyncio.run(go())
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def draw_growth(widget: Widget) -> None:
 
 def reserve_lines(block: Widget) -> None:
     """Reserve lines below the last part of a new block, because that part will grow."""
-    for shown in list(block.query("DrawnBlock, .code-part"))[-1:]:
+    for shown in list(block.query("DrawnBlock, .code-part"))[-1:] or [block]:
         shown.styles.min_height = shown.gutter.height + RESERVED_LINES
 
 

@@ -23,7 +23,7 @@ from textual.widgets._markdown import (
 )
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
-from tui.widgets.growing import size_by_layout
+from tui.widgets.growing import draw_growth, size_by_layout
 from tui.widgets.list_items import Item, Items
 from tui.widgets.table_cells import Cells, Side
 
@@ -32,9 +32,15 @@ _SIDES: Mapping[str, Side] = {"text-align:center": "center", "text-align:right":
 
 
 class Paragraph(MarkdownParagraph):
-    """A paragraph that is laid out once when it grows. Textual would lay it out again because its size has changed."""
+    """A paragraph that grows without a layout until its reserved lines are full."""
 
     virtual_size = size_by_layout()
+
+    def set_content(self, content: Content) -> None:
+        self._content = content
+        self.update(content, layout=False)
+        if self.is_attached:
+            draw_growth(self)
 
 
 class ListBlock(MarkdownList):
