@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from tests.tui.pilots import at_rest
-from tui.widgets.growing import RESERVED_LINES
+from tui.widgets.growing import reserved_lines
 from tui.widgets.reply_text import ReplyText
 
 WORDS = "The seat beside the fire was **warm**, and nobody wished to leave it for `anything` else."
@@ -100,7 +100,7 @@ def test_growing_text_is_shown_at_once_with_few_layouts(begin: str) -> None:
                     await shown(page, pilot)
                     assert str(number) in " ".join(page.lines)
             height = len([line for line in page.lines if line])
-            assert 0 < len(layouts) <= 3 + 2 * height / RESERVED_LINES < number / 8
+            assert 0 < len(layouts) <= 3 + 2 * height / reserved_lines(page) < number / 8
 
     asyncio.run(show())
 

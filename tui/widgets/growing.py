@@ -13,7 +13,12 @@ from textual.reactive import Reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
-RESERVED_LINES = 5
+_RESERVE = 5  # the reserved lines are the screen's height divided by this
+
+
+def reserved_lines(widget: Widget) -> int:
+    """Return the number of lines to reserve below a widget that grows."""
+    return max(3, widget.app.size.height // _RESERVE)
 
 
 def draw_growth(widget: Widget) -> None:
@@ -28,14 +33,14 @@ def draw_growth(widget: Widget) -> None:
     if not size or wide > size.width:
         widget.refresh(layout=True)
     elif needed > size.height:
-        widget.styles.min_height = needed + widget.gutter.height + RESERVED_LINES
+        widget.styles.min_height = needed + widget.gutter.height + reserved_lines(widget)
     widget.refresh()
 
 
 def reserve_lines(block: Widget) -> None:
     """Reserve lines below the last part of a new block, because that part will grow."""
     for shown in list(block.query("DrawnBlock, .code-part"))[-1:] or [block]:
-        shown.styles.min_height = shown.gutter.height + RESERVED_LINES
+        shown.styles.min_height = shown.gutter.height + reserved_lines(shown)
 
 
 def release_reserve(widget: Widget) -> None:
