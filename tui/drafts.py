@@ -1,6 +1,7 @@
 """Drafts of messages: the text of the prompt and its attachments."""
 
 import asyncio
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,10 +47,14 @@ def dropped_path(pasted: str) -> Path | None:
     candidate = pasted.strip().strip("'\"").replace("\\ ", " ").removeprefix("file://")
     if "\n" in candidate or not candidate.startswith(("/", "~")) or len(candidate) > 4096:
         return None
-    path = Path(candidate).expanduser()
+    return _existing_file(candidate)
+
+
+def _existing_file(name: str) -> Path | None:
     try:
+        path = Path(name).expanduser()
         return path if path.is_file() else None
-    except OSError:
+    except (OSError, RuntimeError):  # expanduser raises RuntimeError for unknown users
         return None
 
 
@@ -74,6 +79,29 @@ class Prompt:
     def all_text(self) -> str:
         """All text that the model would read: the attachments, followed by the message."""
         return "\n".join([*(attachment.text for attachment in self.attachments), self.text])
+
+
+_NAMED = re.compile(r"(?<!\S)@(\S+)")
+_PUNCTUATION = ".,;:!?)]}'\""  # may follow a path in a sentence
+
+
+def with_named_files(prompt: Prompt) -> Prompt:
+    """Attach each file that the text names as "@path", and remove its "@".
+
+    Other words that start with "@" remain text. Raises ClientError if a file cannot be attached.
+    """
+    attachments = list(prompt.attachments)
+
+    def attach(word: re.Match[str]) -> str:
+        names = (word[1], word[1].rstrip(_PUNCTUATION))
+        path = next((path for name in names if (path := _existing_file(name)) is not None), None)
+        if path is None:
+            return word[0]
+        if (file := read_attachment(path)) not in attachments:
+            attachments.append(file)
+        return word[1]
+
+    return Prompt(_NAMED.sub(attach, prompt.text), tuple(attachments))
 
 
 class Drafts:

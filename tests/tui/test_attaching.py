@@ -4,8 +4,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import ScriptedClient
 from tui.client import ClientError
-from tui.drafts import LARGEST, dropped_path, read_attachment
+from tui.drafts import LARGEST, Prompt, dropped_path, read_attachment
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, which has the files notes.txt, src/main.py, and picture.png."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "main.py").write_text("print()")
+    (tmp_path / "notes.txt").write_text("some notes")
+    (tmp_path / "picture.png").write_bytes(b"\0")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def test_text_file_becomes_an_attachment(tmp_path: Path) -> None:
@@ -48,3 +61,70 @@ def test_pasted_file_path_is_recognized(tmp_path: Path) -> None:
         assert dropped_path(pasted) == path
     for pasted in ("a file.txt", f"{path}\nmore", str(tmp_path), "/no/such/file", "/" * 5000):
         assert dropped_path(pasted) is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "sent", "names"),
+    [
+        ("read @notes.txt now", "read notes.txt now", ["notes.txt"]),
+        ("@src/main.py", "src/main.py", ["main.py"]),
+        (
+            "compare (see @notes.txt, @./src/main.py).",
+            "compare (see notes.txt, ./src/main.py).",
+            ["notes.txt", "main.py"],
+        ),
+        ("@notes.txt and @notes.txt", "notes.txt and notes.txt", ["notes.txt"]),
+        ("ask @someone or @~nobody @ me@notes.txt", "ask @someone or @~nobody @ me@notes.txt", []),
+        ("what is in @src", "what is in @src", []),
+    ],
+)
+def test_typed_names_of_files_are_attached_when_the_message_is_sent(
+    folder: Path, typed: str, sent: str, names: list[str]
+) -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.composer.area.write(typed + " ")
+        await chat.say("")
+        message = chat.conversation.chat.path()[0]
+        assert (message.text, [file.name for file in message.attachments]) == (sent, names)
+        assert chat.notices() == []
+
+    run(ScriptedClient(), flow)
+
+
+def test_file_chosen_in_the_menu_and_typed_again_is_attached_once(folder: Path) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press(*"see @not")
+        await chat.until(lambda: chat.composer.menu.is_open)
+        await chat.pilot.press("tab")
+        await chat.until(lambda: "notes.txt" in chat.label("#attached"))
+        await chat.say("and @notes.txt again")
+        message = chat.conversation.chat.path()[0]
+        assert message.text == "see notes.txt and notes.txt again"
+        assert [file.name for file in message.attachments] == ["notes.txt"]
+
+    run(ScriptedClient(), flow)
+
+
+def test_message_that_names_a_refused_file_returns_to_the_prompt(folder: Path) -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.composer.attach_path(folder / "notes.txt")
+        await chat.type("what is on @picture.png ?")
+        await chat.until(chat.notices)
+        assert chat.notices() == ["picture.png is not a text file. Only text files can be attached."]
+        assert chat.composer.area.text == "what is on @picture.png ?"
+        assert [file.name for file in chat.composer.prompt.attachments] == ["notes.txt"]
+        assert chat.client.replies.asked == []
+
+    run(ScriptedClient(), flow)
+
+
+def test_edited_reply_attaches_no_file(folder: Path) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("hello")
+        reply = chat.conversation.chat.path()[1]
+        chat.composer.edit(reply, Prompt(reply.text))
+        chat.composer.area.write("see @notes.txt now")
+        await chat.pilot.press("enter")
+        await chat.until(lambda: chat.conversation.chat.path()[-1].text == "see @notes.txt now")
+
+    run(ScriptedClient(), flow)

@@ -19,7 +19,7 @@ from tui import commands
 from tui.attachment_sizes import AttachmentSizes
 from tui.client import Client, ClientError
 from tui.completion import Completions
-from tui.drafts import Drafts, Prompt, read_attachment
+from tui.drafts import Drafts, Prompt, read_attachment, with_named_files
 from tui.open_chat import OpenChat
 from tui.show_errors import show_errors
 from tui.types import Attachment, Message, Role
@@ -98,9 +98,9 @@ class Composer(Vertical):
         self.area.write(prompt.text)
         self.count_attached()
 
-    def put_back(self, command: str) -> None:
-        """Write a command that failed before the current text, so that the user can correct it."""
-        self.write(Prompt.of([Prompt(command), self.prompt]))
+    def put_back(self, typed: str) -> None:
+        """Write a command or message that failed before the current text, so that the user can correct it."""
+        self.write(Prompt.of([Prompt(typed), self.prompt]))
 
     def attach(self, found: Attachment) -> None:
         """Attach a file to the next message."""
@@ -314,8 +314,10 @@ class Composer(Vertical):
         if (typed := commands.parse_command(event.text)) is not None:
             self.post_message(self.CommandTyped(*typed))
             return
-        prompt = Prompt(event.text, self.prompt.attachments)
-        if prompt.text or prompt.attachments:
+        prompt = self._with_named_files(Prompt(event.text, self.prompt.attachments))
+        if prompt is None:
+            self.put_back(event.text)
+        elif prompt.text or prompt.attachments:
             self._attached = []
             if self._aside is not None:
                 self._aside = Prompt.of([self._aside, self.prompt])
@@ -324,6 +326,14 @@ class Composer(Vertical):
             self.post_message(self.Submitted(prompt))
         else:
             self.post_message(self.EnteredEmpty())
+
+    def _with_named_files(self, prompt: Prompt) -> Prompt | None:
+        """Attach the files that the text names, or show why one cannot be attached and return None."""
+        if self.area.edited_reply:  # a reply has no attachments
+            return prompt
+        with show_errors(self):
+            return with_named_files(prompt)
+        return None
 
     @on(TextArea.Changed)
     def suggest(self) -> None:
