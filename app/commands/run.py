@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack, aclosing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from app.commands.options import ENGINE_OPTIONS, engine_options, model_option
-from app.commands.run_prompt import previous_messages, read_question, save_messages
+from app.commands.run_prompt import previous_run, read_question, save_run
 from app.progress import Progress, progress_on_stderr
 from app.settings.settings import Settings, load_settings
 from app.text.terminal_text import sanitize
@@ -37,7 +38,13 @@ _FAILED = "Run ingle doctor. If it finds nothing, report this as a bug."
 @click.command(epilog=EXAMPLES)
 @click.argument("prompt", required=False)
 @model_option
-@click.option("-c", "--continue", "continues", is_flag=True, help="Continue the conversation of the previous run.")
+@click.option(
+    "-c",
+    "--continue",
+    "continues",
+    is_flag=True,
+    help="Continue the conversation of the previous run, with its model unless --model names another.",
+)
 @click.option("--no-save", is_flag=True, help="Do not store this exchange for --continue.")
 @click.option("-s", "--system", help="System message: instructions that come before the prompt. Default: none.")
 @click.option(
@@ -89,7 +96,10 @@ def run(
         return SamplingParams(**DefaultSampling(recommended).fill(given))
 
     SamplingParams(**given)  # raises for invalid values before anything is downloaded
-    earlier = previous_messages(settings.state_dir) if continues else []
+    earlier: list[Message] = []
+    if continues:
+        used, earlier = previous_run(settings.state_dir)
+        settings = settings if model else replace(settings, model=used)
     if system:
         earlier = [Message("system", system), *(message for message in earlier if message.role != "system")]
     messages = [*earlier, Message("user", question)]
@@ -99,7 +109,7 @@ def run(
     if no_save:
         return
     with suppress(OSError):  # the answer is printed; only --continue needs the file
-        save_messages(settings.state_dir, messages, answer)
+        save_run(settings, messages, answer)
 
 
 async def _show(

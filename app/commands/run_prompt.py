@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from app.errors import AppError
+from app.settings.settings import Settings
 from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
@@ -50,23 +51,38 @@ def _is_piped() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
-class _Exchange(msgspec.Struct):
+class _StoredMessage(msgspec.Struct):
     role: str
     content: str
 
 
-def previous_messages(state_folder: Path) -> "list[Message]":
-    """Return the messages of the previous `ingle run`, oldest first. Raises NoPreviousRun."""
+class _StoredRun(msgspec.Struct):
+    model: str  # as the user named it, or an absolute path
+    messages: list[_StoredMessage]
+
+
+def previous_run(state_folder: Path) -> "tuple[str, list[Message]]":
+    """Return the model and the messages, oldest first, of the previous `ingle run`. Raises NoPreviousRun."""
     from app.generation.conversation import Message
 
     try:
-        exchanges = msgspec.json.decode((state_folder / _FILE).read_bytes(), type=list[_Exchange])
+        stored = msgspec.json.decode((state_folder / _FILE).read_bytes(), type=_StoredRun)
     except (OSError, ValueError) as problem:  # msgspec's errors are ValueErrors
         raise NoPreviousRun("There is no previous answer to continue", "Run ingle run without --continue.") from problem
-    return [Message(exchange.role, exchange.content) for exchange in exchanges]
+    return stored.model, [Message(message.role, message.content) for message in stored.messages]
 
 
-def save_messages(state_folder: Path, messages: "list[Message]", answer: str) -> None:
-    """Store an exchange for --continue. It replaces the previous one. Raises OSError."""
-    exchanges = [*(_Exchange(message.role, message.content) for message in messages), _Exchange("assistant", answer)]
-    write_whole(private_folder(state_folder) / _FILE, msgspec.json.encode(exchanges), _PRIVATE)
+def save_run(settings: Settings, messages: "list[Message]", answer: str) -> None:
+    """Store an exchange and its model for --continue. It replaces the previous one. Raises OSError."""
+    stored = [*(_StoredMessage(message.role, message.content) for message in messages)]
+    run = _StoredRun(_lasting_name(settings), [*stored, _StoredMessage("assistant", answer)])
+    write_whole(private_folder(settings.state_dir) / _FILE, msgspec.json.encode(run), _PRIVATE)
+
+
+def _lasting_name(settings: Settings) -> str:
+    """Return the name of the model. A path becomes absolute, because the next run may start in another folder."""
+    from app.models.store import ModelStore
+
+    path = Path(settings.model).expanduser()
+    is_path = ModelStore(settings).known_name(settings.model) is None and path.exists()
+    return str(path.absolute()) if is_path else settings.model

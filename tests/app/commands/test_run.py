@@ -73,15 +73,31 @@ def test_continue_adds_to_the_previous_conversation(environment: dict[str, str],
     first = json.loads(run(environment, "What is the capital of France?", "-s", "Be brief.", *options).stdout)
     saved = tmp_path / "state" / "last-run.json"
     assert saved.stat().st_mode & 0o777 == 0o600
-    assert [message["role"] for message in json.loads(saved.read_bytes())] == ["system", "user", "assistant"]
+    assert [message["role"] for message in json.loads(saved.read_bytes())["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+    ]
     second = json.loads(run(environment, "--continue", "And of Italy?", *options).stdout)
     assert second["usage"]["prompt_tokens"] > first["usage"]["total_tokens"]
-    messages = json.loads(saved.read_bytes())
+    messages = json.loads(saved.read_bytes())["messages"]
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user", "assistant"]
     assert messages[2]["content"] == first["text"]
     before = saved.read_bytes()
     run(environment, "--no-save", "A secret.", *options)
     assert saved.read_bytes() == before
+
+
+def test_continue_uses_the_model_of_the_previous_run_unless_another_is_named(
+    environment: dict[str, str], smollm2: Path
+) -> None:
+    options = ("--json", "-n", "1", "-q")
+    run(environment, "Hi", "--model", str(smollm2), *options)
+    models = [
+        json.loads(run(environment, "-c", "And?", *options, *model).stdout)["model"]
+        for model in ([], ["--model", "smollm2:135m"], [])
+    ]
+    assert models == [str(smollm2), "smollm2:135m", "smollm2:135m"]
 
 
 def test_context_beyond_the_limit_of_the_model_is_lowered_with_a_warning(environment: dict[str, str]) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import click
 import pytest
 
-from app.commands.run_prompt import NoPreviousRun, previous_messages, read_question, save_messages
+from app.commands.run_prompt import NoPreviousRun, previous_run, read_question, save_run
 from app.generation.conversation import Message
+from app.settings.settings import load_settings
 
 
 @pytest.mark.parametrize(
@@ -44,11 +45,13 @@ def test_empty_prompt_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
                 read_question(argument)
 
 
-def test_saved_messages_are_read_back(tmp_path: Path) -> None:
+def test_saved_run_is_read_back(tmp_path: Path) -> None:
     with pytest.raises(NoPreviousRun):
-        previous_messages(tmp_path)
-    save_messages(tmp_path, [Message("system", "s"), Message("user", "u")], "a")
-    messages = previous_messages(tmp_path)
+        previous_run(tmp_path)
+    settings = load_settings(model="qwen3:4b", state_dir=tmp_path)
+    save_run(settings, [Message("system", "s"), Message("user", "u")], "a")
+    model, messages = previous_run(tmp_path)
+    assert model == "qwen3:4b"
     assert [(message.role, message.content) for message in messages] == [
         ("system", "s"),
         ("user", "u"),
@@ -56,4 +59,11 @@ def test_saved_messages_are_read_back(tmp_path: Path) -> None:
     ]
     (tmp_path / "last-run.json").write_bytes(b"[{]")
     with pytest.raises(NoPreviousRun):
-        previous_messages(tmp_path)
+        previous_run(tmp_path)
+
+
+def test_path_of_a_model_is_saved_as_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    save_run(load_settings(model="./model.gguf", state_dir=tmp_path), [Message("user", "u")], "a")
+    assert previous_run(tmp_path)[0] == str(tmp_path / "model.gguf")
