@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import httpx
 import msgspec
 
-from app.chat_backend.reply_parts import Accepted, Call, Ended, ReasoningDelta, ReplyPart, TextDelta
+from app.chat_backend.reply_parts import ENGINE_STOPPED, Accepted, Call, Ended, ReasoningDelta, ReplyPart, TextDelta
 from app.client.http import HTTPClient, Remedies, ServerUnreachable, default_sampling_of, refusal
 from app.errors import AppError, InvalidSetting
 from app.generation.cache_report import MissReason, PromptTokensDetails
@@ -150,7 +150,7 @@ class ChatEndpoint:
         except ServerUnreachable as problem:
             if not self.is_inglenook:
                 raise
-            raise ServerUnreachable("the engine stopped during this reply", "It restarts when you retry.") from problem
+            raise ServerUnreachable(*ENGINE_STOPPED) from problem
 
     async def stream(self, body: Body) -> AsyncGenerator[ReplyPart]:
         """Yield the parts of a reply, starting when the server has accepted the request.

@@ -15,7 +15,7 @@ from app.chat_backend.converters import finish_of, message_id, title_of, usage_o
 from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.engine.server import ReadyEngine
 from app.chat_backend.prompt_messages import prompt_messages, retry_temperature, sampling_fields, step_messages
-from app.chat_backend.reply_parts import Accepted, Call, Ended, ReasoningDelta, ReplyPart, TextDelta
+from app.chat_backend.reply_parts import ENGINE_STOPPED, Accepted, Call, Ended, ReasoningDelta, ReplyPart, TextDelta
 from app.chat_backend.tools import CallEnded, ChatTools, OfferedTools
 from app.generation.events import PromptProgress
 from app.history.history import History
@@ -52,6 +52,7 @@ class _ReplyInProgress:
     ended: Ended = _STOPPED  # how the last turn of the model ended
     saved_at: float = field(default_factory=time.monotonic)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)  # set when the stream is no longer read
+    is_lost: bool = False  # whether the engine exited while tool calls ran
     is_stopping: bool = False  # whether the engine was asked to stop the reply
     has_ended: bool = False  # whether the final state of the reply is saved
 
@@ -282,18 +283,32 @@ class ChatReplies:
     ) -> AsyncGenerator[types.ReplyEvent, None]:
         """Run the tool calls one after another, and add each to the steps of the reply. Stopping the reply ends the
         calls.
+
+        Raises ClientError if the engine exits. A call may wait for the user, and the reply keeps the engine meanwhile,
+        so the engine could not restart.
         """
-        for index, call in enumerate(calls):
-            async with aclosing(self._tools.run(growing.chat, call, offered)) as events:
-                while (event := await _next(events, growing.stopped)) is not None:
-                    if isinstance(event, CallEnded):
-                        growing.add_step(call, event, joins_previous=index > 0)
-                        break
-                    yield event
-            if growing.stopped.is_set():
-                growing.is_stopping = True
-                return
-            await to_thread(growing.save)
+        watching = asyncio.create_task(self._stop_when_lost(growing))
+        try:
+            for index, call in enumerate(calls):
+                async with aclosing(self._tools.run(growing.chat, call, offered)) as events:
+                    while (event := await _next(events, growing.stopped)) is not None:
+                        if isinstance(event, CallEnded):
+                            growing.add_step(call, event, joins_previous=index > 0)
+                            break
+                        yield event
+                if growing.is_lost:
+                    raise ClientError(*ENGINE_STOPPED)
+                if growing.stopped.is_set():
+                    growing.is_stopping = True
+                    return
+                await to_thread(growing.save)
+        finally:
+            watching.cancel()
+
+    async def _stop_when_lost(self, growing: _ReplyInProgress) -> None:
+        await self._connection.wait_until_lost()
+        growing.is_lost = True
+        growing.stopped.set()
 
     async def stop(self, message: types.MessageId) -> None:
         """Stop a reply. Inglenook still reports its usage; the connection to any other server is closed."""

@@ -6,6 +6,8 @@ from typing import NamedTuple, TypeAlias
 from app.generation.events import PromptProgress
 from app.history.records import State, StoredUsage
 
+ENGINE_STOPPED = ("the engine stopped during this reply", "It restarts when you retry.")  # message and remedy
+
 
 class Accepted(NamedTuple):
     """The server accepted the request. Not sent by servers that give replies no id."""

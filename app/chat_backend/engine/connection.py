@@ -158,6 +158,10 @@ class EngineConnection:
         """Whether the server in use has exited. The next `use` restarts the engine."""
         return self.state.is_over and await asyncio.to_thread(self._server.is_lost)
 
+    async def wait_until_lost(self) -> None:
+        """Wait until the server in use has exited. Call it inside `use`, so that the server is not replaced."""
+        await self._server.wait_until_lost()
+
     async def is_ready(self) -> bool:
         """Whether the loaded model can answer now, without waiting for a load or a restart."""
         return self.state.is_over and self._engine is not None and not await self.is_lost()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app.chat_backend.client import TerminalClient
+from app.chat_backend.engine.server import EngineServer
 from app.history.history import History
 from app.mcp import tool_servers
 from app.mcp.config import ServerSpec
@@ -121,6 +122,31 @@ def test_call_runs_after_the_user_allows_it(settings: Settings, endpoint: FakeEn
     assert assistant["content"] == "Let me see. "
     assert assistant["tool_calls"][0]["function"] == {"name": "test__add", "arguments": '{"a": 2, "b": 3}'}
     assert tool == {"role": "tool", "tool_call_id": assistant["tool_calls"][0]["id"], "content": "5"}
+
+
+def test_reply_that_waits_for_permission_fails_when_the_engine_exits(
+    settings: Settings, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint.replies = [ADD, ["Later."]]
+    has_exited = asyncio.Event()
+    monkeypatch.setattr(EngineServer, "wait_until_lost", lambda _: has_exited.wait())
+    monkeypatch.setattr(EngineServer, "is_lost", lambda _: has_exited.is_set())
+
+    async def work(client: TerminalClient) -> None:
+        chat, message = await new_chat(client)
+        received: list[ReplyEvent] = []
+        async with aclosing(client.replies.reply(chat, message)) as events:
+            async for event in events:
+                received.append(event)
+                if isinstance(event, ToolCalled):
+                    has_exited.set()
+        error = "The engine stopped during this reply. It restarts when you retry."
+        assert received[-1] == ReplyEnd(Finish.FAILED, error=error)
+        assert (await client.chats.open(chat)).messages[-1].finish is Finish.FAILED
+        has_exited.clear()
+        assert TextDelta("Later.", 1) in await replied(client, *await new_chat(client))
+
+    run(settings, endpoint, work)
 
 
 def test_model_learns_that_a_result_was_cut(settings: Settings, endpoint: FakeEndpoint) -> None:
