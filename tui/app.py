@@ -30,7 +30,7 @@ from tui.no_color import ReverseBackgrounds
 from tui.plain_text import break_paths, sanitize
 from tui.screens.chat import ChatScreen
 from tui.screens.dialog import Answer, OverChat, Page, may_fetch, replies_in_the_way
-from tui.show_errors import show_error, show_errors
+from tui.show_errors import CommandFailed, show_error, show_errors
 from tui.terminal_window import TerminalWindow
 from tui.types import ChatId
 from tui.widgets.textual_internals import (
@@ -168,6 +168,9 @@ class ChatApp(App[None]):
         if self.is_running or not isinstance(cause, NoMatches):
             super()._handle_exception(error)
 
+    def on_command_failed(self, event: CommandFailed) -> None:
+        self._chat_screen.conversation.composer.put_back(event.command)
+
     def _note_theme(self, theme: Theme) -> None:
         if theme.name != self._saved_theme:
             self._saved_theme = theme.name
@@ -286,7 +289,7 @@ class ChatApp(App[None]):
     @work(exclusive=True, group="load", description="load")
     async def find_and_load(self, name: str) -> None:
         """Load a model. If it must be downloaded, and the download is large, ask the user first."""
-        with show_errors(self):
+        with show_errors(self, f"/load {name}"):
             model = await self._client.models.find(name)
             if can_load(model) or await may_fetch(self, self._client.models, model):
                 self._load(name)

@@ -29,7 +29,7 @@ async def export_chat(node: DOMNode, chats: Chats, chat: ChatId, title: str, pat
     if wanted:
         target = _absolute(wanted)
         form = ExportFormat.JSON if target.suffix == ".json" else ExportFormat.MARKDOWN
-        with show_errors(node):
+        with show_errors(node, f"/export {wanted}"):
             await chats.export(chat, target, form)
             node.app.notify(f"Saved to {target}", markup=False)
 
@@ -39,7 +39,7 @@ async def back_up(node: DOMNode, chats: Chats, path: str) -> None:
     wanted = path or await ask(node, "Export all chats to:", free_name("chats", ".json", Path()), "*.json")
     if wanted:
         target = _absolute(wanted)
-        with show_errors(node):
+        with show_errors(node, f"/backup {wanted}"):
             number = await chats.export_all(target)
             node.app.notify(f"Saved {_chats(number)} to {target}", markup=False)
 
@@ -48,7 +48,7 @@ async def import_chats(node: DOMNode, chats: Chats, path: str) -> None:
     """Read the chats of a JSON file."""
     wanted = path or await ask(node, "Import from:", hint="*.json")
     if wanted:
-        with show_errors(node):
+        with show_errors(node, f"/import {wanted}"):
             found = await chats.import_chats(_absolute(wanted))
             node.app.notify(f"Imported {_chats(len(found))}.", markup=False)
 

@@ -5,14 +5,23 @@ from contextlib import contextmanager
 
 from textual.css.query import NoMatches
 from textual.dom import DOMNode
+from textual.message import Message
 
 from tui.client import ClientError
 from tui.plain_text import capitalized
 
 
+class CommandFailed(Message):
+    """A command failed, and the user may want to correct it."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__()
+        self.command = command
+
+
 @contextmanager
-def show_errors(node: DOMNode) -> Iterator[None]:
-    """Show a ClientError raised in the body as a notification.
+def show_errors(node: DOMNode, command: str = "") -> Iterator[None]:
+    """Show a ClientError raised in the body as a notification, and return `command`, which failed, to the prompt.
 
     Failed queries are ignored if the node's screen was closed.
     """
@@ -23,6 +32,8 @@ def show_errors(node: DOMNode) -> Iterator[None]:
             raise
     except ClientError as error:
         show_error(node, error)
+        if command:
+            node.post_message(CommandFailed(command))
 
 
 def show_error(node: DOMNode, error: ClientError) -> None:

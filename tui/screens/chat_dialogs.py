@@ -58,8 +58,8 @@ class ChatDialogs:
 
     async def _attach(self, path: str) -> None:
         wanted = path or await ask(self._conversation, "Attach file:")
-        if wanted:
-            self._conversation.composer.attach_path(Path(wanted))
+        if wanted and not self._conversation.composer.attach_path(Path(wanted)):
+            self._conversation.composer.put_back(f"/attach {wanted}")
 
     async def _choose_tools(self) -> None:
         await chat_settings.choose_tools(self._conversation, self._client)

@@ -87,3 +87,5 @@ async def use_preset(conversation: Conversation, client: Client, name: str) -> N
             else f"No presets yet ({key_name('ctrl+s')}, then {key_name('f5')} saves one)."
         )
         conversation.app.notify(words, markup=False)
+        if name:
+            conversation.composer.put_back(f"/preset {name}")
