@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
 from textual.events import Event, InputEvent, Key, Paste
 from textual.filter import LineFilter
-from textual.notifications import SeverityLevel
+from textual.notifications import Notification, SeverityLevel
 from textual.screen import ModalScreen
 from textual.theme import Theme
 from textual.widgets import OptionList
@@ -199,7 +199,19 @@ class ChatApp(App[None]):
             timeout = _BRIEF
         message, title = (break_paths(text, self.size.width // 2 - _TOAST_FRAME) for text in (message, title))
         super().notify(message, title=title, severity=severity, timeout=timeout, markup=markup)
-        self.call_later(limit_notifications, self, 1 if self.size.height < _LOW else _MOST_NOTIFICATIONS)
+        self.call_later(self._fit_notifications)
+
+    def _fit_notifications(self) -> None:
+        limit_notifications(self, 1 if self.size.height < _LOW else _MOST_NOTIFICATIONS)
+        self._fit_title()
+
+    def _unnotify(self, notification: Notification, refresh: bool = True) -> None:
+        super()._unnotify(notification, refresh)
+        self._fit_title()
+
+    def _fit_title(self) -> None:
+        """Shorten the title of the chat while notifications are beside it."""
+        self._chat_screen.heading.fit_title(has_notifications=bool(self._notifications))
 
     def _on_downloaded(self, name: str) -> None:
         self.notify(f"Downloaded {name}.", markup=False)

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
+import pytest
+
 from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import ScriptedChats, ScriptedClient
 from tui.app import ChatApp
@@ -133,6 +135,28 @@ def test_short_notification_covers_only_the_title() -> None:
             app.notify("Copied to the clipboard.")
             await chat.until(lambda: "Copied to the clipboard." in chat.lines()[0])
             assert not any("Copied" in line for line in chat.lines()[1:])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [(60, 15), (80, 24)])
+def test_title_is_shortened_while_a_notification_is_beside_it(size: tuple[int, int]) -> None:
+    title = "A comparison of the hearths and stoves of Europe in two centuries"
+
+    async def main() -> None:
+        client = ScriptedClient()
+        client.engine.loads.set()
+        app = ChatApp(client, chat=client.keep(title, "a question", "an answer"))
+        async with app.run_test(size=size, notifications=True) as pilot:
+            chat = Chatting(app, pilot, client)
+            whole = f" {title}"[: size[0] - 3]
+            await chat.until(lambda: chat.lines()[0].startswith(whole))
+            app.notify("word " * 40, timeout=60)
+            await chat.until(lambda: "word word" in chat.lines()[0])
+            shown, _, _ = chat.lines()[0].partition("▌")
+            assert shown == f" {title}"[: size[0] // 2 - 2] + "… "
+            await pilot.click("Toast")
+            await chat.until(lambda: chat.lines()[0].startswith(whole))
 
     asyncio.run(main())
 

@@ -24,6 +24,10 @@ class Heading:
         """Show the activity of the open chat's reply; "" if there is none."""
         self._bar.activity = text
 
+    def fit_title(self, *, has_notifications: bool) -> None:
+        """Shorten the title so that notifications do not cover its end, or show it as a whole."""
+        self._bar.has_notifications = has_notifications
+
     def call_user(self, node: Widget, ended: ChatId, chat: OpenChat) -> None:
         """Ring the bell and send a notification after a long reply in the chat `ended`. `chat` is the open chat.
 

@@ -13,10 +13,12 @@ class TopBar(Widget):
     chat_title: reactive[str] = reactive("New chat")
     activity: reactive[str] = reactive("")  # activity of the open chat's reply
     is_saved: reactive[bool] = reactive(True)
+    has_notifications: reactive[bool] = reactive(False)  # whether notifications may cover the right half
 
     def render(self) -> Content:
         title = single_line(self.chat_title) if self.is_saved else f"Not saved: {single_line(self.chat_title)}"
         right = self.activity
         space = self.size.width - 2 - len(right)
-        left = title if len(title) < space else title[: max(0, space - 2)] + "…"
+        free = min(space, self.size.width // 2 - 1) if self.has_notifications else space
+        left = title if len(title) < free else title[: max(0, free - 2)] + "…"
         return Content.assemble(" ", (left.ljust(space), "bold"), (right, "$text-accent"), " ")
