@@ -13,7 +13,9 @@ from app.models.repository import QUANTIZATION, RepositoryName
 _COUNT = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?([kmbt]?)", re.IGNORECASE)
 _UNITS: Mapping[str, int] = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 BITS = (16, 8, 4)
-_MIXTURE = re.compile(r"(\d+(?:\.\d+)?)b-a(\d+(?:\.\d+)?)b(?![a-z])", re.IGNORECASE)  # "30B-A3B"
+_MIXTURE = re.compile(r"(\d+(?:\.\d+)?b)-a(\d+(?:\.\d+)?[bm])(?![a-z])", re.IGNORECASE)  # "30B-A3B", "3b-a800m"
+# parts of names of other mixtures of experts: "OLMoE", "Mixtral", "8x7B", "Qwen1.5-MoE-A2.7B", "GLM-4.5", "MiniMax-M2"
+_OTHER_MIXTURE = re.compile(r"moe|mixtral|\d+x\d+(\.\d+)?b|glm-4\.[5-7]|minimax-m\d", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +43,15 @@ def read_count(text: str) -> int:
     return round(float(found[1]) * _UNITS[found[2].lower()])
 
 
-def active_bytes(name: str, size: int) -> int:
+def active_bytes(name: str, size: int) -> int | None:
     """Return the bytes of the weights that compute one token, of a model whose files have `size` bytes.
 
-    The names of many mixtures of experts state all and the active parameters, as in Qwen3-30B-A3B. All weights of other
-    models count.
+    The names of many mixtures of experts state all and the active parameters, as in Qwen3-30B-A3B. Returns None for
+    the name of another mixture, of which the active parameters are unknown. All weights of other models count.
     """
-    found = _MIXTURE.search(name)
-    return round(size * float(found[2]) / float(found[1])) if found and float(found[1]) else size
+    if (found := _MIXTURE.search(name)) is not None and (total := read_count(found[1])):
+        return round(size * read_count(found[2]) / total)
+    return None if _OTHER_MIXTURE.search(name) else size
 
 
 FAMILIES_FILE = Path(__file__).with_name("families.toml")

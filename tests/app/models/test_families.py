@@ -91,7 +91,17 @@ def test_invalid_families_file_is_refused(tmp_path: Path, original: str, broken:
         ("org/empty-0B-A0B", 30_000),
         ("bartowski/Qwen_Qwen3-32B-GGUF", 30_000),
         ("org/some-7B-A3Bx", 30_000),
+        ("org/smoke-7B", 30_000),
+        ("zai-org/GLM-4-9B", 30_000),
+        ("ibm-granite/granite-3.1-3b-a800m-instruct", 8_000),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", 4_286),
+        ("Qwen/Qwen1.5-MoE-A2.7B-Chat", None),
+        ("allenai/OLMoE-1B-7B-0924-Instruct-GGUF", None),
+        ("TheBloke/Mixtral-v0.1-GGUF", None),
+        ("org/Beyonder-4x7B-v2", None),
+        ("unsloth/GLM-4.5-Air-GGUF", None),
+        ("unsloth/MiniMax-M2-GGUF", None),
     ],
 )
-def test_active_bytes_follow_from_the_name_of_a_mixture_of_experts(name: str, active: int) -> None:
+def test_active_bytes_follow_from_the_name_of_a_mixture_of_experts(name: str, active: int | None) -> None:
     assert active_bytes(name, 30_000) == active
