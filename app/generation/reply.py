@@ -92,7 +92,7 @@ class ReplyReader:
     def finish(self, *, cut_off: bool = False, is_interrupted: bool = False) -> list[ContentEvent]:
         """Return the events that were held back, when no token follows.
 
-        `cut_off`: see `ReplyParser.finish`. `is_interrupted`: whether the user stopped the reply between two tokens.
+        `cut_off`: see `ReplyParser.finish`. `is_interrupted`: whether the model would have continued.
         """
         rest = self._detokenizer.finish(is_interrupted=is_interrupted)
         events = [] if self.stopped is not None else self._parse(rest)
@@ -176,7 +176,7 @@ class Reply:
         if finish is None and time.monotonic() - self._remembered_at > REMEMBERED_SECONDS:
             self._remember()
         if finish is not None:
-            is_interrupted = token.token_id is None
+            is_interrupted = finish is not FinishReason.STOP
             events += self._reader.finish(cut_off=finish is FinishReason.LENGTH, is_interrupted=is_interrupted)
             self.end()
             events.append(self._end(finish, token.error))

@@ -52,7 +52,8 @@ class IncrementalDetokenizer:
     def finish(self, *, is_interrupted: bool = False) -> str:
         """Return the text that was held back, when no token follows.
 
-        A character that is not complete becomes U+FFFD. If the reply `is_interrupted`, it is left out.
+        A character that is not complete becomes U+FFFD. If the reply `is_interrupted` before the model ended it, the
+        character is left out.
         """
         if is_interrupted:
             self._decoder.reset()

@@ -1,6 +1,7 @@
 """The chat service and its token streams with the hash model, whose output is known in advance."""
 
 import asyncio
+import codecs
 import threading
 from contextlib import aclosing
 from itertools import pairwise
@@ -41,6 +42,12 @@ async def collect(
 
 def text_of_deltas(events: list[ChatEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+def cut_text(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """Return the text of a reply that is cut after `ids`, without an incomplete character at its end."""
+    encoded = b"".join(map(tokenizer.token_bytes, ids))
+    return codecs.getincrementaldecoder("utf-8")(errors="replace").decode(encoded)
 
 
 def served(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, **engine: Any) -> ChatService:
@@ -124,6 +131,24 @@ def test_text_includes_the_stop_string_if_requested(tokenizer: Tokenizer, render
     asyncio.run(main())
 
 
+def test_reply_at_its_limit_ends_before_an_incomplete_character(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+) -> None:
+    def is_cut(ids: list[int]) -> bool:
+        return tokenizer.decode(ids, continues_text=True) != cut_text(tokenizer, ids)
+
+    async def main() -> None:
+        prompts = (tuple(range(start, start + 40)) for start in range(1000, 9000))
+        prompt = next(prompt for prompt in prompts if is_cut(expected_output(prompt, 12)))
+        service = served(tokenizer, renderer)
+        async with service.streams:
+            events, end = await collect(service, prompt)
+        assert end.finish is FinishReason.LENGTH
+        assert text_of_deltas(events) == cut_text(tokenizer, expected_output(prompt, 12))
+
+    asyncio.run(main())
+
+
 def test_concurrent_replies_equal_single_replies(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         service = served(tokenizer, renderer, depth=2, num_blocks=40)
@@ -131,7 +156,7 @@ def test_concurrent_replies_equal_single_replies(tokenizer: Tokenizer, renderer:
         async with service.streams:
             replies = await asyncio.gather(*(collect(service, prompt) for prompt in prompts))
         for prompt, (events, _) in zip(prompts, replies, strict=True):
-            assert text_of_deltas(events) == tokenizer.decode(expected_output(prompt, 12), continues_text=True)
+            assert text_of_deltas(events) == cut_text(tokenizer, expected_output(prompt, 12))
 
     asyncio.run(main())
 
