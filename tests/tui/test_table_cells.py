@@ -132,8 +132,13 @@ def test_link_in_a_cell_can_be_clicked() -> None:
 
 
 def test_wide_columns_share_the_remaining_width() -> None:
-    assert shared([5, 10, 4], 30) == [5, 10, 4]
-    assert shared([5, 100, 4], 30) == [5, 21, 4]
-    assert shared([50, 100, 4], 30) == [13, 13, 4]
-    assert shared([50, 50], 2) == [3, 3]
-    assert shared([], 9) == []
+    assert shared([5, 10, 4], [3, 3, 3], 30) == [5, 10, 4]
+    assert shared([5, 100, 4], [3, 3, 3], 30) == [5, 21, 4]
+    assert shared([50, 100, 4], [3, 3, 3], 30) == [13, 13, 4]
+    assert shared([50, 50], [9, 9], 2) == [3, 3]
+    assert shared([], [], 9) == []
+
+
+def test_words_are_split_only_if_the_longest_do_not_fit() -> None:
+    assert shared([19, 18, 18], [19, 7, 5], 48) == [19, 15, 14]
+    assert shared([19, 18, 18], [19, 17, 17], 48) == [16, 16, 16]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
+from rich.cells import cell_len
 from textual.content import Content
 from textual.geometry import Size
 
@@ -34,10 +35,14 @@ class Cells(DrawnBlock):
     def _widths(self, width: int) -> list[int]:
         """Return the widths of the columns for a table of at most `width` cells."""
         columns = [
-            max([_NARROWEST, *(line.cell_length for cell in column for line in cell.split("\n"))])
+            [line for cell in column for line in cell.split("\n")]
             for column in zip(self._header, *(_filled(row, len(self._header)) for row in self._rows), strict=True)
         ]
-        return shared(columns, width - _around(len(columns)))
+        wanted = [max([_NARROWEST, *(line.cell_length for line in lines)]) for lines in columns]
+        words = [
+            max([_NARROWEST, *(cell_len(word) for line in lines for word in line.plain.split())]) for lines in columns
+        ]
+        return shared(wanted, words, width - _around(len(columns)))
 
     def lines(self, width: int) -> list[Content]:
         widths = self._widths(width)
@@ -54,16 +59,20 @@ class Cells(DrawnBlock):
         return [rules[0], *head, *([rules[1], *body] if body else []), rules[2]]
 
 
-def shared(wanted: Sequence[int], width: int) -> list[int]:
-    """Reduce column widths to a total of `width` cells if possible. Narrow columns keep their width, and the others
-    share the rest.
+def shared(wanted: Sequence[int], words: Sequence[int], width: int) -> list[int]:
+    """Reduce column widths to a total of `width` cells if possible.
+
+    Columns are at least as wide as their longest words, `words`, if all of these fit. Narrow columns keep their width,
+    and the others share the rest.
     """
-    left, widths = width, dict[int, int]()
-    for rank, column in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
-        fair = max(_NARROWEST, left // (len(wanted) - rank))
-        widths[column] = min(wanted[column], fair)
-        left -= widths[column]
-    return [widths[column] for column in range(len(wanted))]
+    widths = list(words) if sum(words) <= width else [_NARROWEST] * len(words)
+    left = width - sum(widths)
+    lacking = [want - least for want, least in zip(wanted, widths, strict=True)]
+    for rank, column in enumerate(sorted(range(len(wanted)), key=lacking.__getitem__)):
+        more = min(lacking[column], max(0, left // (len(wanted) - rank)))
+        widths[column] += more
+        left -= more
+    return widths
 
 
 def _around(columns: int) -> int:
