@@ -105,6 +105,22 @@ def test_growing_text_is_shown_at_once_with_few_layouts(begin: str) -> None:
     asyncio.run(show())
 
 
+def test_first_lines_of_a_paragraph_need_one_layout() -> None:
+    async def show() -> None:
+        page = Page("Words")
+        async with page.run_test(size=(60, 20)) as pilot:
+            await shown(page, pilot)
+            for number in range(40):  # several documents
+                page.reply.add(f"\n\n{number} {WORDS[:40]}")
+                await shown(page, pilot)
+                with counted_layouts() as layouts:
+                    page.reply.add(f" {WORDS}")
+                    await shown(page, pilot)
+                assert not layouts, number
+
+    asyncio.run(show())
+
+
 def test_complete_text_has_no_reserved_lines() -> None:
     async def show() -> None:
         page = Page("- ")

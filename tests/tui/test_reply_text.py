@@ -210,8 +210,8 @@ def test_text_faster_than_layout_becomes_a_placeholder(block: str, monkeypatch: 
     made: list[Document] = []
 
     class Counted(Document):
-        def __init__(self, text: str = "", *, adjoined: bool = False) -> None:
-            super().__init__(text, adjoined=adjoined)
+        def __init__(self, text: str = "", *, adjoined: bool = False, grows: bool = False) -> None:
+            super().__init__(text, adjoined=adjoined, grows=grows)
             made.append(self)
 
     monkeypatch.setattr("tui.widgets.reply_text.Document", Counted)

@@ -43,10 +43,15 @@ class Document(Markdown):
 
     virtual_size = size_by_layout()
 
-    def __init__(self, text: str = "", *, adjoined: bool = False) -> None:
-        """Create the widget for `text`. `adjoined`: whether the next piece follows without an empty line."""
+    def __init__(self, text: str = "", *, adjoined: bool = False, grows: bool = False) -> None:
+        """Create the widget for `text`.
+
+        `adjoined`: whether the next piece follows without an empty line. `grows`: whether to reserve lines for more
+        text.
+        """
         super().__init__(parser_factory=parser, open_links=False)
         self._first = text
+        self._grows = grows
         self.adjoined = adjoined
 
     async def on_mount(self, event: Mount) -> None:
@@ -55,6 +60,8 @@ class Document(Markdown):
         """
         event.prevent_default()
         await self.append(self._first)
+        for block in self.children[-1:] if self._grows else ():
+            reserve_lines(block)
         if self.adjoined:
             self.close(adjoined=True)
 

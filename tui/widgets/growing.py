@@ -108,6 +108,8 @@ class Placeholder(Widget):
 
     DEFAULT_CSS = "Placeholder { height: auto; }"
 
+    virtual_size = size_by_layout()
+
     def __init__(self, pieces: list[DocumentText]) -> None:
         super().__init__()
         self._pieces = pieces

@@ -26,6 +26,7 @@ _LONGEST_REST = 0.2  # maximum pause in seconds
 _READ_AT_ONCE = 40 * PIECE  # maximum number of characters that are split into pieces in one frame
 _AT_ONCE = 2 * PIECE  # maximum number of characters that are laid out in one frame
 _AT_FIRST = 4  # number of pieces at the end of a text that are laid out first
+_FOLDED_AT_ONCE = 4  # number of far documents of a growing reply that are replaced together: a change needs layouts
 
 
 class ReplyText(Column):
@@ -99,7 +100,7 @@ class ReplyText(Column):
             elif isinstance(child, Document) and height and (top + height <= -screen or top >= 2 * screen):
                 far.append(child)
             top += height
-        if far or near:
+        if len(far) >= (1 if self._is_complete else _FOLDED_AT_ONCE) or near:
             self._is_changing = True
             self.call_next(self._change, far, near[min(near)] if near else None)
 
@@ -178,6 +179,7 @@ class ReplyText(Column):
     def _release_when_done(self) -> None:
         if self._is_complete and not self.has_pending:
             release_reserve(self)
+            self._after_layout()
 
     def yield_to_typing(self) -> None:
         """Show waiting text right after a key is drawn, because then the next key is farthest away."""
@@ -243,7 +245,8 @@ class ReplyText(Column):
             await last.grow(part.text)
         else:
             self._close_last(part)
-            await self.mount(Document(part.head + part.text))
+            # a reserve below a reply of one line would move the text up and down
+            await self.mount(Document(part.head + part.text, grows=last is not None))
 
     def _close_last(self, following: TextPart) -> None:
         for last in self.children[-1:]:
