@@ -91,11 +91,6 @@ class EngineConfig:
         return sizes if all(sizes) else ()
 
     @property
-    def block_bytes(self) -> int:
-        """Size in bytes of one block of every group together; 0: unknown."""
-        return sum(group.block_bytes for group in self.groups)
-
-    @property
     def has_states(self) -> bool:
         """Whether any group holds a state, which cannot be reset to an earlier token."""
         return any(group.recurrent for group in self.groups)

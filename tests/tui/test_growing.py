@@ -100,7 +100,7 @@ def test_growing_text_is_shown_at_once_with_few_layouts(begin: str) -> None:
                     await shown(page, pilot)
                     assert str(number) in " ".join(page.lines)
             height = len([line for line in page.lines if line])
-            assert 0 < len(layouts) <= 3 + 2 * height / reserved_lines(page) < number / 8
+            assert 0 < len(layouts) <= 3 + 2 * height / reserved_lines(page.reply) < number / 8
 
     asyncio.run(show())
 

@@ -135,7 +135,7 @@ class DiskTier:
         return list(takewhile(lambda due: (due.group, due.first_key) == segment, some))
 
     def _most_at_once(self, group: int) -> int:
-        by_bytes = WRITE_BATCH_BYTES // max(1, self._config.block_bytes)
+        by_bytes = WRITE_BATCH_BYTES // max(1, self._config.groups[group].block_bytes)
         return max(1, min(SEGMENT_BLOCKS, by_bytes, self._device[group].num_usable // MAX_HELD_FRACTION))
 
     def _write(self, batch: Sequence[_QueuedWrite]) -> None:

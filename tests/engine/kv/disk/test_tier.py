@@ -13,10 +13,11 @@ import pytest
 from engine.config import BLOCK_SIZE, GroupConfig, Preemption, Restore
 from engine.core import Engine
 from engine.kv.blocks import BlockKey
+from engine.kv.disk import tier
 from engine.kv.disk.quota import Quota
 from engine.kv.disk.segment_file import DiskBlock
 from engine.kv.disk.store import DiskStore
-from engine.kv.transfers import ReadBlocks
+from engine.kv.transfers import ReadBlocks, WriteBlocks
 from engine.request import PROGRAM, Origin, Request, ServiceClass, TokenEvent
 from engine.sampling_params import SamplingParams
 from engine.thread import EngineThread
@@ -317,6 +318,25 @@ def test_writes_during_steps_are_batched(new_store: NewStore) -> None:
     run.step()
     run.run_out()  # without requests, writes are not delayed
     assert engine.state().counters.disk_written_bytes > before
+
+
+def test_large_states_do_not_make_writes_of_small_blocks_smaller(
+    new_store: NewStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier, "WRITE_BATCH_BYTES", 1 << 16)
+    groups = (GroupConfig(block_bytes=1 << 12), GroupConfig(recurrent=True, block_bytes=1 << 20))
+    run, _ = new_run(new_store(groups), groups)
+    block_transfer = run.engine._scheduler._memory.transfers.block_transfer
+    assert isinstance(block_transfer, LateTransfer)
+    begin, sizes = block_transfer.write, list[int]()
+
+    def write(due: WriteBlocks) -> LateHandle:
+        sizes.append(len(due.blocks) if due.group == 0 else 0)
+        return begin(due)
+
+    monkeypatch.setattr(block_transfer, "write", write)
+    answer(run, tuple(range(800)))
+    assert max(sizes) == 16
 
 
 @contextmanager
