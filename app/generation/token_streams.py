@@ -145,7 +145,7 @@ class TokenStreams:
     @property
     def block_bytes(self) -> int:
         """Size of one KV block in bytes; 0: unknown."""
-        return self._engine.config.block_bytes
+        return sum(group.block_bytes for group in self._engine.config.groups)
 
     @property
     def vocab_size(self) -> int:
