@@ -12,7 +12,10 @@ from textual._xterm_parser import XTermParser
 from textual.dom import DOMNode
 from textual.driver import Driver
 from textual.events import Key
+from textual.geometry import Region
 from textual.screen import Screen
+from textual.strip import Strip
+from textual.widget import Widget
 from textual.widgets import Footer
 from textual.widgets._footer import FooterKey
 from textual.widgets._markdown import MarkdownBullet, MarkdownListItem, MarkdownParagraph, MarkdownTable
@@ -23,6 +26,7 @@ from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
 from tui.types import Finish, ReplyEnd, TextDelta
 from tui.widgets.document import Document
+from tui.widgets.status_line import StatusLine
 from tui.widgets.textual_internals import start_timer
 from tui.widgets.transcript import Transcript
 
@@ -84,6 +88,12 @@ def picture(monkeypatch: pytest.MonkeyPatch) -> Picture:
     ("owner", "name", "signature"),
     [
         (Screen, "_compositor_refresh", "(self) -> 'None'"),
+        (Compositor, "render_partial_update", "(self) -> 'ChopsUpdate | None'"),
+        (
+            Compositor,
+            "_get_renders",
+            "(self, crop: 'Region | None' = None) -> 'Iterable[tuple[Region, Region, list[Strip]]]'",
+        ),
         (Driver, "write", "(self, data: 'str') -> 'None'"),
         (MarkdownBlock, "set_content", "(self, content: 'Content') -> 'None'"),
         (MarkdownBlock, "_copy_context", "(self, block: 'MarkdownBlock') -> 'None'"),
@@ -130,6 +140,24 @@ def test_incremental_updates_match_the_whole_screen(picture: Picture) -> None:
         assert WORDS.split(maxsplit=1)[0] in "".join(strip.text for strip in strips)
 
     run(ScriptedClient([*PARTS, ReplyEnd(Finish.COMPLETE, USAGE)]), flow)
+
+
+def test_frame_renders_only_changed_widgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.pause()
+        status, rendered = chat.screen.query_one(StatusLine), list[Widget]()
+        render = Widget.render_lines
+
+        def record(widget: Widget, crop: Region) -> list[Strip]:
+            rendered.append(widget)
+            return render(widget, crop)
+
+        monkeypatch.setattr(Widget, "render_lines", record)
+        status.refresh()
+        await chat.until(lambda: status in rendered)
+        assert {*rendered} <= {status, *status.ancestors}
+
+    run(ScriptedClient(), flow)
 
 
 def test_unsettled_screen_draws_no_frame_and_loses_no_change(picture: Picture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,20 +4,22 @@ tests/tui/test_textual_internals.py fails if a version of Textual changes a name
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
+from textual._compositor import ChopsUpdate, Compositor
 from textual._xterm_parser import XTermParser
 from textual.app import App, ComposeResult
 from textual.binding import Binding
-from textual.geometry import Offset
+from textual.geometry import Offset, Region
 from textual.keys import Keys
 from textual.message import Message
 from textual.notifications import Notification
 from textual.screen import Screen
 from textual.selection import SELECT_ALL, Selection
+from textual.strip import Strip
 from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import Footer, TextArea
@@ -142,6 +144,28 @@ class KeyFooter(Footer):
         ]
 
 
+class _ChangedOnly(Compositor):
+    """Renders the widgets that overlap a changed region. Textual would render all visible ones for each frame."""
+
+    _changed: Collection[Region] = ()
+
+    def render_partial_update(self) -> ChopsUpdate | None:
+        self._changed = self._dirty_regions.copy()
+        try:
+            return super().render_partial_update()
+        finally:
+            self._changed = ()
+
+    def _get_renders(self, crop: Region | None = None) -> Iterable[tuple[Region, Region, list[Strip]]]:
+        if not self._changed:
+            yield from super()._get_renders(crop)
+            return
+        for widget, (region, clip) in self.visible_widgets.items():
+            drawn = region.intersection(clip)
+            if any(drawn.overlaps(changed) for changed in self._changed):
+                yield region, clip, widget.render_lines(drawn.translate(-region.offset))
+
+
 class SteadyScreen(Screen[None]):
     """Skips drawing while `is_unsettled`: content that moves right after the layout would flicker.
 
@@ -149,6 +173,10 @@ class SteadyScreen(Screen[None]):
     """
 
     __frames: Timer | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._compositor = _ChangedOnly()
 
     @property
     def _update_timer(self) -> Timer:
