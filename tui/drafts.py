@@ -21,7 +21,7 @@ def read_attachment(path: Path) -> Attachment:
     except FileNotFoundError as error:
         raise ClientError(f"{path} not found.", "Check the path.") from error
     except IsADirectoryError as error:
-        raise ClientError(f"{path} is a folder.", "Attach its files.") from error
+        raise ClientError(f"Cannot attach {path}, because it is a folder.", "Attach its files.") from error
     except OSError as error:
         raise ClientError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
     if b"\0" in data:

@@ -36,6 +36,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "code": ("```python\n", "    warmest = seat_of(fire, 12) + [seat for seat in seats]  # beside it\n"),
     "table": ("| a | b |\n|---|---|\n", f"| {WORDS} | two |\n"),
     "line": ("", f"{WORDS}, "),
+    "prose": ("", "Once upon a time there was a cat that liked the fire, the storm, and the old house. " * 6 + "\n\n"),
 }
 START = """
 import asyncio, time
@@ -53,11 +54,12 @@ asyncio.run(go())
 
 
 class FastReplies(ScriptedReplies):
-    """Streams a long reply as an engine does, with some tokens every 10 ms."""
+    """Streams a long reply as an engine does, with some tokens every `interval` seconds."""
 
     tokens = 20_000
     kind = "blocks"
     rate = RATE
+    interval = 0.01
 
     async def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
         yield ReplyStarted(MessageId(f"message-{self.chats.name()}"), HERE.name)
@@ -68,7 +70,7 @@ class FastReplies(ScriptedReplies):
             due = min(self.tokens, int((time.monotonic() - began) * self.rate))
             yield TextDelta(text[5 * sent : 5 * due])
             sent = due
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(self.interval)
         yield ReplyEnd(Finish.COMPLETE, USAGE)
 
 
@@ -91,10 +93,11 @@ async def drawn(app: ChatApp) -> None:
     await done.wait()
 
 
-async def stream(kind: str, tokens: int) -> None:
+async def stream(kind: str, tokens: int, rate: int, interval: float) -> None:
     client = ScriptedClient()
     client.replies = FastReplies(client.chats)
     client.replies.kind, client.replies.tokens = kind, tokens
+    client.replies.rate, client.replies.interval = rate, interval
     client.engine.loads.set()
     app = ChatApp(client)
     async with app.run_test(size=(120, 40)) as _:
@@ -155,11 +158,13 @@ def main() -> None:
     options.add_argument("--tokens", type=int, default=20_000)
     options.add_argument("--messages", type=int, default=2000)
     options.add_argument("--of", nargs="*", choices=KINDS, default=["blocks"], help="what replies are made of")
+    options.add_argument("--rate", type=int, default=RATE, help="tokens per second")
+    options.add_argument("--interval", type=float, default=0.01, help="seconds between two chunks of a reply")
     chosen = options.parse_args()
     start()
     asyncio.run(open_long(chosen.messages))
     for kind in chosen.of:
-        asyncio.run(stream(kind, chosen.tokens))
+        asyncio.run(stream(kind, chosen.tokens, chosen.rate, chosen.interval))
 
 
 if __name__ == "__main__":

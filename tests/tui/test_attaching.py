@@ -37,7 +37,7 @@ def test_refusal_says_what_a_file_is(tmp_path: Path) -> None:
             read_attachment(tmp_path / name)
         reasons[name] = refused.value.sentences
     assert reasons == {
-        "": f"{tmp_path} is a folder. Attach its files.",
+        "": f"Cannot attach {tmp_path}, because it is a folder. Attach its files.",
         "a.pdf": "a.pdf is not a text file. Only text files can be attached.",
         "long.txt": "long.txt is larger than 2 MB. Attach only the part that you need.",
     }
@@ -101,6 +101,21 @@ def test_file_chosen_in_the_menu_and_typed_again_is_attached_once(folder: Path) 
         message = chat.conversation.chat.path()[0]
         assert message.text == "see notes.txt and notes.txt again"
         assert [file.name for file in message.attachments] == ["notes.txt"]
+
+    run(ScriptedClient(), flow)
+
+
+def test_undo_in_the_empty_prompt_puts_removed_attachments_back(folder: Path) -> None:
+    async def flow(chat: Chatting) -> None:
+        for name in ("notes.txt", "src/main.py"):
+            chat.composer.attach_path(folder / name)
+        await chat.pilot.press("backspace")
+        assert [file.name for file in chat.composer.prompt.attachments] == ["notes.txt"]
+        assert "main.py" in chat.notices()[-1]
+        await chat.pilot.press("ctrl+z")
+        chat.composer.action_detach()
+        await chat.pilot.press("ctrl+z", "ctrl+z")
+        assert [file.name for file in chat.composer.prompt.attachments] == ["notes.txt", "main.py"]
 
     run(ScriptedClient(), flow)
 

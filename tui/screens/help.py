@@ -24,7 +24,7 @@ KEYS = (
     ("ctrl+a/e/b/f/p/n/k/u/w", "Move and delete in the prompt, as in a shell"),
     ("up, down", "Previous / next message you sent"),
     ("ctrl+l", "Clear the prompt (^z or ↑ restores the text)"),
-    ("backspace", "Remove the last attachment (empty prompt)"),
+    ("backspace", "Remove the last attachment (empty prompt; ^z puts it back)"),
     ("pageup, pagedown", "Scroll the chat"),
     ("ctrl+home, ctrl+end", "Go to the start or the end of the chat"),
     ("/", "Menu of commands and their arguments"),

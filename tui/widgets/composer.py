@@ -20,6 +20,7 @@ from tui.attachment_sizes import AttachmentSizes
 from tui.client import Client, ClientError
 from tui.completion import Completions
 from tui.drafts import Drafts, Prompt, read_attachment, with_named_files
+from tui.footer_keys import key_name
 from tui.open_chat import OpenChat
 from tui.show_errors import show_errors
 from tui.types import Attachment, Message, Role
@@ -65,6 +66,7 @@ class Composer(Vertical):
         self.drafts = Drafts(client.chats)
         self.sending: Prompt | None = None  # the message that is being sent, until the client has stored it
         self._attached: list[Attachment] = []
+        self._detached: list[Attachment] = []  # removed last
         self._queue: list[Prompt] = []
         self._is_held = False  # whether `sending` waits for a summary
         self._aside: Prompt | None = None  # the prompt to restore after the user has edited a message
@@ -377,13 +379,28 @@ class Composer(Vertical):
     def detach_last(self, event: PromptArea.DetachAsked) -> None:
         event.stop()
         if self._attached:
-            self._attached.pop()
-            self._show_attached()
+            self._remove_last(1)
 
     def action_detach(self) -> None:
         """Remove all attachments."""
-        self._attached = []
+        self._remove_last(len(self._attached))
+
+    def _remove_last(self, count: int) -> None:
+        """Remove the last attachments. Undo in the empty prompt puts them back."""
+        kept = len(self._attached) - count
+        self._attached, self._detached = self._attached[:kept], self._attached[kept:]
+        names = ", ".join(file.name for file in self._detached)
+        self.app.notify(f"Removed {names}. {key_name('ctrl+z')} in the empty prompt puts it back.", markup=False)
         self._show_attached()
+
+    @on(PromptArea.UndoAsked)
+    def undo(self, event: PromptArea.UndoAsked) -> None:
+        event.stop()
+        if self._detached:
+            self._attached, self._detached = [*self._attached, *self._detached], []
+            self._show_attached()
+        else:
+            self.area.undo()
 
     def _show_attached(self) -> None:
         names = ", ".join(self._sizes.describe(file) for file in self._attached)

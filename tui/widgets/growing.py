@@ -13,12 +13,12 @@ from textual.reactive import Reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
-_RESERVE = 5  # the reserved lines are the screen's height divided by this
+_RESERVE = 6  # the reserved lines are the screen's height divided by this
 
 
 def reserved_lines(widget: Widget) -> int:
     """Return the number of lines to reserve below a widget that grows."""
-    return max(3, widget.app.size.height // _RESERVE)
+    return max(2, widget.app.size.height // _RESERVE)
 
 
 def draw_growth(widget: Widget) -> None:

@@ -78,6 +78,9 @@ class PromptArea(TextField, ActiveCursor):
     class DetachAsked(Message):
         """The user pressed Backspace in an empty prompt, which removes the last attachment."""
 
+    class UndoAsked(Message):
+        """The user asked to undo in an empty prompt: put back the attachments that were removed last, else the text."""
+
     class PageAsked(Message):
         """The user pressed a page key, and the prompt has no hidden lines: scroll the chat."""
 
@@ -213,6 +216,12 @@ class PromptArea(TextField, ActiveCursor):
         if self.selected_text:
             super().action_cut()
             self.app.notify(f"Cut. {key_name('ctrl+v')} pastes it, {key_name('ctrl+z')} undoes it.", markup=False)
+
+    def action_undo(self) -> None:
+        if self.text:
+            super().action_undo()
+        else:
+            self.post_message(self.UndoAsked())
 
     def action_break_line(self) -> None:
         self.insert("\n")
