@@ -10,7 +10,9 @@ from pathlib import Path
 from tui import commands, figures, fuzzy, sampling_fields
 from tui.chat_files import file_stem
 from tui.client import Client, ClientError
+from tui.engine_types import ModelInfo
 from tui.footer_keys import key_names
+from tui.large_downloads import can_load
 from tui.plain_text import single_line
 from tui.types import NO_PRESET
 
@@ -181,10 +183,7 @@ class Completions:
         installed, catalog = await asyncio.gather(self._client.models.installed(), self._client.models.catalog())
         models = {one.name: one for one in (*catalog, *installed)}
         order = sorted(models.values(), key=lambda one: not (one.installed or one.elsewhere))
-        return [
-            Suggestion(one.name, one.name, f"{figures.size(one.size)}  {'' if one.installed else 'download'}".strip())
-            for one in order
-        ]
+        return [Suggestion(one.name, one.name, _describe(one)) for one in order]
 
     async def _presets(self, _: str) -> Sequence[Suggestion]:
         presets = await self._client.chats.presets()
@@ -214,6 +213,13 @@ class Completions:
         stem = file_stem(self._title())
         kinds = ((".md", "This branch, as Markdown"), (".json", "All branches"))
         return [Suggestion(stem + suffix, stem + suffix, about) for suffix, about in kinds]
+
+
+def _describe(model: ModelInfo) -> str:
+    """Return the size of a model, and whether it must be downloaded or is too large."""
+    size = f"{'~' if model.is_estimate else ''}{figures.size(model.size)}"
+    state = "" if can_load(model) else "too large" if model.fits is False else "download"
+    return f"{size}  {state}".strip()
 
 
 def _is_hidden(name: str, folder: str) -> bool:

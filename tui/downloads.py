@@ -3,6 +3,7 @@
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 
+from tui import figures
 from tui.client import ClientError, Models, NotLoaded
 from tui.engine_types import Download, ModelInfo
 from tui.running_replies import Running
@@ -57,3 +58,15 @@ class Downloads:
         finally:
             del self._running[name], self.models[name], self.progress[name]
             self.ended += 1
+
+
+def describe_progress(progress: Download) -> str:
+    """Return the downloaded share, the speed, and the time left, or the stage."""
+    if progress.stage:
+        return progress.stage
+    share = figures.percent(progress.done, progress.total or 0) or figures.size(progress.done)
+    speed = round(progress.bytes_per_second)
+    if not speed:
+        return share
+    left = f", {figures.time_left((progress.total - progress.done) / speed)}" if progress.total else ""
+    return f"{share}, {figures.size(speed)}/s{left}"

@@ -93,6 +93,7 @@ class ModelInfo(Sanitized):
     installed: bool = False
     loaded: bool = False
     elsewhere: bool = False  # whether it is on a remote endpoint: it can be loaded, but not downloaded or deleted
+    is_own: bool = False  # whether it is a file that the user named by its path: the user deletes it
     arrived: int | None = None  # downloaded bytes of an unfinished download
     fetching: bool = False  # whether the engine is downloading it; `pull` follows that download
     speed: float | None = None  # expected tokens per second of a reply; None: unknown

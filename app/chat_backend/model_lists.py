@@ -87,7 +87,7 @@ def without_embedding_models(models: Iterable[ModelInfo], store: ModelStore) -> 
 
 def path_model(path: str, loaded: str) -> ModelInfo:
     """Return an entry for a model that the user named by its path. `loaded` is the name of the loaded model."""
-    model = ModelInfo(path, installed=True, loaded=path == loaded)
+    model = ModelInfo(path, installed=True, loaded=path == loaded, is_own=True)
     with suppress(OSError):
         return replace(model, size=Path(path).stat().st_size)
     return model

@@ -126,6 +126,8 @@ def test_arguments_of_commands_are_completed() -> None:
         assert chat.composer.area.text in ("/set temperature ", "/set top_p ", "/set top_k ")
         await write(chat, "/model smol")
         assert "smollm2:135m" in labels(chat)
+        await write(chat, "/model llama")
+        assert [one.help for one in chat.composer.menu._shown] == ["42.5 GB  too large"]
         await write(chat, "/theme hearth-l")
         await chat.pilot.press("down", "enter")
         await chat.until(lambda: chat.app.theme == "hearth-light")

@@ -78,9 +78,11 @@ def test_models_screen_runs_every_model_action() -> None:
         await chat.until(lambda: chat.label("#fit") == "smollm2:135m: ~80 tok/s · In use · 8,192-token context")
         await chat.pilot.press("down", "enter")
         await chat.until(lambda: rows(chat)[1][3] == "42 %, 12.3 MB/s, 47 s left")
+        await chat.until(lambda: chat.label("#fit") == "qwen3:4b: Downloading: 42 %, 12.3 MB/s, 47 s left")
         await chat.pilot.press("enter")
         await chat.until(lambda: models.paused == ["qwen3:4b"])
         await chat.until(lambda: rows(chat)[1][3] == "fits")
+        await chat.until(lambda: "Downloading" not in chat.label("#fit"))
         await chat.pilot.press("enter")
         await chat.until(lambda: models.pulled == ["qwen3:4b", "qwen3:4b"])
         models.gate.set()
@@ -183,9 +185,15 @@ def test_download_of_the_engine_is_shown_and_can_be_paused() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_endpoint_model_can_only_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("other", "state"),
+    [(ModelInfo("b", elsewhere=True), "available"), (ModelInfo("b", installed=True, is_own=True), "installed")],
+)
+def test_models_of_endpoints_and_files_of_the_user_can_only_be_loaded(
+    monkeypatch: pytest.MonkeyPatch, other: ModelInfo, state: str
+) -> None:
     client = ScriptedClient()
-    client.models.offered = (ModelInfo("a", elsewhere=True, loaded=True), ModelInfo("b", elsewhere=True))
+    client.models.offered = (ModelInfo("a", elsewhere=True, loaded=True), other)
 
     async def no_catalog() -> list[ModelInfo]:
         return []
@@ -194,7 +202,7 @@ def test_endpoint_model_can_only_be_loaded(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def flow(chat: Chatting) -> None:
         await models_screen(chat, 2)
-        assert [row[3] for row in rows(chat)] == ["in use", "available"]
+        assert [row[3] for row in rows(chat)] == ["in use", state]
         await chat.pilot.press("down", "ctrl+d")
         await chat.pilot.pause()
         assert isinstance(chat.app.screen, ModelsScreen)

@@ -14,8 +14,8 @@ from textual.widgets import DataTable, Input, Label
 
 from tui import figures, footer_keys, fuzzy
 from tui.client import ClientError, Models
-from tui.downloads import Downloads
-from tui.engine_types import ModelInfo, SearchResults
+from tui.downloads import Downloads, describe_progress
+from tui.engine_types import Download, ModelInfo, SearchResults
 from tui.large_downloads import FIT_BY_SIZE, can_load
 from tui.plain_text import capitalized, model_name, single_line
 from tui.screens.dialog import Page, confirm, may_fetch
@@ -210,20 +210,31 @@ class ModelsScreen(Page[str]):
         now = self._downloads.ended, self._loading_model()
         if now != (self._ended, self._seen_loading):
             self._ended, self._seen_loading = now
+            self._fits.clear()
             self.reload()
         self.refresh_bindings()
         for table in self._table:
             table.update_states()
+        if self._chosen_progress() is not None:
+            self._show_fit()
 
     @on(DataTable.RowHighlighted)
     def _show_fit(self) -> None:
         model, words = self._chosen(), ""
         if model is not None:
-            fit = " · ".join(filter(None, (figures.expected_speed(model.speed), self._fit(model))))
-            words = f"{model_name(model.name)}: {fit}"
+            progress = self._chosen_progress()
+            parts = figures.expected_speed(model.speed), self._fit(model)
+            about = (
+                " · ".join(filter(None, parts)) if progress is None else f"Downloading: {describe_progress(progress)}"
+            )
+            words = f"{model_name(model.name)}: {about}"
         self.refresh_bindings()
         for label in self.query("#fit").results(Label):
             label.update(single_line(words))
+
+    def _chosen_progress(self) -> Download | None:
+        model = self._chosen()
+        return None if model is None else self._downloads.progress.get(model.name)
 
     def _fit(self, model: ModelInfo) -> str:
         """Return whether a model fits. Until that has been checked, return an estimate from its size."""
@@ -303,11 +314,12 @@ class ModelsScreen(Page[str]):
         if await confirm(self, question, model.name, "Delete"):
             with show_errors(self):
                 await self._models.delete(model.name)
+                self._fits.clear()
                 self.reload()
 
 
 def _can_delete(model: ModelInfo) -> bool:
-    return model.installed or bool(model.arrived)
+    return (model.installed and not model.is_own) or bool(model.arrived)
 
 
 def _is_recommended(model: ModelInfo | None) -> bool:

@@ -96,7 +96,7 @@ class Composer(Vertical):
 
     def write(self, prompt: Prompt) -> None:
         """Replace the text and the attachments."""
-        self._attached = list(prompt.attachments)
+        self._attached, self._detached = list(prompt.attachments), []
         self.area.write(prompt.text)
         self.count_attached()
 
@@ -320,7 +320,7 @@ class Composer(Vertical):
         if prompt is None:
             self.put_back(event.text)
         elif prompt.text or prompt.attachments:
-            self._attached = []
+            self._attached, self._detached = [], []
             if self._aside is not None:
                 self._aside = Prompt.of([self._aside, self.prompt])
                 self.end_editing()

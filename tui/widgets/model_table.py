@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from rich.text import Text
 
 from tui import figures
-from tui.downloads import Downloads
-from tui.engine_types import Download, ModelInfo
+from tui.downloads import Downloads, describe_progress
+from tui.engine_types import ModelInfo
 from tui.plain_text import model_name, shortened, single_line
 from tui.widgets.listing import Listing
 
@@ -93,7 +93,7 @@ class ModelTable(Listing):
     def _state(self, model: ModelInfo) -> str:
         progress = self._downloads.progress.get(model.name)
         if progress is not None:
-            return _progress(progress)
+            return describe_progress(progress)
         if model.loaded:
             return "in use"
         if model.installed and model.name == self._loading_model():
@@ -109,14 +109,3 @@ class ModelTable(Listing):
             return "offline"
         fit = "" if model.fits is None else "fits" if model.fits else "too large"
         return f"{fit}, recommended" if model.is_recommended else fit
-
-
-def _progress(progress: Download) -> str:
-    if progress.stage:
-        return progress.stage
-    share = figures.percent(progress.done, progress.total or 0) or figures.size(progress.done)
-    speed = round(progress.bytes_per_second)
-    if not speed:
-        return share
-    left = f", {figures.time_left((progress.total - progress.done) / speed)}" if progress.total else ""
-    return f"{share}, {figures.size(speed)}/s{left}"

@@ -205,7 +205,7 @@ def test_model_from_a_path_is_listed_until_the_program_ends(
     async def main() -> None:
         async with models_of(settings) as models:
             size = path.stat().st_size
-            listed = ModelInfo(str(path), size=size, installed=True, loaded=True, speed=15e9 / size)
+            listed = ModelInfo(str(path), size=size, installed=True, loaded=True, is_own=True, speed=15e9 / size)
             assert await models.installed() == [listed]
             monkeypatch.setattr(EngineConnection, "answering", "qwen3:4b")
             assert await models.installed() == [replace(listed, loaded=False)]
