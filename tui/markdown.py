@@ -25,6 +25,7 @@ _TASK = re.compile(r"\[([ xX])\] ")
 _BOXES = {" ": "☐ ", "x": "☑ ", "X": "☑ "}
 # math between \( \), \[ \], $$ $$, or $ $. In $ $, no space at the ends and no digit after it: "$5 and $6" are prices
 _MATH = re.compile(r"\\\((.+?)\\\)|\\\[(.+?)\\\]|\$\$(.+?)\$\$|\$(?! )((?:\\.|[^$\n\\])+?)(?<! )\$(?!\d)", re.DOTALL)
+_PRODUCT = re.compile(r"(?<=\d)\*{1,2}(?=\d)")
 _BELOW_HEADER = re.compile(r"[|:\- \t]*-[|:\- \t]*")
 _EMOJI_STYLE = "\ufe0f"  # after a character that is also shown as text
 PIECE = 1500  # characters after which a text is split at the next opportunity
@@ -39,6 +40,7 @@ def parser() -> MarkdownIt:
     reader = MarkdownIt("gfm-like", {"html": False})
     reader.inline.add_terminator_char("$")
     reader.inline.ruler.before("escape", "math", _math)
+    reader.inline.ruler.before("emphasis", "product", _product)
     reader.core.ruler.push("shown", _show)
     reader.core.ruler.push("boxes", _show_boxes)
     reader.core.ruler.push("cells", _narrow_emoji)
@@ -83,6 +85,17 @@ def _math(state: StateInline, silent: bool) -> bool:
         return False
     if not silent:
         state.push("text", "", 0).content = to_unicode(next(part for part in found.groups() if part is not None))
+    state.pos = found.end()
+    return True
+
+
+def _product(state: StateInline, silent: bool) -> bool:
+    """Keep the asterisks of 17*3 and 2**8, which CommonMark may take as emphasis. A rule of the parser."""
+    found = _PRODUCT.match(state.src, state.pos, state.posMax)
+    if found is None:
+        return False
+    if not silent:
+        state.pending += found[0]
     state.pos = found.end()
     return True
 

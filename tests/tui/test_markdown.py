@@ -168,6 +168,8 @@ def test_single_line_breaks_are_kept() -> None:
         ("It costs $5 or $6.", "It costs $5 or $6."),
         ("`$x^2$`", "$x^2$"),
         (r"\[not closed", "[not closed"),
+        ("17*3 = 51, 17*3 + 1", "17*3 = 51, 17*3 + 1"),
+        ("2**8 and 2**9, **17** and *3*", "2**8 and 2**9, 17 and 3"),
     ],
 )
 def test_tasks_and_math_are_shown_as_symbols(markdown: str, shown: str) -> None:
