@@ -51,7 +51,9 @@ def test_folder_gives_the_same_answer_as_transformers(folder: Path, tmp_path: Pa
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     answer = json.loads(done.stdout)
-    assert answer["text"] == their_answer(folder) != ""
+    assert answer["text"]
+    # our reply ends before an incomplete character
+    assert their_answer(folder) in (answer["text"], f"{answer['text']}\ufffd")
     assert answer["usage"]["completion_tokens"] == TOKENS
 
 
