@@ -182,7 +182,7 @@ class Completions:
     async def _models(self, _: str) -> Sequence[Suggestion]:
         installed, catalog = await asyncio.gather(self._client.models.installed(), self._client.models.catalog())
         models = {one.name: one for one in (*catalog, *installed)}
-        order = sorted(models.values(), key=lambda one: not (one.installed or one.elsewhere))
+        order = sorted(models.values(), key=lambda one: not can_load(one))
         return [Suggestion(one.name, one.name, _describe(one)) for one in order]
 
     async def _presets(self, _: str) -> Sequence[Suggestion]:
@@ -217,7 +217,7 @@ class Completions:
 
 def _describe(model: ModelInfo) -> str:
     """Return the size of a model, and whether it must be downloaded or is too large."""
-    size = f"{'~' if model.is_estimate else ''}{figures.size(model.size)}"
+    size = figures.approximate_size(model.size, is_estimate=model.is_estimate)
     state = "" if can_load(model) else "too large" if model.fits is False else "download"
     return f"{size}  {state}".strip()
 

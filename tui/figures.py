@@ -22,6 +22,11 @@ def size(count: int | None) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
 
 
+def approximate_size(count: int | None, *, is_estimate: bool) -> str:
+    """Format a number of bytes, marked as approximate if it is an estimate: ~2.5 GB."""
+    return f"{'~' if is_estimate else ''}{size(count)}"
+
+
 def size_of(done: int, total: int) -> str:
     """Format a part of a number of bytes: "30.1 of 98.4 MB", "0.8 of 98.4 MB", "0.0 of 98.4 MB"."""
     unit = size(total).rpartition(" ")[2]

@@ -74,7 +74,7 @@ def test_pasted_file_path_is_recognized(tmp_path: Path) -> None:
             ["notes.txt", "main.py"],
         ),
         ("@notes.txt and @notes.txt", "notes.txt and notes.txt", ["notes.txt"]),
-        ("ask @someone or @~nobody @ me@notes.txt", "ask @someone or @~nobody @ me@notes.txt", []),
+        ("ask @someone or @~somename @ me@notes.txt", "ask @someone or @~somename @ me@notes.txt", []),
         ("what is in @src", "what is in @src", []),
     ],
 )

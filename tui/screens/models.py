@@ -15,7 +15,7 @@ from textual.widgets import DataTable, Input, Label
 from tui import figures, footer_keys, fuzzy
 from tui.client import ClientError, Models
 from tui.downloads import Downloads, describe_progress
-from tui.engine_types import Download, ModelInfo, SearchResults
+from tui.engine_types import ModelInfo, SearchResults
 from tui.large_downloads import FIT_BY_SIZE, can_load
 from tui.plain_text import capitalized, model_name, single_line
 from tui.screens.dialog import Page, confirm, may_fetch
@@ -215,26 +215,23 @@ class ModelsScreen(Page[str]):
         self.refresh_bindings()
         for table in self._table:
             table.update_states()
-        if self._chosen_progress() is not None:
+        if (model := self._chosen()) is not None and model.name in self._downloads.progress:
             self._show_fit()
 
     @on(DataTable.RowHighlighted)
     def _show_fit(self) -> None:
         model, words = self._chosen(), ""
         if model is not None:
-            progress = self._chosen_progress()
-            parts = figures.expected_speed(model.speed), self._fit(model)
-            about = (
-                " · ".join(filter(None, parts)) if progress is None else f"Downloading: {describe_progress(progress)}"
-            )
-            words = f"{model_name(model.name)}: {about}"
+            words = f"{model_name(model.name)}: {self._describe(model)}"
         self.refresh_bindings()
         for label in self.query("#fit").results(Label):
             label.update(single_line(words))
 
-    def _chosen_progress(self) -> Download | None:
-        model = self._chosen()
-        return None if model is None else self._downloads.progress.get(model.name)
+    def _describe(self, model: ModelInfo) -> str:
+        """Return the progress of the model's download. Without a download, return its speed and whether it fits."""
+        if (progress := self._downloads.progress.get(model.name)) is not None:
+            return f"Downloading: {describe_progress(progress)}"
+        return " · ".join(filter(None, (figures.expected_speed(model.speed), self._fit(model))))
 
     def _fit(self, model: ModelInfo) -> str:
         """Return whether a model fits. Until that has been checked, return an estimate from its size."""

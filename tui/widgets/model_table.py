@@ -82,7 +82,7 @@ class ModelTable(Listing):
                 self.add_column(key.title(), key=key)
 
     def _cells(self, model: ModelInfo) -> tuple[Text, ...]:
-        size = f"{'~' if model.is_estimate else ''}{figures.size(model.size)}"
+        size = figures.approximate_size(model.size, is_estimate=model.is_estimate)
         values = {"license": model.license, "speed": figures.expected_speed(model.speed)}
         columns = self._optional_columns()
         beside = _BESIDE + sum(_OPTIONAL[key][1] for key in columns)
