@@ -55,7 +55,9 @@ class Request:
         """
         if self.source in ("commands", "@files", "history"):
             return True
-        is_named = self.source in ("presets", "themes", "files") or (self.source == "models" and "/" not in self.query)
+        is_named = self.source in ("presets", "themes", "files", "imports") or (
+            self.source == "models" and "/" not in self.query
+        )
         return is_named and bool(self.query)
 
 
@@ -70,7 +72,7 @@ class Choice:
     name: str = ""  # of the file to attach, as `text` has it
 
 
-_FILES = ("files", "new files", "@files")
+_FILES = ("files", "new files", "imports", "@files")
 # ends of names of files that are not text, which could not be attached
 _NOT_TEXT = re.compile(
     r"\.(png|jpe?g|gif|webp|bmp|ico|tiff|pdf|mp[34]|wav|ogg|flac|mkv|mov|webm|woff2?|ttf|otf|zip|gz|xz|bz2|zst|tar|7z"
@@ -84,7 +86,7 @@ _ARGUMENTS: Mapping[str, str] = {
     "set": "parameters",
     "theme": "themes",
     "attach": "files",
-    "import": "files",
+    "import": "imports",
     "export": "exports",
     "backup": "new files",
 }
@@ -148,6 +150,7 @@ class Completions:
             "themes": self._theme_names,
             "files": self._files,
             "new files": self._files,
+            "imports": self._imports,
             "@files": self._files,
             "exports": self._exports,
         }
@@ -208,6 +211,9 @@ class Completions:
         notes = [Suggestion("", _CUT.format(len(files.names)), is_note=True)] if files.is_cut else []
         texts = [name for name in files.names if not _NOT_TEXT.search(name)]
         return [*(Suggestion(name, single_line(name)) for name in texts), *notes]
+
+    async def _imports(self, folder: str) -> Sequence[Suggestion]:
+        return [one for one in await self._files(folder) if one.is_note or one.name.endswith((".json", "/"))]
 
     async def _exports(self, _: str) -> Sequence[Suggestion]:
         stem = file_stem(self._title())

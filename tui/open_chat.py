@@ -27,6 +27,11 @@ def find_preset(presets: Sequence[Preset], name: str) -> ChatSettings | None:
     return settings.get(name)
 
 
+def name_preset(presets: Sequence[Preset], settings: ChatSettings) -> str:
+    """Return the name of the first preset with these settings; "" if there is none."""
+    return next((one.name for one in presets if one.settings == settings), "")
+
+
 async def settings_of_new_chats(chats: Chats) -> ChatSettings:
     """Return the settings of the preset that the user made the default. Raises ClientError."""
     presets = await chats.presets()

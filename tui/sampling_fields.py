@@ -88,6 +88,17 @@ def confirm(sampling: Sampling, name: str) -> str:
     return f"{label}: {texts(sampling)[name] or 'default'}"
 
 
+def problems(typed: Mapping[str, str]) -> list[InvalidField]:
+    """Return an error for each field whose text is invalid, in the order of the fields."""
+    found = []
+    for field in FIELDS:
+        try:
+            field.parse(typed.get(field.name, ""))
+        except InvalidField as problem:
+            found.append(problem)
+    return found
+
+
 def parse(typed: Mapping[str, str], *, thinking: bool | None) -> Sampling:
     """Return the sampling parameters from the texts of the fields. Raises InvalidField."""
     found = {field.name: field.parse(typed.get(field.name, "")) for field in FIELDS}

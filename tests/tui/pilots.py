@@ -103,13 +103,14 @@ def run(
     chat: ChatId | None = None,
     theme: str = "",
     private: bool = False,
+    question: str = "",
 ) -> None:
     """Run a chat with this client, and call `flow` with it."""
     if loaded:
         client.engine.loads.set()
 
     async def go() -> None:
-        app = ChatApp(client, chat=chat, theme=theme, private=private)
+        app = ChatApp(client, chat=chat, theme=theme, private=private, question=question)
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
             await asyncio.wait_for(flow(Chatting(app, pilot, client)), timeout=60)

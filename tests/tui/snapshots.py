@@ -103,7 +103,7 @@ async def typed_command(chat: Chatting) -> None:
 
 async def searched(chat: Chatting) -> None:
     await chat.type("/search fire")
-    await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "1 result")
+    await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "1 result in 1 chat")
 
 
 async def full_context(chat: Chatting) -> None:

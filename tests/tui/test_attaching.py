@@ -143,3 +143,19 @@ def test_edited_reply_attaches_no_file(folder: Path) -> None:
         await chat.until(lambda: chat.conversation.chat.path()[-1].text == "see @notes.txt now")
 
     run(ScriptedClient(), flow)
+
+
+@pytest.mark.parametrize(
+    ("question", "asked", "typed"),
+    [("read @notes.txt", "read notes.txt", ""), ("see @picture.png", None, "see @picture.png")],
+)
+def test_question_given_at_startup_attaches_the_files_that_it_names(
+    folder: Path, question: str, asked: str | None, typed: str
+) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.composer.area.text == typed and bool(chat.notices()) is not bool(asked))
+        if asked:
+            await chat.until(lambda: chat.texts()[:1] == [asked])
+            assert [file.name for file in chat.conversation.chat.path()[0].attachments] == ["notes.txt"]
+
+    run(ScriptedClient(), flow, question=question)

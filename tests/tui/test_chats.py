@@ -104,7 +104,7 @@ def test_search_opens_the_message() -> None:
 
     async def flow(chat: Chatting) -> None:
         await chat.type("/search fire")
-        await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "1 result")
+        await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "1 result in 1 chat")
         found = chat.app.screen.query_one(OptionList).get_option_at_index(0)
         assert str(found.prompt).splitlines()[1] == "  Reply: A seat by the fireside, so warm."
         await chat.pilot.press("enter")
@@ -121,7 +121,7 @@ def test_search_names_a_chat_once_and_hides_code_fences() -> None:
 
     async def flow(chat: Chatting) -> None:
         await chat.type("/search table")
-        await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "2 results")
+        await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "2 results in 1 chat")
         first, second = (str(option.prompt) for option in chat.app.screen.query_one(OptionList).options)
         assert first.startswith("Tables")
         assert second == "  Reply: Here: table = [] Done."
@@ -142,7 +142,7 @@ def test_search_lists_the_results_of_a_chat_together() -> None:
 
     async def flow(chat: Chatting) -> None:
         await chat.type("/search fire")
-        await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "3 results")
+        await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "3 results in 2 chats")
         prompts = [str(option.prompt) for option in chat.app.screen.query_one(OptionList).options]
         assert [prompt.split("  ")[0] for prompt in prompts] == ["First", "", "Second"]
 

@@ -286,6 +286,19 @@ def test_menu_of_files_lists_only_files_that_can_be_attached(tmp_path: Path, mon
     run(ScriptedClient(), flow)
 
 
+def test_menu_of_files_to_import_lists_json_files_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "old").mkdir()
+    for name in ("notes.txt", "chats.json"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+
+    async def flow(chat: Chatting) -> None:
+        await write(chat, "/import ./")
+        assert labels(chat) == ["./chats.json", "./old/"]
+
+    run(ScriptedClient(), flow)
+
+
 def test_file_search_respects_gitignore_and_hides_dot_files(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     for name in (".gitignore", "kept.txt", "left.log", ".hidden/inner.txt", "deep/er/kept.py"):

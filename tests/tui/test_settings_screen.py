@@ -4,11 +4,13 @@ import re
 
 import pytest
 from textual.containers import VerticalGroup
-from textual.widgets import Input, Select, TextArea
+from textual.widgets import Input, Label, Select, TextArea
 
 from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import ScriptedClient
 from tui.client import ClientError
+from tui.screens.chat import ChatScreen
+from tui.screens.dialog import Confirm
 from tui.screens.settings import SettingsScreen
 from tui.types import DEFAULT_PRESET, ChatSettings, Preset, Sampling
 
@@ -85,6 +87,57 @@ def test_all_settings_are_visible_in_24_lines() -> None:
         assert (await open_settings(chat)).query_one(".dialog").max_scroll_y == 0
 
     run(ScriptedClient(), flow, size=(80, 24))
+
+
+def test_each_invalid_value_is_reported() -> None:
+    async def flow(chat: Chatting) -> None:
+        screen = await open_settings(chat)
+        for name, text in (("top_p", "2"), ("seed", "x"), ("max_tokens", "0")):
+            screen.query_one(f"#{name}", Input).value = text
+        await chat.pilot.press("ctrl+s")
+        await chat.until(lambda: getattr(chat.app.focused, "id", "") == "top_p")
+        shown = [str(label.render()) for label in screen.query(".problem").results(Label) if label.display]
+        assert shown == [
+            "✗ Top p must be between 0 and 1.\n✗ Seed must be a whole number.",
+            "✗ Max tokens must be between 1 and 1e+06.",
+        ]
+
+    run(ScriptedClient(), flow)
+
+
+def test_escape_asks_before_it_discards_changes() -> None:
+    async def flow(chat: Chatting) -> None:
+        screen = await open_settings(chat)
+        await chat.pilot.press(*"Be kind.", "escape")
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+        await chat.pilot.press("enter")
+        await chat.until(lambda: chat.app.screen is screen)
+        assert screen.query_one("#system", TextArea).text == "Be kind."
+        await chat.pilot.press("escape")
+        await chat.until(lambda: isinstance(chat.app.screen, Confirm))
+        await chat.pilot.press("tab", "enter")
+        await chat.until(lambda: isinstance(chat.app.screen, ChatScreen))
+        assert chat.conversation.chat.settings == ChatSettings()
+        await open_settings(chat)
+        await chat.pilot.press("escape")
+        await chat.until(lambda: isinstance(chat.app.screen, ChatScreen))
+
+    run(ScriptedClient(), flow)
+
+
+def test_status_line_and_preset_command_name_the_preset_in_use() -> None:
+    client = ScriptedClient()
+    client.chats.kept_presets["pirate"] = Preset("pirate", PIRATE)
+
+    async def flow(chat: Chatting) -> None:
+        await chat.type("/preset pirate")
+        await chat.until(lambda: "temp 0.2   preset pirate" in str(chat.composer.status.render()))
+        await chat.type("/preset")
+        await chat.until(lambda: chat.notices()[-1:] == ["In use: pirate. Presets: pirate"])
+        await chat.type("/set temperature 0.3")
+        await chat.until(lambda: "temp 0.3   system prompt" in str(chat.composer.status.render()))
+
+    run(client, flow, size=(120, 24))
 
 
 def test_keys_after_tab_reach_the_next_field() -> None:

@@ -7,7 +7,7 @@ from textual.dom import DOMNode
 from tui import sampling_fields
 from tui.client import Client
 from tui.footer_keys import key_name
-from tui.open_chat import find_preset
+from tui.open_chat import find_preset, name_preset
 from tui.plain_text import single_line
 from tui.show_errors import show_errors
 from tui.types import ToolServer
@@ -80,9 +80,10 @@ async def use_preset(conversation: Conversation, client: Client, name: str) -> N
             await conversation.configure(chat, settings)
             return
         names = ", ".join(single_line(one.name) for one in presets)
-        unknown = f"No preset {single_line(name)}. " if name else ""
+        used = name_preset(presets, chat.settings)
+        before = f"No preset {single_line(name)}. " if name else f"In use: {single_line(used)}. " if used else ""
         words = (
-            f"{unknown}Presets: {names}"
+            f"{before}Presets: {names}"
             if names
             else f"No presets yet ({key_name('ctrl+s')}, then {key_name('f5')} saves one)."
         )

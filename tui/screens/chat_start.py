@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from textual.worker import Worker
 
 from tui.client import Client
-from tui.drafts import Prompt
+from tui.drafts import Prompt, with_named_files
 from tui.open_chat import settings_of_new_chats
 from tui.plain_text import sanitize
 from tui.show_errors import show_errors
@@ -60,11 +60,18 @@ class ChatStart:
             await self._use_default_settings()
         await conversation.composer.start()
         if self._question:
-            conversation.outbox.send(Prompt(sanitize(self._question)))
+            self._ask(Prompt(sanitize(self._question)))
         elif self._resumes:
             await self._choose()
         elif self._chat is None:
             await self._offer_last_chat()
+
+    def _ask(self, question: Prompt) -> None:
+        """Send a question with the files that it names. If one cannot be attached, let the user edit the question."""
+        with show_errors(self._conversation):
+            self._conversation.outbox.send(with_named_files(question))
+            return
+        self._conversation.composer.write(question)
 
     async def _use_default_settings(self) -> None:
         """Apply the preset that the user made the default."""

@@ -73,7 +73,7 @@ class SearchScreen(Dialog[Found]):
                 await asyncio.sleep(_PAUSE)
                 hits = grouped(await self._chats.search(text))
                 found = [Found(hit.chat.id, hit.message) for hit in hits]
-                self._show(found, _lines(hits), _count(len(hits)))
+                self._show(found, _lines(hits), _count(hits))
             else:
                 chats = [chat for chat in await self._chats.summaries() if chat.message_count]
                 chats.sort(key=lambda chat: -chat.updated)
@@ -111,8 +111,11 @@ def grouped(hits: Sequence[SearchHit]) -> list[SearchHit]:
     return sorted(hits, key=lambda hit: chats.index(hit.chat.id))
 
 
-def _count(hits: int) -> str:
-    return f"{hits} {'result' if hits == 1 else 'results'}"
+def _count(hits: Sequence[SearchHit]) -> str:
+    """Return how many messages were found, and in how many chats: the list has a heading for each chat."""
+    chats = len({hit.chat.id for hit in hits})
+    counted = f"{len(hits)} {'result' if len(hits) == 1 else 'results'}"
+    return f"{counted} in {chats} {'chat' if chats == 1 else 'chats'}" if hits else counted
 
 
 def _summary(chat: ChatSummary, width: int) -> Content:

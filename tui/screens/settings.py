@@ -14,6 +14,7 @@ from textual.widgets import Button, Input, Label, Select, TextArea
 
 from tui import sampling_fields
 from tui.client import Client, ClientError
+from tui.open_chat import name_preset
 from tui.plain_text import sanitize, single_line
 from tui.screens.dialog import Dialog, ask, confirm
 from tui.show_errors import show_errors
@@ -39,24 +40,29 @@ _FRAME = 6  # cells of the frame beside the keys
 
 
 class _Group(VerticalGroup):
-    """A group of fields with a title, and with an error if the value of a field is invalid."""
+    """A group of fields with a title, and with an error for each field whose value is invalid."""
 
     def __init__(self, title: str, *labels_and_fields: Widget) -> None:
         super().__init__(Grid(*labels_and_fields), Label("", classes="problem", markup=False))
         self.border_title = f" {title} "
 
-    def show_problem(self, text: str) -> None:
-        problem = self.query_one(".problem", Label)
-        problem.update(text)
-        problem.display = True
+    def show_problems(self, problems: Sequence[str]) -> None:
+        """Show these lines below the fields."""
+        label = self.query_one(".problem", Label)
+        label.update("\n".join(problems))
+        label.display = bool(problems)
 
 
 class SettingsScreen(Dialog[ChatSettings]):
-    """The dialog of a chat's settings. Returns the settings, or None if they do not change."""
+    """The dialog of a chat's settings. Returns the settings, or None if they do not change.
+
+    Escape asks before it discards changes.
+    """
 
     CSS_PATH = "settings.tcss"
     AUTO_FOCUS = ""  # it would scroll to the center
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", "Cancel"),
         Binding("ctrl+s", "save", "Apply"),
         Binding("ctrl+d", "make_default", "Make default", priority=True),
         Binding("f5", "save_preset", "Save preset"),  # function keys, because text fields use most other keys
@@ -69,6 +75,7 @@ class SettingsScreen(Dialog[ChatSettings]):
         self._engine = client.engine
         self._settings = settings
         self._presets: Sequence[Preset] = ()
+        self._shown: Sequence[object] = ()  # the values of all fields at first
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog", can_focus=False):
@@ -97,6 +104,7 @@ class SettingsScreen(Dialog[ChatSettings]):
 
     def on_mount(self) -> None:
         self._show(self._settings)
+        self._shown = self._values()
         self.show_values_in_force()
         self.load_presets()
         self.query_one("#system").focus(scroll_visible=False)
@@ -123,8 +131,7 @@ class SettingsScreen(Dialog[ChatSettings]):
             names = [(single_line(preset.name), preset.name) for preset in self._presets]
             select = self.query_one("#preset", Select)
             select.set_options(names)
-            same = (one.name for one in self._presets if one.settings == self._settings)
-            if (name := selected or next(same, None)) is not None:
+            if name := selected or name_preset(self._presets, self._settings):
                 select.value = name
 
     def _show(self, settings: ChatSettings) -> None:
@@ -135,27 +142,29 @@ class SettingsScreen(Dialog[ChatSettings]):
         self.query_one("#thinking", Select).value = thinking
         self.query_one("#full", Select).value = settings.full_context.value
 
+    def _values(self) -> Sequence[object]:
+        """Return the values of all fields, except the name of the preset."""
+        selects = (self.query_one(f"#{name}", Select).value for name in ("thinking", "full"))
+        return [self.query_one("#system", TextArea).text, *(field.value for field in self.query(Input)), *selects]
+
     def _typed(self) -> ChatSettings | None:
         """Return the settings as typed. If a value is invalid, show the error and return None."""
         fields = {field.name: self.query_one(f"#{field.name}", Input).value for field in sampling_fields.FIELDS}
-        thinking = _THINKS[str(self.query_one("#thinking", Select).value)]
-        try:
-            sampling = sampling_fields.parse(fields, thinking=thinking)
-        except sampling_fields.InvalidField as error:
-            self._show_problem(error)
-            return None
         self.query(".problem").set(display=False)
+        if problems := sampling_fields.problems(fields):
+            self._show_problems(problems)
+            return None
+        sampling = sampling_fields.parse(fields, thinking=_THINKS[str(self.query_one("#thinking", Select).value)])
         full = FullContext(str(self.query_one("#full", Select).value))
         return ChatSettings(
             self.query_one("#system", TextArea).text.strip(), sampling, full, self._settings.disabled_tools
         )
 
-    def _show_problem(self, error: sampling_fields.InvalidField) -> None:
-        """Show an error below the group of its field, and focus the field."""
-        self.query(".problem").set(display=False)
-        field = self.query_one(f"#{error.name}")
-        field.query_ancestor(_Group).show_problem(f"✗ {error}")
-        field.focus()
+    def _show_problems(self, problems: Sequence[sampling_fields.InvalidField]) -> None:
+        """Show errors below the groups of their fields, and focus the first of these fields."""
+        for group in self.query(_Group):
+            group.show_problems([f"✗ {one}" for one in problems if group.query(f"#{one.name}")])
+        self.query_one(f"#{problems[0].name}").focus()
 
     @on(Input.Changed)
     def forget_problem(self) -> None:
@@ -169,8 +178,11 @@ class SettingsScreen(Dialog[ChatSettings]):
                 self._show(preset.settings)
 
     @on(Button.Pressed, "#cancel")
-    def cancel(self) -> None:
-        self.dismiss(None)
+    @work
+    async def action_cancel(self) -> None:
+        unchanged = "The chat keeps its settings."
+        if self._values() == self._shown or await confirm(self, "Discard the changes?", unchanged, "Discard"):
+            self.dismiss(None)
 
     @on(Button.Pressed, "#use")
     def action_save(self) -> None:

@@ -11,7 +11,7 @@ from tui.attachment_sizes import AttachmentSizes
 from tui.client import Client, ClientError
 from tui.drafts import Prompt
 from tui.footer_keys import key_name
-from tui.open_chat import OpenChat, settings_of_new_chats
+from tui.open_chat import OpenChat, name_preset, settings_of_new_chats
 from tui.reply_progress import ReplyProgress
 from tui.running_replies import RunningReplies
 from tui.show_errors import show_errors
@@ -117,6 +117,7 @@ class ChatView:
                 await self._chats.configure(chat.id, settings)
             chat.settings = settings
             self.composer.show_settings()
+            await self._show_preset()
 
     # --- showing it
 
@@ -127,6 +128,14 @@ class ChatView:
         await self.transcript.show(chat.path(), chat.branches.siblings, left_out=chat.left_out, at=at)
         self.composer.switch_chat(chat)
         self.post_shown()
+        await self._show_preset()
+
+    async def _show_preset(self) -> None:
+        """Show the name of the preset that has the settings of the open chat."""
+        self.composer.status.preset = ""
+        if self.chat.settings != ChatSettings():
+            with suppress(ClientError):  # the settings dialog, which lists the presets, reports it
+                self.composer.status.preset = name_preset(await self._chats.presets(), self.chat.settings)
 
     async def show_branch(self, leaf: MessageId, at: MessageId) -> None:
         """Show another branch of the open chat. The engine may still have it in its cache."""

@@ -35,6 +35,7 @@ class StatusLine(Widget):
     budget: reactive[ContextBudget | None] = reactive(None)  # without the reply that is being generated
     written: reactive[int] = reactive(0)  # number of tokens of this reply
     settings: reactive[ChatSettings] = reactive(ChatSettings())
+    preset: reactive[str] = reactive("")  # name of the preset with these settings, or ""
     is_private: reactive[bool] = reactive(False)
 
     def count_reply(self, tokens: int) -> None:
@@ -84,6 +85,8 @@ class StatusLine(Widget):
         return Content("" if temperature is None else f"temp {temperature:g}")
 
     def _system(self) -> Content:
+        if self.preset:
+            return Content(f"preset {single_line(self.preset)}")
         return Content("system prompt" if self.settings.system.strip() else "")
 
     def on_click(self, event: Click) -> None:

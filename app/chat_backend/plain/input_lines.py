@@ -158,6 +158,8 @@ class EditedLines:
         readline.parse_and_bind("set editing-mode emacs")
         with suppress(OSError):  # no inputrc
             readline.read_init_file()  # may choose another editing mode
+        if self._has_modes:
+            readline.parse_and_bind("set enable-bracketed-paste on")  # read_init_file() turns it off
         return True
 
     def _candidate(self, line: str, number: int) -> str | None:

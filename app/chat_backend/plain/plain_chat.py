@@ -31,7 +31,7 @@ from app.settings.settings import is_dumb_terminal
 from tui.client import Client, ClientError
 from tui.clipboard import Clipboard
 from tui.commands import parse_command
-from tui.drafts import Prompt
+from tui.drafts import Prompt, with_named_files
 from tui.plain_text import sanitize
 from tui.types import (
     ChatId,
@@ -186,7 +186,10 @@ class PlainChat:
         await self._answer(line)
 
     async def _answer(self, text: str) -> None:
-        chat, prompt = await self._commands.current(), Prompt(text, tuple(self._commands.attached))
+        chat, given = await self._commands.current(), Prompt(text, tuple(self._commands.attached))
+        prompt = with_named_files(given)
+        for file in prompt.attachments[len(given.attachments) :]:
+            self._note(f"Attached {file.name}")
         await self._client.chats.save_draft(chat.summary.id, text)  # keeps the text if it cannot be sent
         if await self._trimming.ensure_room(chat, chat.leaf, prompt.all_text):
             self._commands.attached.clear()

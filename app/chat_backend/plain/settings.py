@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tui import sampling_fields
 from tui.client import Client, ClientError
-from tui.open_chat import find_preset
+from tui.open_chat import find_preset, name_preset
 from tui.sampling_fields import InvalidField
 from tui.types import NO_PRESET, Chat, ChatSettings, FullContext
 
@@ -47,12 +47,16 @@ class PlainSettings:
         self._say(f"{name}: {value.strip() or 'reset'}")
 
     async def preset(self, name: str) -> None:
-        presets = await self._chats.presets()
-        if (settings := find_preset(presets, name)) is None:
-            names = ", ".join([*(one.name for one in presets), NO_PRESET])
-            raise ClientError(f"there is no preset {name}".rstrip(), f"Available: {names}.")
-        await self._chats.configure((await self._current()).summary.id, settings)
-        self._say(f"Preset {name} applied.")
+        """Apply a preset. Without a name, list the presets."""
+        presets, chat = await self._chats.presets(), await self._current()
+        names = ", ".join([*(one.name for one in presets), NO_PRESET])
+        if not name:
+            self._say(f"preset: {name_preset(presets, chat.settings) or NO_PRESET}. Available: {names}.")
+        elif (settings := find_preset(presets, name)) is None:
+            raise ClientError(f"there is no preset {name}", f"Available: {names}.")
+        else:
+            await self._chats.configure(chat.summary.id, settings)
+            self._say(f"Preset {name} applied.")
 
 
 def _texts(settings: ChatSettings) -> dict[str, str]:

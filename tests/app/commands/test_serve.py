@@ -385,14 +385,15 @@ def test_killed_server_is_not_listed(start: Start) -> None:
     assert "try: ingle serve" in server.ingle("ps").stderr
 
 
-def test_servers_are_stopped_by_port_or_all_at_once(start: Start, tmp_path: Path) -> None:
+def test_servers_are_stopped_by_process_id_or_all_at_once(start: Start, tmp_path: Path) -> None:
     first, second = start(home=tmp_path), start(home=tmp_path)
     assert {one["port"] for one in first.listed()} == {first.port, second.port}
     done = first.ingle("stop")
     assert done.returncode == 2
     assert str(first.port) in done.stderr
     assert first.ingle("stop", "1").returncode == 3
-    assert first.ingle("stop", str(first.port)).returncode == 0
+    pid = next(one["pid"] for one in first.listed() if one["port"] == first.port)
+    assert first.ingle("stop", str(pid)).returncode == 0
     assert [one["port"] for one in first.listed()] == [second.port]
     assert first.ingle("stop", "--all").returncode == 0
     assert (first.process.wait(HANGING_SECONDS), second.process.wait(HANGING_SECONDS)) == (0, 0)

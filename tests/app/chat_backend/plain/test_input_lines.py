@@ -125,6 +125,8 @@ def test_tab_completes_commands_and_paths(endpoint: FakeEndpoint, tmp_path: Path
 
 def test_pasted_lines_are_one_message(endpoint: FakeEndpoint, tmp_path: Path) -> None:
     chat = Typing(endpoint, tmp_path)
+    chat.press(b"a", CTRL_C)
+    chat.wait(b"^C", b"\x1b[?2004h", b"> ")  # the terminal marks pasted text only if asked to
     chat.send(b"\x1b[200~one\ntwo\x1b[201~")
     assert chat.asked() == ["one\ntwo"]
     assert chat.leave() == 0

@@ -167,6 +167,33 @@ def test_attached_file_is_sent_with_the_next_message(
     assert [len(message.attachments) for message in asked] == [1, 0, 0]
 
 
+def test_file_named_in_a_message_is_attached(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "note.txt").write_text("a note", encoding="utf-8")
+    (tmp_path / "picture.png").write_bytes(b"\0")
+    monkeypatch.chdir(tmp_path)
+    client = ScriptedClient()
+    assert scripted(client, monkeypatch, "What does @note.txt say?", "see @picture.png") == 1
+    err = capsys.readouterr().err
+    assert "Attached note.txt" in err
+    assert "picture.png is not a text file" in err
+    [chat] = client.chats.chats.values()
+    [asked] = [message for message in chat.messages if message.role is Role.USER]
+    assert (asked.text, [file.text for file in asked.attachments]) == ("What does note.txt say?", ["a note"])
+
+
+def test_presets_are_listed_with_the_one_in_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = ScriptedClient()
+    client.chats.kept_presets["short"] = Preset("short", ChatSettings("Be brief."))
+    assert scripted(client, monkeypatch, "/preset", "/preset short", "/preset") == 0
+    out = capsys.readouterr().out
+    assert "preset: none. Available: short, none." in out
+    assert "Preset short applied.\npreset: short. Available: short, none." in out
+
+
 def test_settings_are_shown_and_set_by_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
