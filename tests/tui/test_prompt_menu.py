@@ -252,7 +252,7 @@ def test_prompt_stays_visible_with_a_menu_and_with_many_lines(size: tuple[int, i
 
 def test_prompt_with_an_attachment_and_many_lines_has_its_whole_border() -> None:
     async def flow(chat: Chatting) -> None:
-        chat.composer.attach(Attachment("notes.txt", "text"))
+        chat.composer.attached.add(Attachment("notes.txt", "text"))
         await chat.type("\n".join(f"line {number}" for number in range(17)), enter=False)
         await chat.until(lambda: any("line 16" in line for line in chat.lines()))
         await chat.until(lambda: any("notes.txt" in line for line in chat.lines()))

@@ -11,7 +11,6 @@ from pathlib import Path
 from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.content import Content
 from textual.message import Message as Posted
 from textual.widgets import Label, TextArea
 
@@ -20,14 +19,13 @@ from tui.attachment_sizes import AttachmentSizes
 from tui.client import Client, ClientError
 from tui.completion import Completions
 from tui.drafts import Drafts, Prompt, read_attachment, with_named_files
-from tui.footer_keys import key_name
 from tui.open_chat import OpenChat
 from tui.show_errors import show_errors
 from tui.types import Attachment, Message, Role
+from tui.widgets.attachment_line import AttachmentLine
 from tui.widgets.prompt_area import PromptArea
 from tui.widgets.prompt_menu import PromptMenu
 from tui.widgets.status_line import StatusLine
-from tui.widgets.text_fields import WordButtons, word
 
 _PAUSE = 0.4  # seconds after the last key until the draft is saved and the context is measured
 _MENU_ROWS = 6  # rows of the menu in a low terminal
@@ -56,17 +54,15 @@ class Composer(Vertical):
     def __init__(self, client: Client, sizes: AttachmentSizes) -> None:
         super().__init__()
         self._client = client
-        self._sizes = sizes
         self._chat = OpenChat()
         self.menu = PromptMenu(
             Completions(client, lambda: self.app.available_themes, lambda: self._chat.title),
         )
         self.area = PromptArea(self.menu, self.take_back_last, self._stored_inputs)
+        self.attached = AttachmentLine(sizes)
         self.status = StatusLine()
         self.drafts = Drafts(client.chats)
         self.sending: Prompt | None = None  # the message that is being sent, until the client has stored it
-        self._attached: list[Attachment] = []
-        self._detached: list[Attachment] = []  # removed last
         self._queue: list[Prompt] = []
         self._is_held = False  # whether `sending` waits for a summary
         self._aside: Prompt | None = None  # the prompt to restore after the user has edited a message
@@ -76,7 +72,7 @@ class Composer(Vertical):
     def compose(self) -> ComposeResult:
         yield Label("", id="queue", markup=False)
         yield self.menu
-        yield WordButtons(id="attached")
+        yield self.attached
         yield self.area
         yield self.status
 
@@ -92,31 +88,16 @@ class Composer(Vertical):
     @property
     def prompt(self) -> Prompt:
         """The message that Enter would send."""
-        return Prompt(self.area.text.strip(), tuple(self._attached))
+        return Prompt(self.area.text.strip(), tuple(self.attached.files))
 
     def write(self, prompt: Prompt) -> None:
         """Replace the text and the attachments."""
-        self._attached, self._detached = list(prompt.attachments), []
         self.area.write(prompt.text)
-        self.count_attached()
+        self.attached.replace(prompt.attachments)
 
     def put_back(self, typed: str) -> None:
         """Write a command or message that failed before the current text, so that the user can correct it."""
         self.write(Prompt.of([Prompt(typed), self.prompt]))
-
-    def attach(self, found: Attachment) -> None:
-        """Attach a file to the next message."""
-        self._attached.append(found)
-        self.count_attached()
-
-    @work(exclusive=True, group="count", description="count")
-    async def count_attached(self) -> None:
-        """Show the attachments, with their tokens when they are counted."""
-        self._show_attached()
-        with show_errors(self), suppress(ClientError):  # the size in characters remains
-            for file in list(self._attached):
-                await self._sizes.count(file)
-                self._show_attached()
 
     # --- drafts and the context
 
@@ -141,7 +122,7 @@ class Composer(Vertical):
         """Return all text that is not sent: the queue and the prompt, without `sending` and without a message that is
         being edited.
         """
-        typed = Prompt(self.area.draft.strip(), tuple(self._attached))
+        typed = Prompt(self.area.draft.strip(), tuple(self.attached.files))
         return Prompt.of([*self._queue, typed if self._aside is None else self._aside])
 
     async def save_draft(self) -> None:
@@ -177,7 +158,7 @@ class Composer(Vertical):
     def show_draft(self, draft: Prompt) -> None:
         """Show the draft of the chat that was opened, followed by the text typed meanwhile."""
         self.is_leaving = False
-        self.write(Prompt(draft.text + self.area.text, (*draft.attachments, *self._attached)))
+        self.write(Prompt(draft.text + self.area.text, (*draft.attachments, *self.attached.files)))
 
     def switch_chat(self, chat: OpenChat) -> None:
         """From now on, typed text belongs to this chat."""
@@ -271,7 +252,9 @@ class Composer(Vertical):
         waiting += self._queue
         lines = [f"next: {prompt.text.splitlines()[0] if prompt.text else '(files)'}" for prompt in waiting]
         taken = "\n      ↑ takes the last one back" if self._queue else ""
-        self._show("#queue", "\n".join(lines) + taken)
+        label = self.query_one("#queue", Label)
+        label.update("\n".join(lines) + taken)
+        label.display = bool(lines)
 
     # --- editing a message
 
@@ -320,11 +303,10 @@ class Composer(Vertical):
         if prompt is None:
             self.put_back(event.text)
         elif prompt.text or prompt.attachments:
-            self._attached, self._detached = [], []
+            self.attached.replace(())
             if self._aside is not None:
                 self._aside = Prompt.of([self._aside, self.prompt])
                 self.end_editing()
-            self._show_attached()
             self.post_message(self.Submitted(prompt))
         else:
             self.post_message(self.EnteredEmpty())
@@ -359,8 +341,8 @@ class Composer(Vertical):
     @on(PromptArea.LongPasted)
     def attach_pasted(self, event: PromptArea.LongPasted) -> None:
         event.stop()
-        number = 1 + sum(file.name.startswith("pasted") for file in self._attached)
-        self.attach(Attachment(f"pasted-{number}.txt", event.text))
+        number = 1 + sum(file.name.startswith("pasted") for file in self.attached.files)
+        self.attached.add(Attachment(f"pasted-{number}.txt", event.text))
 
     @on(PromptArea.PathPasted)
     def attach_file(self, event: PromptArea.PathPasted) -> None:
@@ -371,45 +353,27 @@ class Composer(Vertical):
     def attach_path(self, path: Path) -> bool:
         """Attach the file at `path`. Returns False if it cannot be attached."""
         with show_errors(self):
-            self.attach(read_attachment(path))
+            self.attached.add(read_attachment(path))
             return True
         return False
 
     @on(PromptArea.DetachAsked)
     def detach_last(self, event: PromptArea.DetachAsked) -> None:
         event.stop()
-        if self._attached:
-            self._remove_last(1)
+        if self.attached.files:
+            self.attached.remove_last(1)
 
     def action_detach(self) -> None:
         """Remove all attachments."""
-        self._remove_last(len(self._attached))
-
-    def _remove_last(self, count: int) -> None:
-        """Remove the last attachments. Undo in the empty prompt puts them back."""
-        kept = len(self._attached) - count
-        self._attached, self._detached = self._attached[:kept], self._attached[kept:]
-        names = ", ".join(file.name for file in self._detached)
-        self.app.notify(f"Removed {names}. {key_name('ctrl+z')} in the empty prompt puts it back.", markup=False)
-        self._show_attached()
+        self.attached.remove_last(len(self.attached.files))
 
     @on(PromptArea.UndoAsked)
     def undo(self, event: PromptArea.UndoAsked) -> None:
         event.stop()
-        if self._detached:
-            self._attached, self._detached = [*self._attached, *self._detached], []
-            self._show_attached()
-        else:
+        if not self.attached.restore():
             self.area.undo()
 
-    def _show_attached(self) -> None:
-        names = ", ".join(self._sizes.describe(file) for file in self._attached)
-        label = self.query_one("#attached", WordButtons)
-        label.update(Content.assemble(f"+ {names}  ", word("remove", "detach")))
-        label.display = bool(names)
+    @on(AttachmentLine.Changed)
+    def measure_attached(self, event: AttachmentLine.Changed) -> None:
+        event.stop()
         self.measure()
-
-    def _show(self, selector: str, text: str) -> None:
-        label = self.query_one(selector, Label)
-        label.update(text)
-        label.display = bool(text)

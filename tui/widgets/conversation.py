@@ -129,7 +129,7 @@ class Conversation(Vertical):
         if model != self.model:
             self.model = model
             self._sizes.forget()
-            self.composer.count_attached()
+            self.composer.attached.count()
             for file in self.query(AttachedFile):
                 file.count()
 
