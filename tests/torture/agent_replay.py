@@ -47,8 +47,10 @@ LETTERS = "root ::= [a-z] [a-z ]*"  # grammar of all replies: a model with rando
 RESULT = "<tool_response>"  # start of a tool result, which is a message of the user, but no question
 TEMPLATE = (
     "{%- set last = namespace(question=0) -%}"
-    "{%- for message in messages if message.role == 'user' and not message.content.startswith('RESULT') -%}"
-    "{%- set last.question = messages.index(message) -%}"
+    "{%- for message in messages -%}"
+    "{%- if message.role == 'user' and not message.content.startswith('RESULT') -%}"
+    "{%- set last.question = loop.index0 -%}"
+    "{%- endif -%}"
     "{%- endfor -%}"
     "{%- for message in messages -%}"
     "{%- set words = message.content.split(' ') -%}"
@@ -168,6 +170,8 @@ class LlamaServer:
         command += ["-t", str(self.threads), "-tb", str(self.threads), "-c", str(self.context), "--jinja"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while not answers(f"http://127.0.0.1:{self.port}"):
+            if self.process.poll() is not None:
+                raise SystemExit("llama-server exited before it was ready")
             time.sleep(0.05)
 
     def kill(self) -> None:
@@ -240,7 +244,7 @@ def ask(
     timings: Mapping[str, Any] = {}
     first = 0.0
     began = time.perf_counter()
-    with httpx.stream("POST", server.post(), json=body, timeout=600, trust_env=False) as response:
+    with httpx.stream("POST", server.post(), json=body, timeout=3600, trust_env=False) as response:
         for line in response.iter_lines():
             if not line.startswith("data: {"):
                 continue
