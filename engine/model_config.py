@@ -109,6 +109,8 @@ class ExpertConfig:
     hidden: int  # width of an expert
     shared_hidden: int = 0  # width of the MLP that is computed for every token; 0: none
     shared_gate: bool = False  # whether the output of that MLP is scaled by the sigmoid of a product
+    biased: bool = False  # whether biases are added to the logits of the router and to the products of each expert
+    interleaved: bool = False  # whether the checkpoint has the rows of gate and up in turn
 
     @property
     def columns(self) -> int:
@@ -185,6 +187,8 @@ class AttentionConfig:
     rope: int | None = 0  # index of the model's rope that rotates the heads; None: no rotation
     # whether the output is scaled by the sigmoid of a product; its weight is in that of q, after each head
     gated: bool = False
+    # whether the softmax of each head has one more score, which is a weight of the model and has no value
+    sinks: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -288,6 +292,8 @@ class Gate(enum.Enum):
 
     SILU = "silu"
     GELU = "gelu"  # the tanh approximation, as in `gelu_pytorch_tanh`
+    # x * sigmoid(1.702 * x), where x is at most 7; up is limited to 7 and -7, and 1 is added to it
+    CLAMPED = "clamped"
 
 
 class NormPlacement(enum.Enum):

@@ -51,6 +51,8 @@ class Attention:
     norms: HeadNorms | None = None
     softcap: float = 0.0  # soft cap c: scores become c * tanh(score / c); 0: no soft cap
     window: int | None = None  # number of tokens that a query attends to, including its own; None: all
+    # float32 [heads]: one more score for the softmax of each head, without a value (arXiv:2309.17453); None: none
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Router:
     routing: Routing
     weight: QLinear  # [experts, hidden], or [experts + 1, hidden]
     choice_bias: Tensor | None = None  # float32 [experts], added to scores for the choice, but not for the weights
+    bias: Tensor | None = None  # float32 [experts], added to the logits; only without a gate of the shared MLP
 
     @property
     def gates_shared(self) -> bool:
@@ -102,12 +105,21 @@ class GatedMLP:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertBiases:
+    """What is added to the products of all experts of a layer."""
+
+    gate_up: Tensor  # float32 [experts, 2 * width]
+    down: Tensor  # float32 [experts, hidden]
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertMLP:
     """A mixture of experts: the sum of the outputs of the chosen experts, times their weights, and of a shared MLP."""
 
     router: Router
     experts: tuple[GatedMLP, ...]
     shared: GatedMLP | None = None
+    biases: ExpertBiases | None = None
 
 
 class Operations(Protocol):

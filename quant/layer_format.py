@@ -104,6 +104,11 @@ def _compressed(section: Section) -> LayerFormat:
     )
 
 
+def _mxfp4(_section: Section) -> LayerFormat:
+    """Return the format of the layers besides experts, which are floats. `quant.mxfp4` decodes the experts."""
+    return NOT_QUANTIZED
+
+
 _METHODS: dict[str, Callable[[Section], LayerFormat]] = {
     "gptq": _gptq,
     "awq": _awq,
@@ -112,4 +117,5 @@ _METHODS: dict[str, Callable[[Section], LayerFormat]] = {
     "fp8": _float8,
     "fbgemm_fp8": _float8,
     "modelopt": _float8,
+    "mxfp4": _mxfp4,
 }

@@ -21,7 +21,7 @@ from engine.kernels import reference
 from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
 from engine.kv.cache import KVCache, LayerBlock, LayerKV, LayerState, kv_groups
 from engine.model_config import CacheConfig, Gate, ModelConfig
-from engine.operations import Attention, DeltaRule, ExpertMLP, GatedMLP, Norm, Router, ShortConv
+from engine.operations import Attention, DeltaRule, ExpertBiases, ExpertMLP, GatedMLP, Norm, Router, ShortConv
 from engine.sampling.drawing import Logits
 from quant.linear import LinearBackend, QLinear, ReferenceBackend
 
@@ -135,7 +135,9 @@ class ReferenceOperations:
         tables = [torch.tensor(table) for table in batch.block_tables[kv.group]]
         rule = reference.ScoreRule(attention.scale, attention.softcap, attention.window)
         attended = [
-            reference.paged_attention(q[start:stop], positions[start:stop], kv.pool, table, context, rule)
+            reference.paged_attention(
+                q[start:stop], positions[start:stop], kv.pool, table, context, rule, attention.sinks
+            )
             for start, stop, table, context in zip(starts, starts[1:], tables, batch.context_lengths, strict=False)
         ]
         return torch.cat(attended).flatten(1)
@@ -153,7 +155,7 @@ class ReferenceOperations:
         return _added(_mlp(x, mlp, gate), add_to)
 
     def route(self, x: Tensor, router: Router) -> Routes:
-        logits, experts = router.weight.forward(x), router.routing.experts
+        logits, experts = self.linear(x, router.weight, bias=router.bias), router.routing.experts
         ids, weights = reference.route(logits[:, :experts], router.routing, router.choice_bias)
         return Routes(ids, weights, reference.sigmoid(logits[:, experts:]) if router.gates_shared else None)
 
@@ -163,7 +165,8 @@ class ReferenceOperations:
         out = torch.zeros_like(x)
         for number in sorted(set(routes.ids.flatten().tolist())):
             rows, choices = (routes.ids == number).nonzero(as_tuple=True)
-            out[rows] += routes.weights[rows, choices, None] * _mlp(x[rows], mlp.experts[number], gate)
+            output = _mlp(x[rows], mlp.experts[number], gate, mlp.biases, number)
+            out[rows] += routes.weights[rows, choices, None] * output
         if mlp.shared:
             shared = _mlp(x, mlp.shared, gate)
             out += shared if routes.shared is None else routes.shared * shared
@@ -182,8 +185,11 @@ def _states(batch: Batch, state: LayerState) -> tuple[Tensor, Tensor, Tensor]:
     return torch.tensor(tables), torch.tensor(starts), torch.tensor(lengths)
 
 
-def _mlp(x: Tensor, mlp: GatedMLP, gate: Gate) -> Tensor:
-    return mlp.down.forward(reference.gated(mlp.gate_up.forward(x), gate))
+def _mlp(x: Tensor, mlp: GatedMLP, gate: Gate, biases: ExpertBiases | None = None, expert: int = 0) -> Tensor:
+    both = mlp.gate_up.forward(x)
+    if biases is None:
+        return mlp.down.forward(reference.gated(both, gate))
+    return mlp.down.forward(reference.gated(both + biases.gate_up[expert], gate)) + biases.down[expert]
 
 
 def _added(x: Tensor, to: Tensor | None) -> Tensor:

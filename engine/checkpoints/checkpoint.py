@@ -45,6 +45,7 @@ class Names:
     prefix: str = ""  # removed from tensor names, at any position
     # whole name in transformers -> whole GGUF name, for tensors without `.weight` or `.bias`, and for other spellings
     whole: Mapping[str, str] = field(default_factory=dict)
+    transposed: bool = False  # whether float tensors that stack matrices stack the transposed ones; not in GGUF files
 
 
 class Checkpoint(Protocol):

@@ -5,7 +5,7 @@ weight consists of several tensors.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -16,16 +16,18 @@ import torch
 from engine.checkpoints.checkpoint import MAX_EXPERTS, Names, StoredWeight
 from engine.checkpoints.metadata import Metadata
 from engine.errors import UnsupportedModel
+from quant import mxfp4
 from quant.checkpoint_files import as_object, read_bytes
-from quant.errors import ModelFileError
+from quant.errors import DAMAGED, ModelFileError
 from quant.layer_format import NOT_QUANTIZED, UNUSED_TENSORS, LayerNames, is_quantized, read_format
 from quant.mapped_file import WHOLE, Closing, Slab
 from quant.safetensors import SafetensorsTensor
 from quant.safetensors_shards import SafetensorsShards
-from quant.safetensors_values import PLAIN_TYPES, TORCH_TYPES, decode_plain
+from quant.safetensors_values import PLAIN_TYPES, TORCH_TYPES, decode_plain, values
 from quant.tensor import PlainTensor, QTensor
 
 CONFIG = "config.json"
+MXFP4_TENSORS = {"blocks", "scales"}  # names of the parts of MXFP4 matrices
 EXPERT = "{e}"  # placeholder for the number of an expert (see `Names`)
 # (rows, columns): at least two rows, because a single row would be the whole matrix; columns that are a multiple of any
 # quantization group
@@ -43,12 +45,12 @@ class SafetensorsCheckpoint(Closing):
         raw = read_bytes(folder, CONFIG)
         if raw is None:
             raise ModelFileError(f"{folder} has no {CONFIG}", "Give the folder of a complete checkpoint.")
-        values = as_object(raw, folder / CONFIG)
-        architecture = values.get("model_type")
+        config = as_object(raw, folder / CONFIG)
+        architecture = config.get("model_type")
         if not isinstance(architecture, str):
             raise UnsupportedModel(f"{folder / CONFIG} does not name its architecture (model_type)")
-        self.metadata = Metadata(values, architecture, is_config=True)
-        section = values.get("quantization_config")
+        self.metadata = Metadata(config, architecture, is_config=True)
+        section = config.get("quantization_config")
         self._format = NOT_QUANTIZED if section is None else read_format(section)
         self._shards = SafetensorsShards(folder)
         self.digest = sha256(raw + self._shards.header_digest.encode()).hexdigest()
@@ -56,6 +58,7 @@ class SafetensorsCheckpoint(Closing):
     def weights(self, names: Names) -> Mapping[str, StoredWeight]:
         known = _KnownNames(names)
         layers: dict[str, dict[str, str]] = defaultdict(dict)  # GGUF stem -> tensor names of the layer
+        experts: dict[str, dict[str, SafetensorsTensor]] = defaultdict(dict)  # GGUF stem -> tensors of all experts
         stored: dict[str, StoredWeight] = {}
         for name, tensor in self._shards.tensors.items():
             if names.ignored.fullmatch(name):
@@ -64,22 +67,56 @@ class SafetensorsCheckpoint(Closing):
             if found is None:
                 stored[name] = self._plain(tensor)
             elif EXPERT in found.stem:
-                stored |= self._experts(f"{found.stem}.{found.rest}", tensor)
+                experts[found.stem][found.rest] = tensor
             else:
                 layers[found.stem][found.rest] = name
         for stem, tensors in layers.items():
             stored |= self._layer(stem, tensors)
+        for stem, stacked in experts.items():
+            stored |= self._experts(stem, stacked, are_transposed=names.transposed)
         return stored
 
-    def _experts(self, name: str, tensor: SafetensorsTensor) -> dict[str, StoredWeight]:
-        """Return the matrices of a tensor that stacks those of all experts of a layer."""
-        count = tensor.shape[0] if len(tensor.shape) == 3 and tensor.shape[0] <= MAX_EXPERTS else 0
-        if not count or tensor.type.name not in PLAIN_TYPES:
-            raise UnsupportedModel(
-                f"{tensor.name} has type {tensor.type.name} and shape {tensor.shape}, which is not supported",
-                f"It must have 3 dimensions, at most {MAX_EXPERTS} experts, and type {', '.join(PLAIN_TYPES)}.",
+    def _experts(
+        self, stem: str, tensors: Mapping[str, SafetensorsTensor], *, are_transposed: bool
+    ) -> dict[str, StoredWeight]:
+        """Return the matrices and biases of tensors that stack those of all experts of a layer."""
+        if tensors.keys() >= MXFP4_TENSORS:
+            stored = self._mxfp4_experts(f"{stem}.weight", tensors["blocks"], tensors["scales"])
+        else:
+            stored = {}
+        for rest in sorted(tensors.keys() - (MXFP4_TENSORS if stored else set())):
+            tensor, is_matrix = tensors[rest], rest != "bias"
+            count = _number_of_experts(tensor, PLAIN_TYPES, dimensions=3 if is_matrix else 2)
+            for expert, name in _expert_names(f"{stem}.{rest}", count):
+                stored[name] = self._plain(tensor, Slab(expert, count), transposed=are_transposed and is_matrix)
+        return stored
+
+    def _mxfp4_experts(
+        self, name: str, blocks: SafetensorsTensor, scales: SafetensorsTensor
+    ) -> dict[str, StoredWeight]:
+        """Return the matrices of experts from the tensors that stack their codes and their scales."""
+        count = _number_of_experts(blocks, ("U8",), dimensions=4)
+        _, rows, groups, size = blocks.shape
+        if scales.type.name != "U8" or scales.shape != blocks.shape[:-1] or size != mxfp4.GROUP // 2:
+            raise ModelFileError(
+                f"{blocks.name} has shape {blocks.shape}, which does not match {scales.name} {scales.shape}", DAMAGED
             )
-        return {name.replace(EXPERT, str(expert)): self._plain(tensor, Slab(expert, count)) for expert in range(count)}
+
+        def decode(slab: Slab) -> QTensor:
+            parts = (replace(it, shape=it.shape[1:]) for it in (blocks, scales))
+            weight = mxfp4.decode(*(values(part, self._shards.data(part.name, slab)) for part in parts))
+            for tensor in (blocks, scales):
+                self._shards.release(tensor.name, slab)
+            return weight
+
+        nbytes = (blocks.nbytes + scales.nbytes) // count
+        return {
+            own: StoredWeight(
+                blocks.name, nbytes, mxfp4.MXFP4, partial(decode, Slab(expert, count)), mxfp4.sample,
+                (rows, mxfp4.GROUP * groups),
+            )
+            for expert, own in _expert_names(name, count)
+        }  # fmt: skip
 
     def _layer(self, stem: str, names: LayerNames) -> dict[str, StoredWeight]:
         """Return the weight and the bias of one layer."""
@@ -104,19 +141,37 @@ class SafetensorsCheckpoint(Closing):
             self._shards.release(name)
         return weight
 
-    def _plain(self, tensor: SafetensorsTensor, slab: Slab = WHOLE) -> StoredWeight:
+    def _plain(self, tensor: SafetensorsTensor, slab: Slab = WHOLE, *, transposed: bool = False) -> StoredWeight:
+        """Return a float tensor, or a part of one that stacks several. `transposed`: the tensor is that of a matrix."""
         part = tensor if slab is WHOLE else replace(tensor, shape=tensor.shape[1:], nbytes=tensor.nbytes // slab.count)
+        shape = part.shape[::-1] if transposed else part.shape
 
         def decode() -> PlainTensor:
             weight = decode_plain(part, self._shards.data(tensor.name, slab))
             self._shards.release(tensor.name, slab)
-            return weight
+            return PlainTensor(shape, weight.type_name, weight.values.T.contiguous()) if transposed else weight
 
         sample = partial(_sample, tensor.type.name)
-        return StoredWeight(tensor.name, part.nbytes, tensor.type.name, decode, sample, part.shape)
+        return StoredWeight(tensor.name, part.nbytes, tensor.type.name, decode, sample, shape)
 
     def close(self) -> None:
         self._shards.close()
+
+
+def _number_of_experts(tensor: SafetensorsTensor, types: Sequence[str], *, dimensions: int) -> int:
+    """Return the number of experts whose parts a tensor stacks. Raises UnsupportedModel if it has another form."""
+    count = tensor.shape[0] if len(tensor.shape) == dimensions else 0
+    if not 0 < count <= MAX_EXPERTS or tensor.type.name not in types:
+        raise UnsupportedModel(
+            f"{tensor.name} has type {tensor.type.name} and shape {tensor.shape}, which is not supported",
+            f"It must have {dimensions} dimensions, at most {MAX_EXPERTS} experts, and type {', '.join(types)}.",
+        )
+    return count
+
+
+def _expert_names(name: str, count: int) -> Iterator[tuple[int, str]]:
+    """Return the number of each expert, and a name with that number."""
+    return ((expert, name.replace(EXPERT, str(expert))) for expert in range(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,5 +216,4 @@ def _numbered(name: str, numbers: Sequence[str]) -> str:
 
 
 def _sample(type_name: str) -> PlainTensor:
-    values = torch.zeros(SAMPLE_SHAPE, dtype=TORCH_TYPES[type_name])
-    return PlainTensor(SAMPLE_SHAPE, type_name, values)
+    return PlainTensor(SAMPLE_SHAPE, type_name, torch.zeros(SAMPLE_SHAPE, dtype=TORCH_TYPES[type_name]))

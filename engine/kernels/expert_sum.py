@@ -18,6 +18,8 @@ def _expert_sum_kernel(
     weights: tl.tensor,
     shared: tl.tensor,
     shared_weights: tl.tensor,
+    biases: tl.tensor,
+    experts: tl.tensor,
     out: tl.tensor,
     width: tl.tensor,
     active: tl.tensor,
@@ -30,7 +32,11 @@ def _expert_sum_kernel(
     total = tl.zeros((BLOCK,), tl.float32)
     for choice in range(active):
         slot = token * active + choice
-        total += tl.load(weights + slot) * tl.load(outputs + slot * width + column, mask=inside, other=0.0)
+        output = tl.load(outputs + slot * width + column, mask=inside, other=0.0)
+        if biases is not None:
+            expert = tl.load(experts + slot).to(tl.int64)
+            output += tl.load(biases + expert * width + column, mask=inside, other=0.0)
+        total += tl.load(weights + slot) * output
     at = token * width + column
     if shared is not None:
         more = tl.load(shared + at, mask=inside, other=0.0)
@@ -46,6 +52,8 @@ def expert_sum(
     shared: Tensor | None = None,
     shared_weights: Tensor | None = None,
     add_to: Tensor | None = None,
+    biases: Tensor | None = None,
+    experts: Tensor | None = None,
 ) -> Tensor:
     """Return the weighted sum of the outputs of each token's experts, in order, plus that of the shared MLP.
 
@@ -53,6 +61,8 @@ def expert_sum(
     - weights: float32 [tokens, active]
     - shared: float32 [tokens, width]
     - shared_weights: float32 [tokens]; None: 1
+    - biases: float32 [number of experts, width], added to the outputs
+    - experts: int32 [tokens, active], the experts of each token; needed for biases only
 
     Returns bfloat16 [tokens, width]. With `add_to` (float32 [tokens, width]), the sum is added to it in place.
     """
@@ -61,6 +71,16 @@ def expert_sum(
     out = torch.empty(tokens, width, dtype=torch.bfloat16, device=outputs.device) if add_to is None else add_to
     if tokens:
         _expert_sum_kernel[tokens, triton.cdiv(width, BLOCK)](
-            outputs, weights, shared, shared_weights, out, width, active, ADD=add_to is not None, BLOCK=BLOCK
+            outputs,
+            weights,
+            shared,
+            shared_weights,
+            biases,
+            experts,
+            out,
+            width,
+            active,
+            ADD=add_to is not None,
+            BLOCK=BLOCK,
         )
     return out

@@ -19,6 +19,7 @@ from engine.kv.blocks import NULL_BLOCK
 from engine.model_config import DeltaConfig, Gate, NormKind, Routing, Score
 from engine.operations import DeltaRule, Norm
 
+CLAMP, CLAMPED_SLOPE = 7.0, 1.702  # the limit of Gate.CLAMPED's inputs, and the factor of its exponent
 DELTA_EPSILON = 1e-6  # added to the squared lengths of queries and keys
 
 QUERY_TILE = 16  # queries of one request per tile
@@ -273,16 +274,24 @@ def _delta_heads(row: Tensor, shape: DeltaConfig) -> tuple[Tensor, Tensor, Tenso
     return q * shape.key_dim**-0.5, k, v.view(shape.value_heads, -1)
 
 
-_GATES: dict[Gate, Callable[[Tensor], Tensor]] = {
-    Gate.SILU: F.silu,
-    Gate.GELU: partial(F.gelu, approximate="tanh"),
+def _clamped(gate: Tensor, up: Tensor) -> Tensor:
+    gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
+    return gate * sigmoid(CLAMPED_SLOPE * gate) * (up + 1)
+
+
+_GATES: dict[Gate, Callable[[Tensor, Tensor], Tensor]] = {
+    Gate.SILU: lambda gate, up: F.silu(gate) * up,
+    Gate.GELU: lambda gate, up: F.gelu(gate, approximate="tanh") * up,
+    Gate.CLAMPED: _clamped,
 }
 
 
 def gated(gate_up: Tensor, gate: Gate) -> Tensor:
-    """Return gate(first half) * second half of each row (arXiv:2002.05202). [tokens, 2 * width] -> [tokens, width]."""
-    first, second = gate_up.chunk(2, dim=-1)
-    return _GATES[gate](first) * second
+    """Return the gated product of each row (arXiv:2002.05202): in most gates, gate(first half) * second half.
+
+    [tokens, 2 * width] -> [tokens, width].
+    """
+    return _GATES[gate](*gate_up.chunk(2, dim=-1))
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -327,12 +336,23 @@ def _largest(values: Tensor, count: int) -> Tensor:
     return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
-def expert_sum(outputs: Tensor, weights: Tensor, shared: Tensor | None, shared_weights: Tensor | None) -> Tensor:
+def expert_sum(
+    outputs: Tensor,
+    weights: Tensor,
+    shared: Tensor | None,
+    shared_weights: Tensor | None,
+    biases: Tensor | None = None,
+    experts: Tensor | None = None,
+) -> Tensor:
     """Return the weighted sum of the outputs of each token's experts, plus that of the shared MLP, [tokens, width].
 
-    outputs: [tokens * active, width]; weights: [tokens, active]; shared: [tokens, width]; shared_weights: [tokens].
+    outputs: [tokens * active, width]; weights: [tokens, active]; shared: [tokens, width]; shared_weights: [tokens];
+    biases: [number of experts, width]; experts: [tokens, active].
     """
-    total = (weights.unsqueeze(-1) * outputs.view(*weights.shape, -1)).sum(1)
+    each = outputs.view(*weights.shape, -1)
+    if biases is not None and experts is not None:
+        each = each + biases[experts.long()]
+    total = (weights.unsqueeze(-1) * each).sum(1)
     if shared is None:
         return total
     return total + (shared if shared_weights is None else shared * shared_weights.unsqueeze(-1))

@@ -64,6 +64,8 @@ FAMILIES = {  # general.architecture of a GGUF file, or model_type of a config.j
     "lfm2_moe": "engine.models.lfm2",
     "minimax-m2": "engine.models.minimax",
     "minimax_m2": "engine.models.minimax",
+    "gpt-oss": "engine.models.gpt_oss",
+    "gpt_oss": "engine.models.gpt_oss",
 }
 ENCODERS = {"bert": "engine.models.bert"}  # architectures of embedding models: see `engine.embedding.loading`
 

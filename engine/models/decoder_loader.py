@@ -24,6 +24,7 @@ from engine.models.decoder import Decoder, Layer, Mixer, Projection
 from engine.operations import (
     Attention,
     DeltaRule,
+    ExpertBiases,
     ExpertMLP,
     GatedMLP,
     HeadNorms,
@@ -217,6 +218,7 @@ class _Loader:
             norms=self._head_norms(prefix, mixer),
             softcap=self.config.attention_softcap,
             window=mixer.cache.window,
+            sinks=self._vector(f"{prefix}attn_sinks.weight", mixer.heads) if mixer.sinks else None,
         )
 
     def _head_norms(self, prefix: str, mixer: AttentionConfig) -> HeadNorms | None:
@@ -240,7 +242,8 @@ class _Loader:
         if isinstance(mlp, MLPConfig):
             return self._gated_mlp(prefix, mlp.hidden)
         shared = self._gated_mlp(prefix, mlp.shared_hidden, "_shexp") if mlp.shared_hidden else None
-        return ExpertMLP(self._router(prefix, mlp), self._experts(prefix, mlp), shared)
+        biases = self._expert_biases(prefix, mlp) if mlp.biased else None
+        return ExpertMLP(self._router(prefix, mlp), self._experts(prefix, mlp), shared, biases)
 
     def _gated_mlp(self, prefix: str, width: int, suffix: str = "") -> GatedMLP:
         hidden, gate_up = self.config.hidden, self._gate_up(prefix, width, suffix)
@@ -250,29 +253,47 @@ class _Loader:
         hidden, width, count = self.config.hidden, experts.hidden, experts.routing.experts
         suffixes = [f".{number}" for number in range(count)]
         gate_up = (self._segments(prefix, hidden, self._gate_up(prefix, width, it)) for it in suffixes)
+        if experts.interleaved:
+            gate_up = ([self.weights.rows(it, _in_halves(2 * width)) for it in weights] for weights in gate_up)
         down = (self._segments(prefix, width, {f"down{it}": hidden}) for it in suffixes)
         layers = [self.operations.weights.experts(segments, count) for segments in (gate_up, down)]
         return tuple(map(GatedMLP, *layers))
 
-    def _gate_up(self, prefix: str, width: int, suffix: str) -> Mapping[str, int]:
+    def _expert_biases(self, prefix: str, experts: ExpertConfig) -> ExpertBiases:
+        hidden, width = self.config.hidden, experts.hidden
+        gate_up, down = [], []
+        for expert in range(experts.routing.experts):
+            names = self._gate_up(prefix, width, f".{expert}", kind="bias")
+            joined = torch.cat([self.weights.take_vector(f"{prefix}{it}.bias", size) for it, size in names.items()])
+            gate_up.append(joined[_in_halves(2 * width)] if experts.interleaved else joined)
+            down.append(self.weights.take_vector(f"{prefix}down.{expert}.bias", hidden))
+        to_device = self.operations.weights.to_device
+        return ExpertBiases(to_device(torch.stack(gate_up)), to_device(torch.stack(down)))
+
+    def _vector(self, name: str, length: int) -> Tensor:
+        return self.operations.weights.to_device(self.weights.take_vector(name, length))
+
+    def _gate_up(self, prefix: str, width: int, suffix: str, kind: str = "weight") -> Mapping[str, int]:
         """Return the names and outputs of an MLP's gate and up. They may be separate, or one weight called `gate_up`,
         or `up` in old dense models.
         """
         gate, up, fused = (f"{name}{suffix}" for name in ("gate", "up", "gate_up"))
-        if f"{prefix}{gate}.weight" in self.weights:
+        if f"{prefix}{gate}.{kind}" in self.weights:
             return {gate: width, up: width}
-        return {fused if f"{prefix}{fused}.weight" in self.weights else up: 2 * width}
+        return {fused if f"{prefix}{fused}.{kind}" in self.weights else up: 2 * width}
 
     def _router(self, prefix: str, experts: ExpertConfig) -> Router:
         hidden, count = self.config.hidden, experts.routing.experts
         rows = [self.weights.take(f"{prefix}gate_inp.weight", count, hidden)]
         if experts.shared_gate:
             rows.append(self.weights.take_row(f"{prefix}gate_inp_shexp.weight", hidden))
-        bias = f"{prefix.removesuffix('ffn_')}exp_probs_b.bias"
-        if bias not in self.weights:
-            return Router(experts.routing, self.operations.weights.linear(rows))
-        stored = dequantize(self.weights.take_row(bias, count)).flatten()
-        return Router(experts.routing, self.operations.weights.linear(rows), self.operations.weights.to_device(stored))
+        choice, bias = f"{prefix.removesuffix('ffn_')}exp_probs_b.bias", f"{prefix}gate_inp.bias"
+        choice_bias = None
+        if choice in self.weights:
+            stored = dequantize(self.weights.take_row(choice, count)).flatten()
+            choice_bias = self.operations.weights.to_device(stored)
+        logit_bias = self._vector(bias, count) if experts.biased else None
+        return Router(experts.routing, self.operations.weights.linear(rows), choice_bias, logit_bias)
 
     def _projection(self, prefix: str, inputs: int, outputs: Mapping[str, int], bias: bool | None) -> Projection:
         weight = self._linear(prefix, inputs, outputs)
@@ -288,6 +309,11 @@ class _Loader:
 
     def _segments(self, prefix: str, inputs: int, outputs: Mapping[str, int]) -> list[QTensor]:
         return [self.weights.take(f"{prefix}{name}.weight", width, inputs) for name, width in outputs.items()]
+
+
+def _in_halves(rows: int) -> Tensor:
+    """Return the even numbers below `rows`, then the odd ones, int64."""
+    return torch.arange(rows).view(-1, 2).T.flatten()
 
 
 def head_norm_shape(kind: HeadNorm, heads: int, head_dim: int) -> tuple[int, ...]:

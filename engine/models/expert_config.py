@@ -15,7 +15,10 @@ from engine.model_config import ExpertConfig, ModelConfig, Routing, Score
 from engine.models.decoder_config import EXPERT_COUNTS, LAYERS
 
 MAX_EXPERTS = 1024
-SCORES = {1: Score.SOFTMAX, 2: Score.SIGMOID}  # expert_gating_func in GGUF files; 0: the default of the family
+# expert_gating_func in GGUF files; 0: the default of the family; 3: the softmax of the chosen logits, which is the
+# softmax of all logits with normalized weights
+SCORES = {1: Score.SOFTMAX, 2: Score.SIGMOID, 3: Score.SOFTMAX}
+CHOSEN_SOFTMAX = 3
 GATING = Key(Keys.LLM.EXPERT_GATING_FUNC, "")
 
 
@@ -52,7 +55,7 @@ def read_experts(
         count,
         active,
         SCORES.get(gating, score),
-        metadata.flag(Key(Keys.LLM.EXPERT_WEIGHTS_NORM, keys.normalized), normalized),
+        gating == CHOSEN_SOFTMAX or metadata.flag(Key(Keys.LLM.EXPERT_WEIGHTS_NORM, keys.normalized), normalized),
         scale=metadata.number(Key(Keys.LLM.EXPERT_WEIGHTS_SCALE, keys.scale), 1.0, minimum=0.0, maximum=1e3) or 1.0,
         **_groups(metadata, keys, count),
     )

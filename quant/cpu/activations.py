@@ -30,6 +30,7 @@ from numba.core import cgutils
 from quant.cpu.kernel import inlined, kernel
 from quant.cpu.vector import F32, I16, I32, I64, LANES, Emit, I8x16, I32x16
 
+CLAMP, CLAMPED_SLOPE = 7.0, 1.702  # the limit of Gate.CLAMPED's inputs, and the factor of its exponent
 GROUP = 32  # columns that share a scale
 SUPER_BLOCK_GROUPS = 8  # groups in a super-block
 ZERO = 32  # the zero point that the stored sums are multiplied by
@@ -303,7 +304,25 @@ def _gelu_exponent(e: Emit, x: Any) -> Any:
     return b.fmul(x, e.fma(b.fmul(x, x), e.f(0.0713548163), e.f(1.5957691216)))
 
 
-def _make_gated_product(name: str, exponent: Callable[[Emit, Any], Any], form: Form) -> Callable[..., None]:
+def _unchanged(_: Emit, gate: Any, up: Any) -> tuple[Any, Any]:
+    return gate, up
+
+
+def _clamped(e: Emit, gate: Any, up: Any) -> tuple[Any, Any]:
+    most, least = e.f(CLAMP), e.f(-CLAMP)  # the first arguments, so that NaN remains NaN
+    return e.smaller(most, gate), e.b.fadd(e.f(1), e.larger(least, e.smaller(most, up)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Gate:
+    """A gate has the form x / (1 + exp(-exponent(x))). `inputs` returns x and its factor from gate and up."""
+
+    name: str
+    exponent: Callable[[Emit, Any], Any]
+    inputs: Callable[[Emit, Any, Any], tuple[Any, Any]] = _unchanged
+
+
+def _make_gated_product(kind: _Gate, form: Form) -> Callable[..., None]:
     def gated_product(e: Emit, gate: Any, up: Any, group: Any, groups: Any, out: Any) -> None:
         """Write gate / (1 + exp(-exponent(gate))) * up of 32 columns as group `group` of the row at `out`, in `form`.
 
@@ -311,19 +330,20 @@ def _make_gated_product(name: str, exponent: Callable[[Emit, Any], Any], form: F
         """
 
         def product(half: int) -> Any:
-            b, g, u = e.b, e.load(e.at(gate, 64 * half)), e.load(e.at(up, 64 * half))
-            minus = e.smaller(b.fsub(e.f(0), exponent(e, g)), e.f(87))
+            b = e.b
+            g, u = kind.inputs(e, e.load(e.at(gate, 64 * half)), e.load(e.at(up, 64 * half)))
+            minus = e.smaller(b.fsub(e.f(0), kind.exponent(e, g)), e.f(87))
             return b.fdiv(b.fmul(g, u), b.fadd(e.f(1), e.exp(minus)))
 
         _write_group(e, form, (product(0), product(1)), out, groups, group)
 
-    gated_product.__name__ = f"{name}_product_{form.name.lower()}"
+    gated_product.__name__ = f"{kind.name}_product_{form.name.lower()}"
     return kernel(gated_product)
 
 
-def _make_gated_products(name: str, exponent: Callable[[Emit, Any], Any]) -> dict[Form, Any]:
+def _make_gated_products(kind: _Gate) -> dict[Form, Any]:
     """Make the kernels for all forms except super-blocks, whose scale needs more than the 32 columns of a call."""
-    return {form: _make_gated_product(name, exponent, form) for form in Form if form is not Form.SUPER_BLOCKS}
+    return {form: _make_gated_product(kind, form) for form in Form if form is not Form.SUPER_BLOCKS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,8 +355,9 @@ class FormKernels:
 
 
 FORM_KERNELS = {form: FormKernels(_make_scale_row(form), _make_write_row(form)) for form in Form}
-SILU_PRODUCTS = _make_gated_products("silu", lambda _, x: x)
-GELU_PRODUCTS = _make_gated_products("gelu", _gelu_exponent)
+SILU_PRODUCTS = _make_gated_products(_Gate("silu", lambda _, x: x))
+GELU_PRODUCTS = _make_gated_products(_Gate("gelu", _gelu_exponent))
+CLAMPED_PRODUCTS = _make_gated_products(_Gate("clamped", lambda e, x: e.b.fmul(x, e.f(CLAMPED_SLOPE)), _clamped))
 
 
 @inlined
@@ -353,5 +374,5 @@ def write_row(e: Emit, kernel: Any, x: Any, groups: Any, out: Any) -> None:
 
 @inlined
 def gated_product(e: Emit, kernel: Any, gate: Any, up: Any, group: Any, groups: Any, out: Any) -> None:
-    """Call one of SILU_PRODUCTS or GELU_PRODUCTS by address."""
+    """Call one of SILU_PRODUCTS, GELU_PRODUCTS, or CLAMPED_PRODUCTS by address."""
     e.call_address(kernel, gate, up, group, groups, out)

@@ -69,10 +69,10 @@ class ExpertStack:
             self._multiply(matrix, x, out[:, columns], tiles)
         return out
 
-    def multiply_gated(self, x: Tensor, tiles: TokenTiles, *, gelu: bool) -> Tensor | None:
+    def multiply_gated(self, x: Tensor, tiles: TokenTiles, gate: str) -> Tensor | None:
         """Return gate(first half) * second half of each row of the product, bfloat16 [slots, outputs / 2].
 
-        `gelu`: the gate is GELU with tanh instead of SiLU. Returns None if no kernel does this, as for most tiles.
+        `gate` is the value of a `Gate`. Returns None if no kernel does this, as for most tiles.
         """
         matrix = self.matrices[0]
         if tiles.slots is not None or not tiles.count or len(self.matrices) > 1 or self.outputs % (2 * TILE_ROWS):
@@ -81,7 +81,7 @@ class ExpertStack:
             return None
         out = torch.empty(tiles.count, self.outputs // 2, dtype=DENSE, device=x.device)
         tile = self._tile(matrix, self.outputs, tiles)
-        gated_expert_product(matrix, x.to(DENSE).contiguous(), out, tile, tiles, gelu=gelu)
+        gated_expert_product(matrix, x.to(DENSE).contiguous(), out, tile, tiles, gate)
         return out
 
     def _tile(self, matrix: PackedMatrix, rows: int, tiles: TokenTiles) -> ProductTile:

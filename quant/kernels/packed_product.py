@@ -85,14 +85,14 @@ def packed_expert_product(matrix: PackedMatrix, x: Tensor, out: Tensor, tile: Pr
 
 
 def gated_expert_product(
-    matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, tiles: TokenTiles, *, gelu: bool
+    matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, tiles: TokenTiles, gate: str
 ) -> None:
     """Write gate(first half) * second half of the product of each slot and its expert to `out` [slots, rows / 2].
 
-    Each slot is a tile, and `has_vector_kernel` holds. `gelu`: the gate is GELU with tanh instead of SiLU. The rest is
-    as in `packed_expert_product`, but saves a launch and its traffic.
+    Each slot is a tile, and `has_vector_kernel` holds. `gate` is the value of a `Gate`. The rest is as in
+    `packed_expert_product`, but saves a launch and its traffic.
     """
-    ending = {"bias": None, "split_stride": 0, "add": 0, "GATED": True, "GELU": gelu}
+    ending = {"bias": None, "split_stride": 0, "add": 0, "GATED": True, "GATE": gate}
     _launch(matrix, x, out, tile, ending, tiles, rows=2 * out.shape[1])
 
 
@@ -126,7 +126,7 @@ def _launch(
         _batch_kernel[grid](**common, **batch, ROWS=tile.rows, TOKENS=tile.tokens, num_stages=stages)
     elif tile.tokens == 1 and has_vector_kernel(matrix):
         grid_of_one = triton.cdiv(rows, VECTOR_ROWS), tile.splits, routed.number if routed else 1
-        gate = {"GATED": False, "GELU": False}
+        gate = {"GATED": False, "GATE": ""}
         _vector_kernel[grid_of_one](**gate | common | numbers, base=BASE, WARPS=tile.warps, num_stages=1)
     else:
         _product_kernel[grid](

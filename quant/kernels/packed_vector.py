@@ -83,7 +83,7 @@ def _vector_kernel(
     WARPS: tl.constexpr,
     STAGES: tl.constexpr,
     GATED: tl.constexpr,
-    GELU: tl.constexpr,
+    GATE: tl.constexpr,
 ) -> None:
     tl.static_assert(GROUP == UNIT and GROUP <= 32)
     RUN: tl.constexpr = GROUP // 4
@@ -155,7 +155,7 @@ def _vector_kernel(
     if GATED:
         gate, up = tl.split(tl.trans(result))
         own_row = tl.program_id(0) * 8 + tl.arange(0, 8)
-        tl.store(out + own_row, gated_values(gate, up, GELU).to(out.dtype.element_ty), mask=own_row < rows // 2)
+        tl.store(out + own_row, gated_values(gate, up, GATE).to(out.dtype.element_ty), mask=own_row < rows // 2)
         return
     row = tl.program_id(0) * 16 + tl.arange(0, 2)[:, None] * 8 + tl.arange(0, 8)[None, :]
     if bias is not None:

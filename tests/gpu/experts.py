@@ -41,7 +41,7 @@ class Layer:
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, stream: Tensor) -> Tensor:
         tiles = tiles_of_experts(ids, (self.gate_up, self.down))
-        inner = self.gate_up.multiply_gated(x, tiles, gelu=False)
+        inner = self.gate_up.multiply_gated(x, tiles, "silu")
         if inner is None:
             inner = gated(self.gate_up.multiply(x, tiles), Gate.SILU)
         outputs = self.down.multiply(inner, tiles, torch.float32)

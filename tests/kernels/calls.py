@@ -27,7 +27,7 @@ from engine.kernels.routing import route
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
 from engine.kernels.short_convolution import short_convolution
-from engine.model_config import ExpertConfig, ModelConfig, NormKind, Score
+from engine.model_config import ExpertConfig, Gate, ModelConfig, NormKind, Score
 from engine.operations import Attention, DeltaRule, HeadNorms, Norm
 from engine.request import Request
 from engine.rope import RotaryTable
@@ -189,15 +189,17 @@ def _experts(setting: Setting) -> None:
         if setting.tokens == TOKENS_OF_EVERY_TILE:
             all_tiles = [token_tiles(ids, routing.experts, it) for it in TILE_TOKENS if it <= gate_up.most_slots]
         for tiles in all_tiles:
-            gate_up.multiply(blank(setting.tokens, hidden), tiles)
-            for gelu in (False, True):
-                gate_up.multiply_gated(blank(setting.tokens, hidden), tiles, gelu=gelu)
+            for gate in Gate:
+                gate_up.multiply_gated(blank(setting.tokens, hidden), tiles, gate.value)
+            both = gate_up.multiply(blank(setting.tokens, hidden), tiles)
+            gated(both, Gate.CLAMPED, blank(EXPERTS, 2 * width, dtype=torch.float32), ids.flatten())
             outputs = down.multiply(blank(tiles.count, width), tiles, torch.float32)
     stream = blank(setting.tokens, hidden, dtype=torch.float32)
     for added in (None, stream):
         expert_sum(outputs, weights, stream, shared, added)
         expert_sum(outputs, weights, None, None, added)
         expert_sum(outputs, weights, stream, None, added)
+        expert_sum(outputs, weights, None, None, added, blank(EXPERTS, hidden, dtype=torch.float32), ids)
 
 
 def _stack(setting: Setting, kind: str, rows: int, columns: int) -> ExpertStack:

@@ -31,7 +31,7 @@ PACKING = {
         "RAGGED",
     ),
 }
-GATES = {"GATED", "GELU", "SIGMOID", "NORMALIZED", "GROUPED"}
+GATES = {"GATED", "GATE", "SIGMOID", "NORMALIZED", "GROUPED"}
 FORM = PACKING | GATES | {"ADD", "SINKS", "CAPPED", "WINDOWED", "EXPONENT", "WIDTH"}
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 # Properties of arguments (multiple of 16, 64-bit index, equal to one) are the same for all architectures.

@@ -113,6 +113,8 @@ def _partials(row: Instruction, limits: Limits) -> Touched:
     count = limits.slots * row["kv_heads"] * row["max_pieces"] * row["heads"]
     yield "partials", row["partials"], count * partial_bytes(row["head_dim"])
     yield "max_pieces", row["partials"], row["max_pieces"] - limits.pieces  # must be at least those of a context
+    if row["sinks"]:
+        yield "sinks", row["sinks"], 4 * row["kv_heads"] * row["heads"]
     # the window must be at least 1, so that there is at least one piece
     yield "window", row["partials"], min(row["window"], 1) - 1
 
@@ -244,13 +246,20 @@ def _expert_gated(row: Instruction, limits: Limits) -> Touched:
     if row["single"]:
         yield "single", row["single"], (limits.threads - 1) * row["x_copy"] + size
     yield "rows", row["x"], -(row["rows"] % PAIR)  # must be a multiple of PAIR
+    yield from _expert_biases(row, 2 * row["rows"])
     yield from _written_rows(row, limits, row_bytes(Form(row["out_form"]), row["rows"]))
+
+
+def _expert_biases(row: Instruction, width: int) -> Touched:
+    if row["bias"]:
+        yield "bias", row["bias"], 4 * row["experts"] * width
 
 
 def _expert_matmul(row: Instruction, limits: Limits) -> Touched:
     yield from _expert_tiles(row, "weight", "tile_bytes")
     yield from _blocks(row, _rows_of(row, limits))
     yield from _read_rows(row, limits, GROUP * row["groups"])
+    yield from _expert_biases(row, row["rows"])
     yield from _written_rows(row, limits, 4 * row["rows"])
 
 

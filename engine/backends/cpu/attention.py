@@ -55,6 +55,7 @@ class HeadBlocks(NamedTuple):
     dim: int
     window: int  # positions that a query sees, including its own
     softcap: int  # soft cap of scores, as the bits of a float32; 0: none
+    sinks: int  # address of one more score for each query head, float32; 0: none
     scores: int
     softmax: int
     weighted_sum: int
@@ -332,7 +333,8 @@ def attend_tile(
                 combine(total + row * size, later + (row - first) * size, dim, total + row * size)
     for head in range(heads):
         for row in range(queries):
-            finish(partials + (head * QUERIES + row) * size, dim, out + row * out_stride + 4 * dim * head)
+            sink = kv.sinks + 4 * head if kv.sinks != 0 else 0
+            finish(partials + (head * QUERIES + row) * size, dim, sink, out + row * out_stride + 4 * dim * head)
 
 
 @jit

@@ -116,7 +116,8 @@ def _attend_unit(a: Record, h: Record, number: int, head: int, piece: int, scrat
     position, offset = word(h.positions, token), head * a.heads * a.head_dim * 4
     q, table = a.x + token * a.x_stride + offset, h.tables + a.group * h.table_group + request * h.table_stride
     cache = a.cache + head * a.head_bytes
-    kv = HeadBlocks(cache, a.block_bytes, a.head_dim, a.window, a.softcap, a.scores, a.softmax, a.weighted_sum)
+    sinks = a.sinks + 4 * head * a.heads if a.sinks != 0 else 0
+    kv = HeadBlocks(cache, a.block_bytes, a.head_dim, a.window, a.softcap, sinks, a.scores, a.softmax, a.weighted_sum)
     if slot == WHOLE:
         out = a.out + token * a.out_stride + offset
         partials = scratch + QUERIES * SCORE_ROW
@@ -164,7 +165,8 @@ def _merge_token(a: Record, h: Record, token: int, out: int, scratch: int) -> No
         for query in range(a.kv_heads * a.heads):
             head, member = query // a.heads, query % a.heads
             partial = _partial(a, slot + token - first_token, head, first) + member * partial_size
-            merge_partials(partial, a.heads * partial_size, pieces, a.head_dim, scratch, row + query * size)
+            sink = a.sinks + 4 * query if a.sinks != 0 else 0
+            merge_partials(partial, a.heads * partial_size, pieces, a.head_dim, sink, scratch, row + query * size)
     write_row(a.kernel, row, a.groups, out)
 
 

@@ -14,6 +14,7 @@ from engine.backends.cpu.floats import (
     add_floats,
     copy_floats,
     each_vector,
+    init_with_bias,
     largest,
     load_some,
     multiply_floats,
@@ -218,11 +219,13 @@ def expert_matmul(a: Record, first: int, last: int) -> None:
     pairs = (a.rows + PAIR - 1) // PAIR
     for unit in range(first, last):
         block, pair = a.blocks + 8 * (1 + BLOCK_WORDS * (unit // pairs)), unit % pairs
-        start, rows = word(block, 1), min(PAIR, a.rows - PAIR * pair)
+        expert, start, rows = word(block, 0), word(block, 1), min(PAIR, a.rows - PAIR * pair)
+        out = a.out + start * a.out_stride + 4 * PAIR * pair
+        if a.bias != 0:
+            init_with_bias(a.bias + 4 * (expert * a.rows + PAIR * pair), rows, 0, word(block, 2), out, a.out_stride)
         multiply_pair(
-            a.one, a.two, a.four, a.six, word(a.weight, word(block, 0)) + 2 * pair * a.tile_bytes, a.tile_bytes,
-            a.groups, a.x + start * a.x_stride, a.x_stride, word(block, 2),
-            a.out + start * a.out_stride + 4 * PAIR * pair, a.out_stride, 0, rows,
+            a.one, a.two, a.four, a.six, word(a.weight, expert) + 2 * pair * a.tile_bytes, a.tile_bytes,
+            a.groups, a.x + start * a.x_stride, a.x_stride, word(block, 2), out, a.out_stride, a.bias != 0, rows,
         )  # fmt: skip
 
 
@@ -235,13 +238,17 @@ def expert_gated(a: Record, n: int, first: int, last: int, copy: int, scratch: i
         expert, start, count = word(block, 0), word(block, 1), word(block, 2)
         # the row of a single token is not copied for each of its experts
         x = a.single + copy * a.x_copy if n == 1 and a.single != 0 else a.x + start * a.x_stride
+        if a.bias != 0:
+            bias = a.bias + 4 * (expert * 2 * a.rows + PAIR * pair)
+            init_with_bias(bias, PAIR, 0, count, scratch, 2 * half)
+            init_with_bias(bias + 4 * a.rows, PAIR, 0, count, scratch + half, 2 * half)
         multiply_pair(
             a.one, a.two, a.four, a.six, word(a.weight, expert) + 2 * pair * a.tile_bytes, a.tile_bytes, a.groups,
-            x, a.x_stride, count, scratch, 2 * half, 0, PAIR,
+            x, a.x_stride, count, scratch, 2 * half, a.bias != 0, PAIR,
         )  # fmt: skip
         multiply_pair(
             a.up_one, a.up_two, a.up_four, a.up_six, word(a.up, expert) + 2 * pair * a.up_tile_bytes, a.up_tile_bytes,
-            a.groups, x, a.x_stride, count, scratch + half, 2 * half, 0, PAIR,
+            a.groups, x, a.x_stride, count, scratch + half, 2 * half, a.bias != 0, PAIR,
         )  # fmt: skip
         for m in range(count):
             row = scratch + 2 * half * m

@@ -8,17 +8,19 @@ each expert.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from engine.backends.cpu.buffers import USE_REFERENCE, Activation, Buffers, RouteBuffers, Rows
 from engine.backends.cpu.instructions import Op, product_words
 from engine.backends.cpu.program import Program
 from engine.errors import UnsupportedModel
 from engine.model_config import Gate, Score
-from engine.operations import GatedMLP, Router
-from quant.cpu.activations import GELU_PRODUCTS, GROUP, SILU_PRODUCTS, Form
+from engine.operations import ExpertMLP, Router
+from quant.cpu.activations import CLAMPED_PRODUCTS, GELU_PRODUCTS, GROUP, SILU_PRODUCTS, Form
 from quant.cpu.linear import CpuLinear, Part, cpu_layer
 from quant.cpu.native import address_of
 
-PRODUCTS = {Gate.SILU: SILU_PRODUCTS, Gate.GELU: GELU_PRODUCTS}
+PRODUCTS = {Gate.SILU: SILU_PRODUCTS, Gate.GELU: GELU_PRODUCTS, Gate.CLAMPED: CLAMPED_PRODUCTS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +78,27 @@ class ExpertRecorder:
             Op.ROUTE, selected=logits.selected, sigmoid=routing.score is Score.SIGMOID, normalized=routing.normalized,
             expert_groups=routing.groups, active_groups=routing.active_groups, gates_shared=router.gates_shared,
             settings=self._buffers.floats(routing.epsilon, routing.scale).address,
-            choice_bias=0 if bias is None else self._buffers.constant(bias).address, **logits.words("x"),
+            choice_bias=0 if bias is None else self._constant(bias), **logits.words("x"),
             **routes.words("experts", "choices", "ids", "weights"),
         )  # fmt: skip
         sorted_words = routes.words("experts", "choices", "ids", "row_of", "token_of", "blocks")
         self._program.append(Op.SORT_ROUTES, selected=logits.selected, **sorted_words)
         return routes
 
-    def multiply(self, x: Activation, routes: Routes, experts: Sequence[GatedMLP], gate: Gate) -> Rows:
+    def multiply(self, x: Activation, routes: Routes, mlp: ExpertMLP, gate: Gate) -> Rows:
         """Record the products of all chosen experts. Returns float rows in the order of experts."""
-        downs = [cpu_layer(it.down) for it in experts]
+        downs = [cpu_layer(it.down) for it in mlp.experts]
         down = StackedPart.of(downs, 0, self._buffers)
         form = downs[0].form(down.part)
         wanted = Form.FLOAT if down.orders else form
-        hidden = self._gated(x, routes, [cpu_layer(it.gate_up) for it in experts], wanted, gate)
+        hidden = self._gated(x, routes, mlp, wanted, gate)
         if down.orders:
             hidden = self._in_form(self._ordered(hidden, routes, down.orders), form)
         out = self._take(Form.FLOAT, downs[0].outputs, x.selected, routes)
         self._program.append(
             Op.EXPERT_MATMUL, selected=x.selected, each=routes.choices, form=form,
             weight=down.table, groups=down.part.groups, rows=down.part.rows, **product_words(down.part, form),
+            bias=self._constant(mlp.biases.down) if mlp.biases else 0,
             **hidden.words("x"), **out.words("out"), **routes.words("experts", "blocks"),
         )  # fmt: skip
         return out
@@ -110,8 +113,12 @@ class ExpertRecorder:
         )  # fmt: skip
         return out
 
-    def _gated(self, x: Activation, routes: Routes, layers: Sequence[CpuLinear], out_form: Form, gate: Gate) -> Rows:
+    def _constant(self, values: Tensor) -> int:
+        return self._buffers.constant(values).address
+
+    def _gated(self, x: Activation, routes: Routes, mlp: ExpertMLP, out_form: Form, gate: Gate) -> Rows:
         """Record gate and up of all chosen experts, and their product in `out_form`."""
+        layers = [cpu_layer(it.gate_up) for it in mlp.experts]
         width, products = layers[0].outputs // 2, PRODUCTS[gate]
         first, up = (StackedPart.of(layers, row, self._buffers) for row in (0, width))
         form = _common_form(layers[0], first.part, up.part)
@@ -128,7 +135,8 @@ class ExpertRecorder:
         self._program.append(
             Op.EXPERT_GATED, selected=x.selected, each=routes.choices, form=form, out_form=direct,
             groups=first.part.groups, rows=width, kernel=address_of(products[direct]),
-            weight=first.table, up=up.table, **product_words(first.part, form), **product_words(up.part, form, "up_"),
+            weight=first.table, up=up.table, bias=self._constant(mlp.biases.gate_up) if mlp.biases else 0,
+            **product_words(first.part, form), **product_words(up.part, form, "up_"),
             **{**rows.words("x"), **single}, **out.words("out"), **routes.words("experts", "blocks"),
         )  # fmt: skip
         return out if direct is out_form else self._rewrite(out, out_form)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numba.core import cgutils
 
-from quant.cpu.kernel import kernel
+from quant.cpu.kernel import jit, kernel
 from quant.cpu.vector import I32, I64, LANE_NUMBERS, LANES, Emit
 
 
@@ -96,3 +96,16 @@ def largest(e: Emit, x: Any, count: Any, first: Any, out: Any) -> None:
     index = e.reduce(tied, lambda p, q: b.select(b.icmp_signed("<", p, q), p, q))
     e.store(out, top)
     e.store(e.at(out, 4), b.add(index, b.trunc(first, I32)))
+
+
+@jit
+def init_with_bias(bias: int, count: int, add: int, rows: int, out: int, stride: int) -> None:
+    """Prepare `rows` rows of `count` floats for products that are added to them.
+
+    Writes the bias, or adds the bias to the existing values.
+    """
+    for row in range(rows):
+        if add:
+            add_floats(bias, count, out + row * stride)
+        else:
+            copy_floats(bias, count, out + row * stride)

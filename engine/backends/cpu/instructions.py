@@ -76,7 +76,8 @@ WORDS = (
     "groups",  # number of groups of 32 columns in a row of x
     "rows",  # number of rows of the weight
     "add",  # 1: add to the existing values
-    "bias",  # address of the float32 bias added to each row of a product or layer norm; 0: none
+    # address of the float32 bias added to each row of a product or layer norm, or of the biases of all experts; 0: none
+    "bias",
     "up_one",
     "up_two",
     "up_four",
@@ -110,6 +111,7 @@ WORDS = (
     "weighted_sum",
     "partials",  # address of the partial results, [slot][KV head][piece][head]
     "max_pieces",
+    "sinks",  # address of one more score for the softmax of each head, float32; 0: none
     "words",  # number of 4-byte words of a row that is copied
     "each",  # number of rows per token or output row; 0: 1
     "experts",  # number of experts; `weight` and `up` are the addresses of their tables of weight addresses, int64

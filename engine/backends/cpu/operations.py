@@ -145,13 +145,13 @@ class CpuOperations:
         return self.linear(self._product(width, x.selected, products, write), down, add_to)
 
     def route(self, x: Activation, router: Router) -> Routes:
-        return self._experts.route(self.linear(x, router.weight).rows(Form.FLOAT), router)
+        return self._experts.route(self.linear(x, router.weight, bias=router.bias).rows(Form.FLOAT), router)
 
     def experts(
         self, x: Activation, routes: Routes, mlp: ExpertMLP, add_to: Activation | None = None, gate: Gate = Gate.SILU
     ) -> Activation:
         shared = self.gated_mlp(x, mlp.shared, gate=gate).rows(Form.FLOAT) if mlp.shared else None
-        rows = self._experts.multiply(x, routes, mlp.experts, gate)
+        rows = self._experts.multiply(x, routes, mlp, gate)
         return self._floats(self._experts.combine(rows, routes, shared, add_to.rows(Form.FLOAT) if add_to else None))
 
     def _gated_product(
@@ -233,7 +233,8 @@ class CpuOperations:
         partials = self._buffers.partials(kv, heads["heads"])
         out = self._buffers.take(Form.FLOAT, width)
         window = min(attention.window or UNLIMITED, UNLIMITED)
-        words = {"partials": partials.address, "max_pieces": limits.pieces, "window": window, **heads}
+        sinks = 0 if attention.sinks is None else self._buffers.constant(attention.sinks).address
+        words = {"partials": partials.address, "max_pieces": limits.pieces, "window": window, "sinks": sinks, **heads}
         kernels = ATTENTION_KERNELS[_kv_type(kv)]
         self._program.append(
             Op.ATTEND, scores=address_of(kernels.scores), softmax=address_of(kernels.softmax),

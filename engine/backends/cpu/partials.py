@@ -44,22 +44,29 @@ def combine(e: Emit, partial: Any, later: Any, dim: Any, out: Any) -> None:
 
 
 @kernel
-def finish(e: Emit, partial: Any, dim: Any, out: Any) -> None:
-    """Divide the weighted sum of a partial result by its total, and write it to `out` [dim]."""
-    b = e.b
-    total = e.splat(e.load(e.at(e.at(partial, dim, 4), 4), F32, 4))
+def finish(e: Emit, partial: Any, dim: Any, sink: Any, out: Any) -> None:
+    """Divide the weighted sum of a partial result by its total, and write it to `out` [dim].
+
+    `sink` is the address of a float32 score that is part of the total only; 0: none. It counts as at most 87 more than
+    the peak: then the result is already less than 1e-37 times a value.
+    """
+    b, tail = e.b, e.at(partial, dim, 4)
+    total = e.variable(e.splat(e.load(e.at(tail, 4), F32, 4)))
+    with b.if_then(b.icmp_signed("!=", sink, I64(0))):
+        excess = e.splat(b.fsub(e.load(sink, F32, 4), e.load(tail, F32, 4)))
+        b.store(b.fadd(b.load(total), e.exp(e.smaller(excess, e.f(87)))), total)
     with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
-        e.store(e.at(out, loop.index, 64), b.fdiv(e.load(e.at(partial, loop.index, 64)), total))
+        e.store(e.at(out, loop.index, 64), b.fdiv(e.load(e.at(partial, loop.index, 64)), b.load(total)))
 
 
 @jit
-def merge_partials(partials: int, stride: int, pieces: int, dim: int, total: int, out: int) -> None:
+def merge_partials(partials: int, stride: int, pieces: int, dim: int, sink: int, total: int, out: int) -> None:
     """Combine the partial results of one head, `stride` bytes apart, in order. Writes `out` [dim].
 
-    `total` is scratch memory for one partial result.
+    `sink` is as in `finish`. `total` is scratch memory for one partial result.
     """
     before = partials
     for piece in range(1, pieces):
         combine(before, partials + piece * stride, dim, total)
         before = total
-    finish(before, dim, out)
+    finish(before, dim, sink, out)

@@ -24,7 +24,7 @@ from engine.backends.cpu.expert_units import (
     route,
     sort_routes,
 )
-from engine.backends.cpu.floats import add_floats, copy_floats, largest, multiply_floats
+from engine.backends.cpu.floats import add_floats, init_with_bias, largest, multiply_floats
 from engine.backends.cpu.instructions import ONE_BITS, SEGMENT, TOKENS, Op, Record
 from engine.backends.cpu.soft_cap import cap_floats
 from quant.cpu.activations import gated_product, scale_row, take_columns, write_row
@@ -106,19 +106,6 @@ def _embed(a: Record, h: Record, first: int, last: int) -> None:
 
 
 @jit
-def _init_with_bias(bias: int, rows: int, add: int, count: int, out: int, stride: int) -> None:
-    """Prepare the output of `count` tokens for products that are added to it.
-
-    Writes the bias, or adds the bias to the existing values.
-    """
-    for m in range(count):
-        if add:
-            add_floats(bias, rows, out + m * stride)
-        else:
-            copy_floats(bias, rows, out + m * stride)
-
-
-@jit
 def _matmul(a: Record, n: int, first: int, last: int, copy: int) -> None:
     pairs = (a.rows + PAIR - 1) // PAIR
     for unit in range(first, last):
@@ -127,7 +114,7 @@ def _matmul(a: Record, n: int, first: int, last: int, copy: int) -> None:
         w, rows, count = a.weight + 2 * pair * a.tile_bytes, min(PAIR, a.rows - PAIR * pair), min(TOKENS, n - block)
         add = a.add
         if a.bias != 0:
-            _init_with_bias(a.bias + 4 * PAIR * pair, rows, add, count, out, a.out_stride)
+            init_with_bias(a.bias + 4 * PAIR * pair, rows, add, count, out, a.out_stride)
             add = 1
         multiply_pair(
             a.one, a.two, a.four, a.six, w, a.tile_bytes, a.groups, x, a.x_stride, count, out, a.out_stride, add, rows

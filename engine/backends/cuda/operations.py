@@ -76,7 +76,7 @@ class CudaOperations:
         rule = reference.ScoreRule(attention.scale, attention.softcap, attention.window)
         return paged_attention(
             q, kv.pool, batch.tables[kv.group], batch.query_starts, batch.context_lengths, batch.tiles, rule,
-            card=self._card, deterministic=self._deterministic,
+            sinks=attention.sinks, card=self._card, deterministic=self._deterministic,
         )  # fmt: skip
 
     def convolve(self, x: Tensor, batch: BatchTensors, state: LayerState, conv: ShortConv) -> Tensor:
@@ -98,7 +98,7 @@ class CudaOperations:
         return _cuda_layer(mlp.down).multiply(gated(both, gate), add_to=add_to)
 
     def route(self, x: Tensor, router: Router) -> Routes:
-        logits = _cuda_layer(router.weight).multiply(x, out_dtype=torch.float32)
+        logits = _cuda_layer(router.weight).multiply(x, bias=router.bias, out_dtype=torch.float32)
         return Routes(*route(logits, router.routing, router.choice_bias))
 
     def experts(
@@ -106,15 +106,16 @@ class CudaOperations:
     ) -> Tensor:
         gate_up, down = _stack(mlp.experts[0].gate_up), _stack(mlp.experts[0].down)
         tiles = tiles_of_experts(routes.ids, (gate_up, down))
-        inner = gate_up.multiply_gated(x, tiles, gelu=gate is Gate.GELU)
+        gate_bias, down_bias = (mlp.biases.gate_up, mlp.biases.down) if mlp.biases else (None, None)
+        inner = None if mlp.biases else gate_up.multiply_gated(x, tiles, gate.value)
         if inner is None:
-            inner = gated(gate_up.multiply(x, tiles), gate)
+            inner = gated(gate_up.multiply(x, tiles), gate, gate_bias, routes.ids.flatten())
         outputs = down.multiply(inner, tiles, torch.float32)
         shared = None
         if mlp.shared:
             both = _cuda_layer(mlp.shared.gate_up).multiply(x)
             shared = _cuda_layer(mlp.shared.down).multiply(gated(both, gate), out_dtype=torch.float32)
-        return expert_sum(outputs, routes.weights, shared, routes.shared, add_to)
+        return expert_sum(outputs, routes.weights, shared, routes.shared, add_to, down_bias, routes.ids)
 
     def select(self, x: Tensor, batch: BatchTensors) -> Tensor:
         return x if batch.logit_rows is None else x.index_select(0, batch.logit_rows)

@@ -20,3 +20,10 @@ def test_gated_activations_equal_the_reference(
     want = reference.gated(x.float(), kind)
     assert got.dtype == dtype
     torch.testing.assert_close(got.float(), want, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", Gate)
+def test_each_row_has_its_own_bias(kind: Gate, device: torch.device) -> None:
+    x, biases, rows = 3 * torch.randn(5, 160), 4 * torch.randn(3, 160), torch.tensor([2, 0, 2, 1, 0], dtype=torch.int32)
+    got = activations.gated(x.to(device), kind, biases.to(device), rows.to(device)).cpu()
+    torch.testing.assert_close(got, reference.gated(x + biases[rows.long()], kind), rtol=1e-5, atol=1e-5)

@@ -5,11 +5,12 @@ from functools import reduce
 from typing import Any
 
 import torch
-from gguf import ExpertGatingFuncType, GGUFWriter
+from gguf import ExpertGatingFuncType, GGUFWriter, RopeScalingType
 from torch import Tensor, nn
 from transformers import (
     Ernie4_5_MoeConfig,
     Glm4MoeConfig,
+    GptOssConfig,
     GraniteMoeConfig,
     GraniteMoeSharedConfig,
     Lfm2MoeConfig,
@@ -95,6 +96,14 @@ def delta_rules(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_rope_dimension_count(rotary_dimensions(config))
 
 
+def gpt_oss(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_rope_scaling_type(RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+    writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+
+
 def minimax(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_expert_feed_forward_length(config.intermediate_size)
     writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
@@ -145,7 +154,7 @@ HUB_NAMES = {
 def hub_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors as the converter reads them: gate and up separate, and one tensor for all experts of a layer."""
     found: dict[str, Tensor] = {}
-    for ours, values in tensors.items():
+    for ours, values in (divided_gpt_oss(tensors) or tensors).items():
         name = reduce(lambda name, pair: name.replace(*pair), HUB_NAMES.items(), ours)
         module, _, last = name.rpartition(".")
         if last == "gate_up_proj":
@@ -155,6 +164,27 @@ def hub_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             found[name] = values.flatten()
         else:
             found[f"{name}.weight" if last == "down_proj" else name] = values
+    return found
+
+
+def divided_gpt_oss(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of gpt-oss, with matrices that are not transposed, and gate and up separate.
+
+    Empty for other families.
+    """
+    found: dict[str, Tensor] = {}
+    if not any(name.endswith("gate_up_proj_bias") for name in tensors):
+        return found
+    for name, values in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            found[name] = torch.cat([values[..., 0::2], values[..., 1::2]], -1).mT
+        elif name.endswith("experts.gate_up_proj_bias"):
+            for number, part in enumerate(("gate", "up")):
+                found[name.replace("gate_up_proj_bias", f"{part}_proj.bias")] = values[:, number::2]
+        elif name.endswith("experts.down_proj"):
+            found[name] = values.mT
+        else:
+            found[name.replace("down_proj_bias", "down_proj.bias").replace("attn.sinks", "attn.sinks.weight")] = values
     return found
 
 
@@ -253,6 +283,24 @@ EXPERT_FAMILIES: dict[str, Family] = {
             "layer_types": ["conv", "full_attention", "conv", "full_attention"],
         },
         form("lfm2moe", width, lfm2, lfm2_moe),
+    ),
+    "gpt-oss": Family(
+        GptOssConfig,
+        LOCAL
+        | {
+            "head_dim": 32,
+            "num_attention_heads": 8,
+            "num_hidden_layers": 4,
+            "sliding_window": 8,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+                "truncate": False,
+            },
+        },
+        form("gpt-oss", head_dim, gpt_oss),
     ),
     "minimax moe": Family(
         MiniMaxM2Config,

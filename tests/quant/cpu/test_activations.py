@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quant.cpu.activations import (
+    CLAMPED_PRODUCTS,
     FORM_KERNELS,
     GELU_PRODUCTS,
     GROUP,
@@ -232,18 +233,27 @@ def gelu(x: Any) -> Any:
     return x / (1 + np.exp(-np.maximum(np.sqrt(8 / np.pi) * (x + 0.044715 * x**3), -87)))
 
 
-Gate = Callable[[Any], Any]
-GATES: dict[Gate, dict[Form, Any]] = {silu: SILU_PRODUCTS, gelu: GELU_PRODUCTS}
+def clamped(gate: Any, up: Any) -> Any:
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    return gate / (1 + np.exp(-np.maximum(1.702 * gate, -87))) * (up + 1)
+
+
+Gate = Callable[[Any, Any], Any]
+GATES: dict[str, tuple[Gate, dict[Form, Any]]] = {
+    "silu": (lambda gate, up: silu(gate) * up, SILU_PRODUCTS),
+    "gelu": (lambda gate, up: gelu(gate) * up, GELU_PRODUCTS),
+    "clamped": (clamped, CLAMPED_PRODUCTS),
+}
 
 
 @pytest.mark.parametrize("form", SILU_PRODUCTS)
 @pytest.mark.parametrize("group", [0, 2])
-@pytest.mark.parametrize("exactly", GATES)
-def test_gated_product_writes_only_its_group(form: Form, group: int, exactly: Gate) -> None:
-    rng, products = np.random.default_rng(SEED), GATES[exactly]
+@pytest.mark.parametrize("name", GATES)
+def test_gated_product_writes_only_its_group(form: Form, group: int, name: str) -> None:
+    rng, (exactly, products) = np.random.default_rng(SEED), GATES[name]
     gate, up = (rng.standard_normal((2, 32)) * 5).astype(np.float32)
     gate[:6] = [0.0, 80, -80, 300, -300, 1e30]
-    exact = exactly(np.float64(gate)) * up
+    exact = exactly(np.float64(gate), np.float64(up))
     row, plain = Row(form, 96), Row(Form.FLOAT, 96)
     for out in (row, plain):
         call(products[out.form], gate, up, group, 3, out.memory)

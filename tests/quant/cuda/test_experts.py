@@ -85,18 +85,18 @@ def test_gate_and_up_may_have_different_kinds(tokens: int, device: torch.device)
     check(got, x, values_of(layers), ids.cpu())
 
 
-@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("gate", Gate)
 @pytest.mark.parametrize(("kind", "rows"), [("Q4_K", 48), ("Q6_K", 16)])
-def test_product_of_one_slot_may_be_gated(kind: str, rows: int, gelu: bool, device: torch.device) -> None:
+def test_product_of_one_slot_may_be_gated(kind: str, rows: int, gate: Gate, device: torch.device) -> None:
     layers = segments((kind, kind), rows, 256)
     stack = stack_of(layers, device)
     ids, x = random_ids(2, 2, EXPERTS), torch.randn(2, 256).bfloat16()
-    got = stack.multiply_gated(x.to(device), token_tiles(ids.to(device), EXPERTS, 1), gelu=gelu)
+    got = stack.multiply_gated(x.to(device), token_tiles(ids.to(device), EXPERTS, 1), gate.value)
     product = expert_product(x.float(), values_of(layers), ids.long())
-    want = reference.gated(product, Gate.GELU if gelu else Gate.SILU)
+    want = reference.gated(product, gate)
     assert got is not None
     torch.testing.assert_close(got.float().cpu(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))
-    assert stack.multiply_gated(x.to(device), token_tiles(ids.to(device), EXPERTS, 16), gelu=gelu) is None
+    assert stack.multiply_gated(x.to(device), token_tiles(ids.to(device), EXPERTS, 16), gate.value) is None
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "e4m3 128x128", "BF16"])

@@ -51,6 +51,7 @@ class Shape:
     norm_kind: NormKind = NormKind.RMS
     softcap: float = 0.0
     window: int | None = None
+    sinks: float = 0.0  # spread of the sinks; 0: none
 
     @property
     def heads(self) -> int:
@@ -76,7 +77,8 @@ class Shape:
 
     @property
     def attention(self) -> Attention:
-        return Attention(self.head_dim**-0.5, self.rotary, self.norms, self.softcap, self.window)
+        sinks = self.sinks * normal(self.heads, seed=5) if self.sinks else None
+        return Attention(self.head_dim**-0.5, self.rotary, self.norms, self.softcap, self.window, sinks)
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split rows into q, k, and v, [tokens, heads, head_dim]."""
@@ -158,7 +160,8 @@ class Case:
             pool[index, 0], pool[index, 1] = gone or self.it.pool(LAYER, block)
         q, _ = shape.rotated(self.rows[list(request.prompt_ids)])
         rule = reference.ScoreRule(shape.head_dim**-0.5, shape.softcap, shape.window)
-        return reference.paged_attention(q, torch.arange(CONTEXT), pool, table, CONTEXT, rule).flatten(1)
+        sinks = shape.attention.sinks
+        return reference.paged_attention(q, torch.arange(CONTEXT), pool, table, CONTEXT, rule, sinks).flatten(1)
 
 
 def random_rows(shape: Shape, seed: int = SEED) -> Tensor:

@@ -203,3 +203,10 @@ def test_infinite_value_does_not_affect_earlier_tokens(cpu_kernels: Path, kv_typ
     tile = together.run(iter([[(first, 8)]]))
     single = alone.run(iter([[(second, 1)] for _ in range(6)]))
     assert all(torch.equal(tile[token], single[token]) for token in range(6))
+
+
+@pytest.mark.parametrize(("kv_type", "group"), [(torch.float16, 8), (torch.int8, 1)])
+@pytest.mark.parametrize("spread", [2.0, 40.0])
+def test_sinks_are_part_of_the_softmax(cpu_kernels: Path, kv_type: torch.dtype, group: int, spread: float) -> None:
+    """With a wide spread, the sinks of some heads exceed all scores by far, and the outputs of these heads are 0."""
+    check_all_chunkings(Shape(2, group, 64, window=90, sinks=spread), cpu_kernels, kv_type)

@@ -4,6 +4,7 @@ batch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from engine.batch import Batch
 from engine.errors import UnsupportedModel
 from engine.kv.cache import KVCache
 from engine.model_config import Gate, Routing, Score
-from engine.operations import ExpertMLP, GatedMLP, Operations, Router
+from engine.operations import ExpertBiases, ExpertMLP, GatedMLP, Operations, Router
 from quant.cpu.activations import Form
 from quant.cpu.linear import cpu_layer
 from quant.tensor import GroupedTensor, QTensor
@@ -38,6 +39,7 @@ ROUTINGS = {
     "all": Routing(5, 5, normalized=False),
 }
 FLOATS = ("F32", "F32", "F32")
+LOGIT_BIAS = normal(64, seed=23)
 
 pytestmark = pytest.mark.usefixtures("every_layout")
 
@@ -53,6 +55,7 @@ class Mixture:
     shared: int = 0  # width of the shared MLP; 0: none
     gated: bool = False  # whether the router scales the output of the shared MLP
     bias: Tensor | None = None
+    biased: bool = False  # whether the products of experts and the logits have biases
 
     @property
     def x(self) -> Tensor:
@@ -62,9 +65,10 @@ class Mixture:
         count = self.routing.experts
         router = plain(normal(count + self.gated, self.columns, seed=15) / self.columns**0.5)
         return ExpertMLP(
-            Router(self.routing, ops.weights.linear([router]), self.bias),
+            Router(self.routing, ops.weights.linear([router]), self.bias, LOGIT_BIAS[:count] if self.biased else None),
             tuple(self._mlp(ops, number, self.hidden) for number in range(count)),
             self._mlp(ops, count, self.shared) if self.shared else None,
+            expert_biases(count, self.hidden, self.columns) if self.biased else None,
         )
 
     def _mlp(self, ops: Operations, number: int, width: int) -> GatedMLP:
@@ -79,6 +83,12 @@ class Mixture:
     def expected(self, add_to: Tensor | None, gate: Gate = Gate.SILU) -> Tensor:
         found: Tensor = self.apply(ReferenceOperations(keep_dequantized=False), self.x, add_to, gate)
         return found
+
+
+@cache
+def expert_biases(experts: int, hidden: int, columns: int) -> ExpertBiases:
+    """Return random biases, which live as long as the programs that read them."""
+    return ExpertBiases(2 * normal(experts, 2 * hidden, seed=21), normal(experts, columns, seed=22))
 
 
 def weight(name: str, outputs: int, inputs: int, seed: int) -> QTensor:
@@ -135,6 +145,16 @@ def test_shared_mlp_is_added(cpu_kernels: Path, gated: bool) -> None:
 )
 def test_experts_have_weights_of_any_type(cpu_kernels: Path, types: Sequence[str], form: Form, error: float) -> None:
     check(cpu_kernels, Mixture(PLAIN, types, columns=256, hidden=256, shared=256), error, form, Gate.GELU)
+
+
+@pytest.mark.parametrize(
+    ("types", "error"),
+    [(FLOATS, 2e-5), (("MXFP4", "MXFP4", "MXFP4"), 1e-3), (("Q8_0", "Q4_0", "Q4_1"), 1e-3)],
+    ids=["floats", "MXFP4", "others"],
+)
+def test_biases_are_added_and_gates_clamped(cpu_kernels: Path, types: Sequence[str], error: float) -> None:
+    mixture = Mixture(PLAIN, types, columns=256, hidden=256, biased=True)
+    check(cpu_kernels, mixture, error, gate=Gate.CLAMPED)
 
 
 def test_result_can_be_a_new_value(cpu_kernels: Path) -> None:
