@@ -276,7 +276,7 @@ def _delta_heads(row: Tensor, shape: DeltaConfig) -> tuple[Tensor, Tensor, Tenso
 
 def _clamped(gate: Tensor, up: Tensor) -> Tensor:
     gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
-    return gate * sigmoid(CLAMPED_SLOPE * gate) * (up + 1)
+    return F.silu(CLAMPED_SLOPE * gate) / CLAMPED_SLOPE * (up + 1)  # silu has equal bits for any number of elements
 
 
 _GATES: dict[Gate, Callable[[Tensor, Tensor], Tensor]] = {

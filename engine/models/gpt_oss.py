@@ -12,6 +12,7 @@ from engine.checkpoints.metadata import Key, Metadata
 from engine.model_config import Gate, ModelConfig, YarnScaling
 from engine.models.decoder_config import IGNORED, STEMS, read_decoder, with_windows
 from engine.models.expert_config import ExpertKeys, read_experts, with_experts
+from engine.models.rope_config import SECTIONS
 
 LAYER = "model.layers.{}."
 EXPERTS = f"{LAYER}mlp.experts."
@@ -37,11 +38,14 @@ DEFAULTS: dict[str, object] = {
     "num_local_experts": 128,
     "num_experts_per_tok": 4,
 }
+ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
 GATE_VALUES = {Key("", "swiglu_alpha"): 1.702, Key("", "swiglu_limit"): 7.0}  # those of Gate.CLAMPED
 
 
 def read_config(metadata: Metadata) -> ModelConfig:
     metadata = metadata.with_defaults(DEFAULTS)
+    if metadata.is_config and all(metadata.values.get(name) is None for name in SECTIONS):
+        metadata = replace(metadata, values={**metadata.values, SECTIONS[0]: ROPE})
     for key, value in GATE_VALUES.items():
         metadata.require(key, value)
     config = replace(read_decoder(metadata, experts=True), gate=Gate.CLAMPED)

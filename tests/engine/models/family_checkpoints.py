@@ -417,7 +417,9 @@ def randomize(model: PreTrainedModel, norm: float) -> None:
     """Randomize norm weights and biases, which are constant in a new model. Those of routers may be buffers."""
     with torch.no_grad():
         for name, values in model.named_parameters():
-            if values.dim() == 1 or "norm" in name or name.endswith("_bias"):
+            if name.endswith("gate_up_proj_bias"):  # large, so that some gates reach their limit
+                values.normal_(0.0, 4.0)
+            elif values.dim() == 1 or "norm" in name or name.endswith("_bias"):
                 values.normal_(norm if "norm" in name else 0.0, 0.3)
         for name, values in model.state_dict().items():
             if name.endswith(("e_score_correction_bias", "expert_bias")):

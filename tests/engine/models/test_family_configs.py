@@ -39,7 +39,17 @@ def read(architecture: str, values: Mapping[str, object]) -> ModelConfig:
 
 # -- missing keys and old spellings
 
-GGUF_EXPERTS = ("qwen35moe", "qwen3next", "lfm2moe", "qwen2moe", "qwen3moe", "glm4moe", "ernie4_5-moe", "minimax-m2")
+GGUF_EXPERTS = (
+    "qwen35moe",
+    "qwen3next",
+    "lfm2moe",
+    "qwen2moe",
+    "qwen3moe",
+    "glm4moe",
+    "ernie4_5-moe",
+    "minimax-m2",
+    "gpt-oss",
+)
 
 # architectures that have no own config.json: they occur in multimodal models or in GGUF files only
 NOT_ALONE = ("qwen35", "qwen3_5", "qwen3_5_moe", "gemma3", "gemma3_text", "mistral3", "command-r", *GGUF_EXPERTS)
@@ -96,6 +106,7 @@ SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "groups": ("glm4_moe", SIZES | {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "use_qk_norm": True}),
     "old partial": ("minimax_m2", SIZES | {"rotary_dim": 64}),
     "normalized": ("olmoe", SIZES | {"norm_topk_prob": True}),
+    "own scaling": ("gpt_oss", SIZES | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 8192}}),
     "shared": ("granitemoeshared", SIZES | {"shared_intermediate_size": 64}),
 }
 
