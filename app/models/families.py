@@ -14,8 +14,9 @@ _COUNT = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?([kmbt]?)", re.IGNORECASE)
 _UNITS: Mapping[str, int] = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 BITS = (16, 8, 4)
 _MIXTURE = re.compile(r"(\d+(?:\.\d+)?b)-a(\d+(?:\.\d+)?[bm])(?![a-z])", re.IGNORECASE)  # "30B-A3B", "3b-a800m"
-# parts of names of other mixtures of experts: "OLMoE", "Mixtral", "8x7B", "Qwen1.5-MoE-A2.7B", "GLM-4.5", "MiniMax-M2"
-_OTHER_MIXTURE = re.compile(r"moe|mixtral|\d+x\d+(\.\d+)?b|glm-4\.[5-7]|minimax-m\d", re.IGNORECASE)
+# parts of names of other mixtures of experts: "OLMoE", "Mixtral", "8x7B", "Qwen1.5-MoE-A2.7B", "GLM-4.5", "MiniMax-M2",
+# "gpt-oss"
+_OTHER_MIXTURE = re.compile(r"moe|mixtral|\d+x\d+(\.\d+)?b|glm-4\.[5-7]|minimax-m\d|gpt-oss", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,13 @@ class KnownModel:
     context: int  # tokens
     repository: RepositoryName
     draft: str | None  # short name of a small model with the same vocabulary; None for that model itself
+    file_bytes: int | None = None  # approximate size of files that have another quantization
 
     @property
     def usual_size(self) -> int:
         """Approximate size in bytes of the model's files in the usual quantization."""
+        if self.file_bytes is not None:
+            return self.file_bytes
         return _EMBEDDING_BYTES + round(read_count(self.name.partition(":")[2]) * _USUAL_BYTES)
 
 
@@ -130,7 +134,7 @@ def load_families(path: Path = FAMILIES_FILE) -> Families:
 
 def _models(
     *, name: str, title: str, kind: str, license: str, context: int, repositories: dict[str, Any],  # noqa: A002
-    default: str = "", draft: str | None = None,
+    default: str = "", draft: str | None = None, file_bytes: dict[str, int] | None = None,
 ) -> Iterator[KnownModel]:  # fmt: skip
     """Yield the sizes of one family."""
     if not re.fullmatch(_NAME, name) or kind not in KINDS or context <= 0 or not repositories:
@@ -140,4 +144,5 @@ def _models(
         if repository is None or not re.fullmatch(_SIZE, size):
             raise ValueError(f"families: {name}:{size}: {repo}")
         whole = f"{name}:{size}"
-        yield KnownModel(whole, title, kind, license, context, repository, draft if draft != whole else None)
+        own_draft = draft if draft != whole else None
+        yield KnownModel(whole, title, kind, license, context, repository, own_draft, (file_bytes or {}).get(size))

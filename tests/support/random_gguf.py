@@ -1,5 +1,5 @@
-"""Write GGUF files of the shape of Llama, Qwen3 MoE, or Qwen3.5 with random weights of any type, as large as real
-models.
+"""Write GGUF files of the shape of Llama, Qwen3 MoE, Qwen3.5, or gpt-oss with random weights of any type, as large as
+real models.
 
     python -m tests.support.random_gguf --help
 
@@ -48,9 +48,9 @@ class DeltaShape:
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a Llama, of a Qwen3 MoE if it has experts, or of a Qwen3.5 if it has delta rules.
+    """The shape of a Llama, of a Qwen3 MoE if it has experts, of a Qwen3.5 if it has delta rules, or of gpt-oss.
 
-    Widths are multiples of 256, so that every type can store every matrix.
+    Widths are multiples of 256, so that every type can store every matrix; those of gpt-oss are multiples of 32.
     """
 
     layers: int
@@ -65,9 +65,12 @@ class Shape:
     active: int = 0  # number of experts chosen for a token
     shared: int = 0  # width of the expert that all tokens use
     delta: DeltaShape | None = None
+    window: int = 0  # of every other layer of gpt-oss; 0: another family
 
     @property
     def architecture(self) -> str:
+        if self.window:
+            return "gpt-oss"
         if self.delta:
             return "qwen35moe" if self.experts else "qwen35"
         return "qwen3moe" if self.experts else "llama"
@@ -85,6 +88,8 @@ SIZES = {
     "35b-a3b": Shape(12, 2048, 16, 2, 256, 512, 151_936, 8192, 256, 8, 512, DeltaShape(16, 32)),
     # the states and the keys and values of Qwen3.5-35B-A3B: 63 MiB, and 20 KiB per token
     "states-of-35b-a3b": Shape(40, 256, 8, 2, 256, 512, 2048, 65_536, delta=DeltaShape(16, 32)),
+    # the shape of gpt-oss-20b
+    "gpt-oss-20b": Shape(24, 2880, 64, 8, 64, 2880, 201_088, 8192, experts=32, active=4, window=128),
     "tiny": Shape(4, 256, 4, 2, 64, 512, 512),
 }
 
@@ -117,6 +122,7 @@ SCALES = {
 MXFP4_EXPONENTS = (118, 120)  # range of the scale byte: four-bit values are multiplied by 2 ** -10 to 2 ** -8
 PLAIN = ("F32", "F16", "BF16")
 TYPES = (*SCALES, "MXFP4", *PLAIN)
+GPT_OSS = "GPT-OSS"  # the mix of types in its files
 
 
 def random_blocks(kind: str, count: int, rng: np.random.Generator) -> Bytes:
@@ -142,11 +148,17 @@ def random_blocks(kind: str, count: int, rng: np.random.Generator) -> Bytes:
 
 
 def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Yield the name, shape, and type of every tensor. `mix` is one type, several types to use in turn, or Q4_K_M."""
+    """Yield the name, shape, and type of every tensor.
+
+    `mix` is one type, several types to use in turn, Q4_K_M, or GPT_OSS: MXFP4 experts, and Q8_0 for other matrices.
+    """
     kinds = cycle(mix.split())
 
     def matrix(name: str, rows: int, columns: int) -> tuple[str, tuple[int, ...], str]:
-        kind = kind_in_mix(name, shape.layers) if mix == Q4_K_M else next(kinds)
+        if mix == GPT_OSS:
+            kind = "MXFP4" if "ffn_" in name else "Q8_0"
+        else:
+            kind = kind_in_mix(name, shape.layers) if mix == Q4_K_M else next(kinds)
         return f"{name}.weight", (rows, columns), kind
 
     def experts(name: str, rows: int, columns: int) -> tuple[str, tuple[int, ...], str]:
@@ -173,9 +185,13 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]
             yield matrix(f"{layer}attn_k", kv, hidden)
             yield matrix(f"{layer}attn_v", kv, hidden)
             yield matrix(f"{layer}attn_output", hidden, q)
-            if shape.experts or shape.delta:
+            if shape.window:
+                biased = {"q": q, "k": kv, "v": kv, "output": hidden}
+                yield from ((f"{layer}attn_{it}.bias", (width,), "F32") for it, width in biased.items())
+                yield f"{layer}attn_sinks.weight", (shape.heads,), "F32"
+            elif shape.experts or shape.delta:
                 yield from ((f"{layer}attn_{letter}_norm.weight", (shape.head_dim,), "F32") for letter in "qk")
-        yield f"{layer}{'post_attention_norm' if shape.delta else 'ffn_norm'}.weight", (hidden,), "F32"
+        yield f"{layer}{'post_attention_norm' if shape.delta or shape.window else 'ffn_norm'}.weight", (hidden,), "F32"
         if shape.experts:
             yield f"{layer}ffn_gate_inp.weight", (shape.experts, hidden), "F32"
         if shape.shared:
@@ -183,6 +199,10 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]
             yield matrix(f"{layer}ffn_gate_shexp", shape.shared, hidden)
             yield matrix(f"{layer}ffn_up_shexp", shape.shared, hidden)
             yield matrix(f"{layer}ffn_down_shexp", hidden, shape.shared)
+        if shape.window:
+            widths = {"gate_inp": (shape.experts,), "gate_exps": (shape.experts, mlp), "up_exps": (shape.experts, mlp)}
+            widths["down_exps"] = (shape.experts, hidden)
+            yield from ((f"{layer}ffn_{it}.bias", extents, "F32") for it, extents in widths.items())
         mlp_matrix = experts if shape.experts else matrix
         yield mlp_matrix(f"{layer}ffn_gate", mlp, hidden)
         yield mlp_matrix(f"{layer}ffn_up", mlp, hidden)
@@ -239,6 +259,11 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.active)
         writer.add_expert_feed_forward_length(shape.mlp_hidden)
+    if shape.window:
+        writer.add_sliding_window(shape.window)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(32.0)
+        writer.add_rope_scaling_orig_ctx_len(4096)
     if shape.shared:
         writer.add_expert_shared_feed_forward_length(shape.shared)
     if shape.delta:
@@ -271,7 +296,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write a GGUF file of random weights.")
     parser.add_argument("path", type=Path, metavar="OUT.gguf")
-    choices = [Q4_K_M, *TYPES]
+    choices = [Q4_K_M, GPT_OSS, *TYPES]
     parser.add_argument("--mix", type=str.upper, choices=choices, default=Q4_K_M, help="type of the matrices")
     parser.add_argument("--size", choices=sorted(SIZES), default="1.1b")
     parser.add_argument("--layers", type=int, help="number of layers, instead of that of the size")

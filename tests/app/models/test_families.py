@@ -32,7 +32,15 @@ def test_families_file_has_models_of_all_kinds() -> None:
 
 @pytest.mark.parametrize(
     ("name", "megabytes"),
-    [("qwen2.5:0.5b", 398), ("qwen3:0.6b", 484), ("llama3.2:1b", 808), ("llama3.2:3b", 2019), ("qwen3:8b", 5028)],
+    [
+        ("qwen2.5:0.5b", 398),
+        ("qwen3:0.6b", 484),
+        ("llama3.2:1b", 808),
+        ("llama3.2:3b", 2019),
+        ("qwen3:8b", 5028),
+        ("gpt-oss:20b", 12_110),
+        ("gpt-oss:120b", 63_390),
+    ],
 )
 def test_usual_size_is_near_that_of_the_published_file(name: str, megabytes: int) -> None:
     assert load_families().models[name].usual_size == pytest.approx(megabytes * 10**6, rel=0.1)
@@ -101,6 +109,7 @@ def test_invalid_families_file_is_refused(tmp_path: Path, original: str, broken:
         ("org/Beyonder-4x7B-v2", None),
         ("unsloth/GLM-4.5-Air-GGUF", None),
         ("unsloth/MiniMax-M2-GGUF", None),
+        ("ggml-org/gpt-oss-20b-GGUF", None),
     ],
 )
 def test_active_bytes_follow_from_the_name_of_a_mixture_of_experts(name: str, active: int | None) -> None:

@@ -23,7 +23,7 @@ def test_sum_equals_the_reference(width: int, biased: bool, adds: bool, shared: 
     want = reference.expert_sum(outputs, weights, more, shared_weights, biases, experts)
     given = [None if it is None else it.to(device) for it in (more, shared_weights, biases, experts)]
     add_to = stream.clone().to(device) if adds else None
-    got = expert_sum(outputs.to(device), weights.to(device), *given[:2], add_to, *given[2:])
+    got = expert_sum(outputs.to(device), weights.to(device), given[0], given[1], add_to, given[2], given[3])
     if add_to is not None:
         assert got is add_to
         torch.testing.assert_close(got.cpu(), stream + want, rtol=1e-5, atol=1e-5)

@@ -1,6 +1,7 @@
 """gpt-oss: folders with MXFP4 experts, parts of the model that its logits depend on, and the gates' limits."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,15 +58,14 @@ def gate_inputs(model: PreTrainedModel) -> list[Tensor]:
     """Return the inputs of all gates for the prompt."""
     found: list[Tensor] = []
     for experts in mixtures(model):
-        gate = experts._apply_gate
-
-        def record(gate_up: Tensor, gate: Callable[[Tensor], Tensor] = gate) -> Tensor:
-            found.append(gate_up[..., ::2].flatten())
-            return gate(gate_up)
-
-        experts._apply_gate = record  # type: ignore[assignment]
+        experts._apply_gate = partial(_recorded, found, experts._apply_gate)  # type: ignore[assignment, arg-type]
     their_logits(model)
     return found
+
+
+def _recorded(found: list[Tensor], gate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
+    found.append(gate_up[..., ::2].flatten())
+    return gate(gate_up)
 
 
 def test_some_gates_reach_their_limit(tmp_path: Path) -> None:
