@@ -106,7 +106,7 @@ class GatedMLP:
 
 @dataclass(frozen=True, slots=True)
 class ExpertBiases:
-    """What is added to the products of all experts of a layer."""
+    """The biases of the products of all experts of a layer."""
 
     gate_up: Tensor  # float32 [experts, 2 * width]
     down: Tensor  # float32 [experts, hidden]
