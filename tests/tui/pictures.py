@@ -43,7 +43,7 @@ ANSWER = """\
 | way | speed | memory |
 |---|---|---|
 | a loop over a `dict` | slow | one entry per word |
-| `collections.Counter` | fast, written in C | one entry per word |
+| `collections.Counter` | fast, in C | one entry per word |
 
 `Counter` is shorter, and sorts for you:
 
@@ -110,7 +110,7 @@ def take_real(model: Path, folder: Path, name: str) -> None:
             wait_for(lambda shown: "esc to stop" in shown)
             press("F3")
             wait_for(lambda shown: "this chat" in shown)
-            time.sleep(6.0)  # until the throughput graphs have values
+            time.sleep(3.0)  # until the throughput graphs have values
             take(folder / f"engine-{name}.svg", look)
         finally:
             tmux("kill-session", "-t", SESSION)
