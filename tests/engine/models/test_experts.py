@@ -1,6 +1,6 @@
 """Mixtures of experts against transformers: the chosen experts, the logits of all positions, and unused tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from engine.checkpoints.weights import Weights
 from engine.kv.budget import group_config
 from engine.kv.cache import KVCache, kv_groups
 from engine.loading import open_checkpoint
+from engine.model_config import ModelConfig
 from engine.operations import Router
 from engine.sampling_params import SamplingParams
 from engine.step import StepPlan
@@ -51,11 +52,13 @@ class Recording(ReferenceOperations):
         return self.routes[-1]
 
 
-def our_logits(path: Path, operations: ReferenceOperations) -> Tensor:
-    """Return the logits of all positions of the prompt."""
+def our_logits(
+    path: Path, operations: ReferenceOperations, change: Callable[[ModelConfig], ModelConfig] = lambda it: it
+) -> Tensor:
+    """Return the logits of all positions of the prompt, with the configuration that `change` returns."""
     with open_checkpoint(path) as checkpoint, torch.inference_mode():
         weights = Weights(path, models.stored_weights(checkpoint))
-        model = models.load(models.read_config(checkpoint.metadata), weights, operations, CONTEXT)
+        model = models.load(change(models.read_config(checkpoint.metadata)), weights, operations, CONTEXT)
         groups = kv_groups(model.config, ReferenceDevice(keep_dequantized=True, threads=1).layer_block)
         kv = KVCache(groups, [BLOCKS] * len(groups))
         request = HeldRequest(1, tuple(PROMPT), SamplingParams(), block_tables=(list(range(1, BLOCKS)),) * len(groups))
