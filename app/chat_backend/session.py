@@ -2,6 +2,7 @@
 
 import asyncio
 import enum
+import shlex
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,6 @@ from app.settings.settings import (
 )
 from app.text.terminal_text import sanitize
 from tui.types import ChatId
-
-_GOODBYE = "Resume: ingle -c    All chats: ingle --resume"
 
 
 class Opening(enum.Enum):
@@ -94,10 +93,25 @@ class Session:
             await app.run_async()
             left()
             if app.is_resumable:
-                click.echo(_GOODBYE)
+                click.echo(self.farewell)
             return app.return_code or 0
 
         return asyncio.run(self._with_client(history, run))
+
+    @property
+    def farewell(self) -> str:
+        """The commands that open this chat again, or any other, with the same model or endpoint."""
+        return f"Resume: ingle -c{self._options}    All chats: ingle --resume{self._options}"
+
+    @property
+    def _options(self) -> str:
+        """The model or the endpoint that the user chose, as options that a shell can read."""
+        if self.endpoint:
+            return f" --endpoint {shlex.quote(self.endpoint)}"
+        if self.settings.origins.get("model") != "--model":
+            return ""
+        path = Path(self.settings.model).expanduser()
+        return f" --model {shlex.quote(str(path.absolute()) if path.exists() else self.settings.model)}"
 
     def _first_chat(self, history: History) -> ChatId | None:
         """Return the chat to open, or None for a new one."""

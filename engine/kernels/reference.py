@@ -286,11 +286,13 @@ _GATES: dict[Gate, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def gated(gate_up: Tensor, gate: Gate) -> Tensor:
+def gated(gate_up: Tensor, gate: Gate, biases: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
     """Return the gated product of each row (arXiv:2002.05202): in most gates, gate(first half) * second half.
 
-    [tokens, 2 * width] -> [tokens, width].
+    [tokens, 2 * width] -> [tokens, width]. See `engine.kernels.activations.gated` for `biases` and `rows`.
     """
+    if biases is not None and rows is not None:
+        gate_up = gate_up + biases[rows.long()]
     return _GATES[gate](*gate_up.chunk(2, dim=-1))
 
 

@@ -15,7 +15,7 @@ from tui.types import (
     Role,
     TextDelta,
 )
-from tui.widgets.folded import Reasoning
+from tui.widgets.folded import Folded, Reasoning
 from tui.widgets.outcome import explain
 from tui.widgets.top_bar import TopBar
 
@@ -43,6 +43,32 @@ def test_message_and_reply_are_shown() -> None:
         await chat.until(lambda: chat.app.screen.query_one(TopBar).chat_title == "A title of the client")
 
     run(ScriptedClient([TextDelta("An "), TextDelta("*answer*."), END]), flow)
+
+
+def test_details_that_were_unfolded_during_the_reply_are_hidden_together() -> None:
+    client = ScriptedClient([ReasoningDelta("Hm."), TextDelta("Yes."), END])
+
+    async def flow(chat: Chatting) -> None:
+        await chat.say("Why?")
+        folded = chat.views()[-1].query_one(Folded)
+        folded.folded = False
+        await chat.pilot.press("ctrl+o")
+        assert (folded.folded, chat.label(".details")) == (True, "")
+        await chat.pilot.press("ctrl+o")
+        assert not folded.folded
+        assert chat.label(".details")
+
+    run(client, flow)
+
+
+def test_prompt_has_the_focus_after_a_selected_reply_is_generated_again() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("Why?")
+        chat.views()[-1].focus()
+        await chat.pilot.press("ctrl+y")
+        await chat.until(lambda: len(chat.client.replies.asked) == 2 and chat.composer.area.has_focus)
+
+    run(ScriptedClient(), flow)
 
 
 def test_message_can_be_sent_while_the_model_loads() -> None:

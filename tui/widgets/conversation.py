@@ -273,6 +273,7 @@ class Conversation(Vertical):
         message = event.message
         to = message.id if message.role is Role.USER else message.parent
         if self.chat.shows(message.id) and to is not None and not self._is_busy():
+            self.composer.area.focus()  # the message that had the focus is replaced
             self.outbox.ask_again(to)
 
     def action_copy_last(self) -> None:

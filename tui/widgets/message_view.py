@@ -289,11 +289,13 @@ class MessageView(Column, can_focus=True):
         self.post_message(self.NeighborAsked(self.message, step))
 
     def action_unfold(self) -> None:
-        """Fold or unfold the reasoning, tool calls, summary, and details of this message."""
-        folded = [one.folded for one in self.query(Folded)]
-        for one in self.query(Folded):
-            one.folded = not any(folded)
-        self.action_details()
+        """Hide the reasoning, tool calls, and details of this message, or show all of them if none is shown."""
+        parts, has_details = list(self.query(Folded)), bool(self.query(".details"))
+        are_shown = has_details or any(not one.folded for one in parts)
+        for one in parts:
+            one.folded = are_shown
+        if has_details is are_shown:
+            self.action_details()
 
     def action_wrap(self) -> None:
         """Wrap the long lines of all code blocks, or cut them off if they are wrapped."""

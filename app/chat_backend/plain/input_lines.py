@@ -20,7 +20,9 @@ _BINDINGS = (  # key bindings for GNU readline
     r'"\C-c": "\C-v\C-c\C-m"',  # inserts Ctrl-C as a character, shown as ^C, and ends the line
     r'"\e\C-m": "\C-v\C-j"',  # Alt+Enter inserts a line break
 )
-_NO_PASTE_MODE = "\x1b[?2004l"  # ends bracketed paste, which readline turns on while a line is typed
+# bracketed paste, which readline turns on while a line is typed; on during a reply as well, so that lines pasted
+# meanwhile are one message
+_PASTE_MODE, _NO_PASTE_MODE = "\x1b[?2004h", "\x1b[?2004l"
 
 # takes the typed line, returns complete lines, and is called on another thread
 Completer = Callable[[str], Sequence[str]]
@@ -135,9 +137,8 @@ class EditedLines:
     def close(self) -> None:
         import termios
 
-        if self._prompt is not None:
-            sys.stdout.write(_NO_PASTE_MODE * self._has_modes + "\n")
-            sys.stdout.flush()
+        sys.stdout.write(_NO_PASTE_MODE * self._has_modes + "\n" * (self._prompt is not None))
+        sys.stdout.flush()
         with suppress(termios.error):  # raised if the terminal is closed
             termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
 
@@ -168,10 +169,13 @@ class EditedLines:
         return self._found[number] if number < len(self._found) else None
 
     def _be_quiet(self) -> None:
-        """Turn echo off while a reply is printed, and let Ctrl-C send SIGINT."""
+        """Turn echo off while a reply is printed, and let Ctrl-C send SIGINT without discarding what was typed."""
         import termios
 
-        self._change(self._before[3] & ~termios.ECHO, self._before[6])
+        self._change(self._before[3] & ~termios.ECHO | termios.NOFLSH, self._before[6])
+        if self._has_modes and self._has_interrupt_key:  # libedit does not read the marks
+            sys.stdout.write(_PASTE_MODE)
+            sys.stdout.flush()
 
     def _be_editable(self) -> None:
         import termios

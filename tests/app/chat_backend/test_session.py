@@ -8,7 +8,9 @@ import pytest
 from click.testing import CliRunner
 from textual.theme import Theme
 
+from app.chat_backend.session import Session
 from app.cli import ingle
+from app.settings.settings import load_settings
 from tests.app.chat_backend.plain.test_plain_ends import command, folders
 from tests.support.fake_endpoint import FakeEndpoint
 from tests.support.terminal_screen import Terminal, python
@@ -96,3 +98,13 @@ def test_only_one_chat_is_opened_first() -> None:
     result = CliRunner().invoke(ingle, ["--private", "--continue"])
     assert result.exit_code == 2
     assert "Use one of them." in result.output
+
+
+def test_farewell_repeats_the_model_and_the_endpoint(tmp_path: Path) -> None:
+    model = tmp_path / "a model.gguf"
+    model.touch()
+    own = Session(load_settings(model=str(model)), {})
+    assert own.farewell == f"Resume: ingle -c --model '{model}'    All chats: ingle --resume --model '{model}'"
+    remote = Session(load_settings(), {}, "http://127.0.0.1:9/v1")
+    assert remote.farewell.startswith("Resume: ingle -c --endpoint http://127.0.0.1:9/v1 ")
+    assert Session(load_settings(), {}).farewell == "Resume: ingle -c    All chats: ingle --resume"

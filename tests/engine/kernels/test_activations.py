@@ -26,4 +26,4 @@ def test_gated_activations_equal_the_reference(
 def test_each_row_has_its_own_bias(kind: Gate, device: torch.device) -> None:
     x, biases, rows = 3 * torch.randn(5, 160), 4 * torch.randn(3, 160), torch.tensor([2, 0, 2, 1, 0], dtype=torch.int32)
     got = activations.gated(x.to(device), kind, biases.to(device), rows.to(device)).cpu()
-    torch.testing.assert_close(got, reference.gated(x + biases[rows.long()], kind), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got, reference.gated(x, kind, biases, rows), rtol=1e-5, atol=1e-5)

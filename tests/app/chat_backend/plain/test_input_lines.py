@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,22 @@ def test_pasted_lines_are_one_message(endpoint: FakeEndpoint, tmp_path: Path) ->
     chat.wait(b"^C", b"\x1b[?2004h", b"> ")  # the terminal marks pasted text only if asked to
     chat.send(b"\x1b[200~one\ntwo\x1b[201~")
     assert chat.asked() == ["one\ntwo"]
+    assert chat.leave() == 0
+
+
+def test_lines_pasted_during_a_reply_are_one_message(endpoint: FakeEndpoint, tmp_path: Path) -> None:
+    endpoint.replies = [["One ", "two.\n"], ["Hello."]]
+    endpoint.hold()
+    chat = Typing(endpoint, tmp_path)
+    chat.press(b"Count\r")
+    chat.terminal.read_until(lambda output: b"\x1b[?2004h" in output.partition(b"\x1b[?2004l")[2])
+    while not endpoint.asked:
+        time.sleep(0.01)
+    chat.press(b"\x1b[200~one\ntwo\x1b[201~")
+    endpoint._held.set()
+    chat.wait(b"One two.", b"> ")
+    chat.send()
+    assert chat.asked() == ["Count", "one\ntwo"]
     assert chat.leave() == 0
 
 
