@@ -110,8 +110,9 @@ class Session:
             return f" --endpoint {shlex.quote(self.endpoint)}"
         if self.settings.origins.get("model") != "--model":
             return ""
-        path = Path(self.settings.model).expanduser()
-        return f" --model {shlex.quote(str(path.absolute()) if path.exists() else self.settings.model)}"
+        from app.models.store import ModelStore
+
+        return f" --model {shlex.quote(ModelStore(self.settings).lasting_name(self.settings.model))}"
 
     def _first_chat(self, history: History) -> ChatId | None:
         """Return the chat to open, or None for a new one."""

@@ -74,15 +74,8 @@ def previous_run(state_folder: Path) -> "tuple[str, list[Message]]":
 
 def save_run(settings: Settings, messages: "list[Message]", answer: str) -> None:
     """Store an exchange and its model for --continue. It replaces the previous one. Raises OSError."""
-    stored = [*(_StoredMessage(message.role, message.content) for message in messages)]
-    run = _StoredRun(_lasting_name(settings), [*stored, _StoredMessage("assistant", answer)])
-    write_whole(private_folder(settings.state_dir) / _FILE, msgspec.json.encode(run), _PRIVATE)
-
-
-def _lasting_name(settings: Settings) -> str:
-    """Return the name of the model. A path becomes absolute, because the next run may start in another folder."""
     from app.models.store import ModelStore
 
-    path = Path(settings.model).expanduser()
-    is_path = ModelStore(settings).known_name(settings.model) is None and path.exists()
-    return str(path.absolute()) if is_path else settings.model
+    stored = [*(_StoredMessage(message.role, message.content) for message in messages)]
+    run = _StoredRun(ModelStore(settings).lasting_name(settings.model), [*stored, _StoredMessage("assistant", answer)])
+    write_whole(private_folder(settings.state_dir) / _FILE, msgspec.json.encode(run), _PRIVATE)

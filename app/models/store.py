@@ -91,6 +91,11 @@ class ModelStore:
         repository = self.repository(name)
         return str(repository) if repository else None
 
+    def lasting_name(self, name: str) -> str:
+        """Return a name that means the same model in any folder: a path becomes absolute."""
+        path = Path(name).expanduser()
+        return str(path.absolute()) if self.known_name(name) is None and path.exists() else name
+
     def check_name(self, name: str) -> None:
         """Raise ModelNotFound if no model, on this machine or elsewhere, can have this name."""
         if self.known_name(name) is None and WebName.parse(name) is None:

@@ -80,12 +80,11 @@ class SafetensorsCheckpoint(Closing):
         self, stem: str, tensors: Mapping[str, SafetensorsTensor], *, are_transposed: bool
     ) -> dict[str, StoredWeight]:
         """Return the matrices and biases of tensors that stack those of all experts of a layer."""
-        if tensors.keys() >= MXFP4_TENSORS:
-            stored = self._mxfp4_experts(f"{stem}.weight", tensors["blocks"], tensors["scales"])
-        else:
-            stored = {}
-        for rest in sorted(tensors.keys() - (MXFP4_TENSORS if stored else set())):
-            tensor, is_matrix = tensors[rest], rest != "bias"
+        stored, floats = dict[str, StoredWeight](), dict(tensors)
+        if floats.keys() >= MXFP4_TENSORS:
+            stored = self._mxfp4_experts(f"{stem}.weight", floats.pop("blocks"), floats.pop("scales"))
+        for rest, tensor in floats.items():
+            is_matrix = rest != "bias"
             count = _number_of_experts(tensor, PLAIN_TYPES, dimensions=3 if is_matrix else 2)
             for expert, name in _expert_names(f"{stem}.{rest}", count):
                 stored[name] = self._plain(tensor, Slab(expert, count), transposed=are_transposed and is_matrix)

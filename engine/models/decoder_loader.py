@@ -184,7 +184,7 @@ class _Loader:
             mixer,
             self._convolution(f"{prefix}ssm_conv1d.weight", mixer.conv_width, mixer.taps),
             to_device(rate),
-            to_device(self.weights.take_vector(f"{prefix}ssm_dt.bias", heads)),
+            self._vector(f"{prefix}ssm_dt.bias", heads),
             Norm(to_device(norm), self.config.norm.epsilon),
         )
 
