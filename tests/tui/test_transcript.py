@@ -369,3 +369,37 @@ def test_new_text_below_is_marked_until_the_end_is_shown() -> None:
         await chat.until(lambda: "two three" in "".join(chat.lines()))
 
     run(client, flow, chat=name)
+
+
+@pytest.mark.parametrize("clicks", [True, False])
+def test_start_of_an_opened_thought_is_visible(clicks: bool) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("Why?")
+        await chat.until(lambda: any("▸ Thought" in line for line in chat.lines()))
+        if clicks:
+            await chat.pilot.click("Reasoning WordButtons")
+        else:
+            await chat.pilot.press("ctrl+o")
+        lines = await at_rest(chat.pilot, chat.lines)
+        assert any("▾ Thought" in line for line in lines)
+        assert any("thought 0," in line for line in lines)
+        assert not any("thought 99," in line for line in lines)
+
+    thoughts = " ".join(f"thought {number}," for number in range(100))
+    run(
+        ScriptedClient([ReasoningDelta(thoughts), TextDelta("Because."), ReplyEnd(Finish.COMPLETE)]),
+        flow,
+        size=(60, 15),
+    )
+
+
+def test_end_of_a_running_reply_stays_visible_when_its_thought_is_opened() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("Why?")
+        await chat.until(lambda: any("▸ Thought" in line for line in chat.lines()))
+        await chat.pilot.click("Reasoning WordButtons")
+        await chat.until(lambda: any("thought 99," in line for line in chat.lines()))
+        assert "Because." in "".join(await at_rest(chat.pilot, chat.lines))
+
+    thoughts = " ".join(f"thought {number}," for number in range(100))
+    run(ScriptedClient([ReasoningDelta(thoughts), TextDelta("Because."), WAIT]), flow, size=(60, 15))

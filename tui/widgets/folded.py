@@ -3,7 +3,9 @@
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
+from textual.message import Message as Posted
 from textual.reactive import reactive
+from textual.widget import Widget
 from textual.widgets import Label
 
 from tui import figures
@@ -19,6 +21,13 @@ class Folded(Vertical):
 
     folded = reactive(True)
 
+    class Opened(Posted):
+        """The user has opened this part of a message, and wants to read it from its start."""
+
+        def __init__(self, part: Widget) -> None:
+            super().__init__()
+            self.part = part
+
     def __init__(self, line: str, text: str) -> None:
         super().__init__()
         self._line = Content(line)
@@ -33,6 +42,8 @@ class Folded(Vertical):
 
     def action_fold(self) -> None:
         self.folded = not self.folded
+        if not self.folded:
+            self.post_message(self.Opened(self))
 
     def watch_folded(self) -> None:
         self._show()

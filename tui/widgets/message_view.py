@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
+from textual import on
 from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -294,6 +295,8 @@ class MessageView(Column, can_focus=True):
         are_shown = has_details or any(not one.folded for one in parts)
         for one in parts:
             one.folded = are_shown
+        if parts and not are_shown:
+            self.post_message(Folded.Opened(parts[0]))
         if has_details is are_shown:
             self.action_details()
 
@@ -314,6 +317,13 @@ class MessageView(Column, can_focus=True):
             shown.remove()
         elif details := self._details():
             self.mount(Label(details, markup=False, classes="details"), after=0)
+            self.post_message(Folded.Opened(self))  # the details are at its start
+
+    @on(Folded.Opened)
+    def follow_growth(self, event: Folded.Opened) -> None:
+        """Keep the end of a running reply in view, although a part of it was opened."""
+        if self.message.role is Role.ASSISTANT and self.message.finish is None:
+            event.stop()
 
 
 def _cost_word(cost: str) -> Content:

@@ -4,15 +4,17 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from textual import work
+from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.geometry import Region, Size
 from textual.screen import Screen
 from textual.strip import Strip
+from textual.widget import Widget
 
 from tui.attachment_sizes import AttachmentSizes
 from tui.types import Message, MessageId
+from tui.widgets.folded import Folded
 from tui.widgets.growing import Column, keep_position, render_uniform, size_by_layout
 from tui.widgets.message_view import MessageView
 from tui.widgets.new_text_mark import NewTextMark
@@ -184,6 +186,18 @@ class Transcript(VerticalScroll, can_focus=False):
     def view(self, message: MessageId) -> MessageView | None:
         """Return the widget of a message, or None if it is not mounted."""
         return next((view for view in self._mounted() if view.message.id == message), None)
+
+    @on(Folded.Opened)
+    def show_opened(self, event: Folded.Opened) -> None:
+        """Scroll to the start of a part that the user has opened. An anchor would keep the end in view."""
+        event.stop()
+        self.anchor(False)
+        self.call_after_refresh(self._scroll_to_start, event.part)
+
+    def _scroll_to_start(self, part: Widget) -> None:
+        """Scroll as little as possible so that a part is visible; to its start if it is higher than the screen."""
+        is_high = part.outer_size.height > self.size.height
+        self.scroll_to_widget(part, animate=False, top=is_high)
 
     def focus_beside(self, message: MessageId, step: int) -> bool:
         """Focus the message `step` positions after this one. Returns False if that message is not mounted."""
