@@ -1,5 +1,7 @@
 """Tests of the chat screen with keys and a scripted client."""
 
+import pytest
+
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import HERE, USAGE, WAIT, ScriptedClient
 from tui.client import ClientError, NotLoaded
@@ -232,16 +234,44 @@ def test_message_is_queued_during_a_reply() -> None:
     run(ScriptedClient([TextDelta("first"), WAIT, END], [TextDelta("second"), END]), flow)
 
 
-def test_queue_returns_to_the_prompt_when_the_reply_is_stopped() -> None:
+@pytest.mark.parametrize("crashes", [True, False])
+def test_queue_waits_after_a_reply_that_failed_or_was_stopped(crashes: bool) -> None:
+    """The queued messages stay separate, and the text in the prompt stays as it is."""
+
     async def flow(chat: Chatting) -> None:
         await chat.type("one")
         await chat.until(lambda: len(chat.views()) == 2)
         await chat.type("two")
-        await chat.pilot.press("escape")
-        await chat.until(lambda: chat.composer.area.text == "two")
-        assert chat.client.chats.sent == ["one"]
+        await chat.type("three")
+        await chat.type("a draft", enter=False)
+        if crashes:
+            chat.client.replies.gate.set()
+        else:
+            await chat.pilot.press("escape")
+        waiting = "next: two\nnext: three\n      ⏎ sends the next one · ↑ takes the last one back"
+        await chat.until(lambda: chat.label("#queue") == waiting)
+        assert (chat.composer.area.text, chat.client.chats.sent) == ("a draft", ["one"])
+        await chat.pilot.press("ctrl+l", "enter")
+        await chat.until(lambda: chat.client.chats.sent == ["three", "two", "one"])
+        await chat.until(lambda: chat.texts()[-2:] == ["three", "Hello."])
+        assert chat.label("#queue") == ""
 
-    run(ScriptedClient([TextDelta("first"), WAIT, END]), flow)
+    ended = ClientError("The engine is gone.") if crashes else END
+    run(ScriptedClient([TextDelta("first"), WAIT, ended], [TextDelta("Hello."), END]), flow)
+
+
+def test_queue_continues_after_the_failed_reply_is_retried() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("one")
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.type("two")
+        chat.client.replies.gate.set()
+        await chat.until(lambda: "⏎ sends" in chat.label("#queue"))
+        await chat.pilot.press("ctrl+y")
+        await chat.until(lambda: chat.texts() == ["one", "Hello.", "two", "Hello."])
+
+    failing = [TextDelta("first"), WAIT, ClientError("The engine is gone.")]
+    run(ScriptedClient(failing, [TextDelta("Hello."), END]), flow)
 
 
 def test_reasoning_is_folded_and_opens_with_a_key() -> None:

@@ -84,7 +84,7 @@ def test_failing_editor_leaves_the_draft_unchanged(commands: str, reason: str, t
     run(ScriptedClient(), flow)
 
 
-def test_queued_message_that_returns_meanwhile_is_kept(tmp_path: Path) -> None:
+def test_message_that_waits_after_a_failed_reply_is_not_edited(tmp_path: Path) -> None:
     client = ScriptedClient([TextDelta("begun"), WAIT, ClientError("The engine is gone.")])
 
     async def flow(chat: Chatting) -> None:
@@ -97,7 +97,8 @@ def test_queued_message_that_returns_meanwhile_is_kept(tmp_path: Path) -> None:
         client.replies.gate.set()
         await chat.until(lambda: chat.conversation.current_reply is None)
         (tmp_path / "my editor.ends").touch()
-        await chat.until(lambda: chat.composer.area.text == "queued\n\nedited")
+        await chat.until(lambda: chat.composer.area.text == "edited")
+        assert chat.label("#queue").startswith("next: queued\n")
 
     run(client, flow)
 

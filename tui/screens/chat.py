@@ -185,6 +185,8 @@ class ChatScreen(SteadyScreen):
     def accept_offer(self) -> None:
         if self.conversation.welcome.display:
             self.conversation.welcome.enter()
+        else:
+            self.conversation.outbox.send_next()
 
     @on(Welcome.ContinueAsked)
     async def continue_chat(self, event: Welcome.ContinueAsked) -> None:

@@ -64,6 +64,7 @@ class Composer(Vertical):
         self.drafts = Drafts(client.chats)
         self.sending: Prompt | None = None  # the message that is being sent, until the client has stored it
         self._queue: list[Prompt] = []
+        self._is_paused = False  # whether the queue waits until the user sends its next message
         self._is_held = False  # whether `sending` waits for a summary
         self._aside: Prompt | None = None  # the prompt to restore after the user has edited a message
         self.edited: Message | None = None  # the message that the next sent one replaces as a branch
@@ -209,11 +210,17 @@ class Composer(Vertical):
                 await self.drafts.save(chat, self.drafts.unsent(chat.id))
 
     async def restore_unsent(self, chat: OpenChat, prompt: Prompt) -> None:
-        """Move a message that could not be sent back into the prompt, before queued messages and current text."""
+        """Move a message that could not be sent back into the prompt, or before queued messages if the prompt is used.
+
+        The queue waits for the user.
+        """
         if chat is self._chat:
             self.sending = None
-            self._queue.insert(0, prompt)
-            self.take_back_queue()
+            if self.prompt == Prompt() and self._aside is None:
+                self.write(prompt)
+            else:
+                self._queue.insert(0, prompt)
+            self.pause_queue(is_paused=True)
             await self.save_draft()
         elif chat.id is None:
             with show_errors(self):
@@ -222,8 +229,13 @@ class Composer(Vertical):
             with show_errors(self):
                 await self.drafts.save(chat, Prompt.of([prompt, self.drafts.unsent(chat.id)]))
 
+    def pause_queue(self, *, is_paused: bool) -> None:
+        """Send no queued message until the user asks for it, or continue with the queue after the next reply."""
+        self._is_paused = is_paused
+        self._show_queue()
+
     def take_back_queue(self) -> None:
-        """Move all queued messages back to the prompt."""
+        """Move all queued messages back to the prompt, because the user leaves the chat."""
         if not self._queue:
             return
         draft, self._queue = self.draft, []
@@ -251,9 +263,10 @@ class Composer(Vertical):
         waiting = [self.sending] if self._is_held and self.sending is not None else []
         waiting += self._queue
         lines = [f"next: {prompt.text.splitlines()[0] if prompt.text else '(files)'}" for prompt in waiting]
-        taken = "\n      ↑ takes the last one back" if self._queue else ""
+        if self._queue:
+            lines.append("      " + "⏎ sends the next one · " * self._is_paused + "↑ takes the last one back")
         label = self.query_one("#queue", Label)
-        label.update("\n".join(lines) + taken)
+        label.update("\n".join(lines))
         label.display = bool(lines)
 
     # --- editing a message

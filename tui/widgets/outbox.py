@@ -42,17 +42,22 @@ class Outbox:
     def send(self, prompt: Prompt) -> None:
         """Send a message now."""
         self._composer.sending = prompt
+        self._composer.pause_queue(is_paused=False)
         self._node.run_worker(self._deliver(prompt), group="send", description="send")
 
     def send_next(self) -> None:
-        """Send the next queued message, unless another one is in progress."""
-        if not self.is_busy and (waiting := self._composer.next_in_queue()) is not None:
+        """Send the next queued message, unless another one is in progress or being edited."""
+        if (
+            not self.is_busy
+            and self._composer.edited is None
+            and (waiting := self._composer.next_in_queue()) is not None
+        ):
             self.send(waiting)
 
     def go_on(self, reply: Message | None) -> None:
         """Continue after the reply of the open chat. If it failed or was stopped, the user decides about the queue."""
         if reply is None or reply.finish in (Finish.FAILED, Finish.STOPPED):
-            self._composer.take_back_queue()
+            self._composer.pause_queue(is_paused=True)
         else:
             self.send_next()
         self._composer.measure()
@@ -104,6 +109,7 @@ class Outbox:
     def ask_again(self, to: MessageId) -> None:
         """Request another reply to a message, as a sibling of the existing ones."""
         self._asking_again = True
+        self._composer.pause_queue(is_paused=False)
         self._node.run_worker(self._ask_again(to), group="send", description="send")
 
     async def _ask_again(self, to: MessageId) -> None:
@@ -120,4 +126,4 @@ class Outbox:
         if chat.id is not None and has_room:
             self._feed.ask(chat.id, to)
         else:
-            self._composer.take_back_queue()
+            self._composer.pause_queue(is_paused=True)

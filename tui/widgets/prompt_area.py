@@ -146,7 +146,7 @@ class PromptArea(TextField, ActiveCursor):
         self._show(sanitize(text))
 
     def replace_end(self, old: str, new: str) -> None:
-        """Replace `old` at the end. A queued message may have returned to the prompt before it."""
+        """Replace `old` at the end. A command that failed may have returned to the prompt before it."""
         if new != old:
             self.put_away()
             self.write(self.text.removesuffix(old) + new)
