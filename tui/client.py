@@ -253,6 +253,9 @@ class Models(Protocol):
     def offline_reason(self) -> str:
         """Return the reason why no model can be downloaded: "offline mode is on (INGLE_OFFLINE)"; "" if they can be."""
 
+    def endpoint(self) -> str:
+        """Return the address of the endpoint that the user named, which manages its models itself; "" if none."""
+
     async def recommended(self) -> Recommendation | None:
         """Return a model better than the default one. None if a model is installed, or if the user chose one."""
 

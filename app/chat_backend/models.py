@@ -94,6 +94,9 @@ class ChatModels:
         is_offline = self._settings.offline and not self._connection.is_remote
         return f"offline mode is on ({self._settings.origins['offline']})" if is_offline else ""
 
+    def endpoint(self) -> str:
+        return self._connection.endpoint
+
     async def recommended(self) -> Recommendation | None:
         if self._connection.is_chosen or self._settings.offline or any(one.installed for one in await self.installed()):
             return None

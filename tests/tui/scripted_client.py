@@ -397,6 +397,8 @@ class ScriptedModels:
     loaded: list[str] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # set: downloads finish; cleared: they wait
     offered: tuple[ModelInfo, ...] = ()  # models of a remote endpoint, which replace the installed ones
+    remote: str = ""  # address of the remote endpoint
+    unreachable: ClientError | None = None  # error that the list of installed models raises
     better: Recommendation | None = None  # the model to recommend
     finds: asyncio.Event = field(default_factory=asyncio.Event)  # set: searches finish; cleared: they wait
     offline: bool = False  # whether searches only find models of the catalog
@@ -409,9 +411,14 @@ class ScriptedModels:
         self.looks_end.set()
 
     async def installed(self) -> Sequence[ModelInfo]:
-        return [model for model in self.offered or (HERE, *self.others) if model.name not in self.deleted]
+        if self.unreachable is not None:
+            raise self.unreachable
+        here = () if self.remote else (HERE, *self.others)
+        return [model for model in self.offered or here if model.name not in self.deleted]
 
     async def catalog(self) -> Sequence[ModelInfo]:
+        if self.remote:
+            return []
         known = replace(KNOWN, installed=KNOWN.name in self.arrived, fetching=self.fetching)
         return [HERE, known, LARGE]
 
@@ -420,6 +427,9 @@ class ScriptedModels:
 
     def offline_reason(self) -> str:
         return self.reason
+
+    def endpoint(self) -> str:
+        return self.remote
 
     async def fit(self, name: str) -> Fit:
         await self.looks_end.wait()

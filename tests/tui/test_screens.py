@@ -213,6 +213,28 @@ def test_models_of_endpoints_and_files_of_the_user_can_only_be_loaded(
     run(client, flow)
 
 
+def test_unreachable_endpoint_is_named_above_an_empty_list_and_enter_tries_again() -> None:
+    client = ScriptedClient()
+    client.models.remote = "http://gpu-box:8000/v1"
+    client.models.unreachable = ClientError("The server does not respond.", "Check the address, or try again.")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f2", *"xyz")
+        await chat.until(lambda: chat.label("#note") == "The server does not respond. Check the address, or try again.")
+        assert chat.app.screen.query_one("#filter", Input).placeholder == "Type to filter"
+        await chat.pilot.press("tab")
+        await chat.until(lambda: chat.lines()[-1].split()[:2] == ["⏎", "Retry"])
+        assert "Hub" not in "".join(chat.lines())
+        client.models.unreachable = None
+        await chat.pilot.press("enter")
+        await chat.until(lambda: chat.label("#note") == "http://gpu-box:8000/v1 lists no models.")
+        client.models.offered = (ModelInfo("a", elsewhere=True),)
+        await chat.pilot.press("escape", "f2", "x")
+        await chat.until(lambda: chat.label("#note") == "No match here.")
+
+    run(client, flow)
+
+
 def test_fit_of_the_highlighted_model_is_checked() -> None:
     async def flow(chat: Chatting) -> None:
         models = chat.client.models

@@ -57,6 +57,20 @@ def test_enter_in_an_empty_chat_continues_the_last_one() -> None:
     run(client, flow)
 
 
+def test_unreachable_endpoint_is_named_and_another_model_is_not_suggested() -> None:
+    client = ScriptedClient()
+    client.models.remote = "http://gpu-box:8000/v1"
+    client.engine.problem = ClientError("The server does not respond.", "Check the address, or try again.")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: "The server does not respond." in chat.label("#welcome"))
+        assert "Check the address, or try again.\nRetry [⏎]\n" in chat.label("#welcome")
+        status = await at_rest(chat.pilot, lambda: chat.composer.status.render().plain)
+        assert status == "No model. Your next message tries again: http://gpu-box:8000/v1"
+
+    run(client, flow)
+
+
 def test_offered_chat_is_the_newest_of_all_windows() -> None:
     client = ScriptedClient()
 

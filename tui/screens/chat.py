@@ -140,7 +140,7 @@ class ChatScreen(SteadyScreen):
     @work(group="loading", exclusive=True, description="loading")
     async def follow(self, loading: AsyncGenerator[Loading, None]) -> None:
         """Show the progress of loading a model. Use the model once it is loaded."""
-        await model_loading.follow(self.conversation, loading)
+        await model_loading.follow(self.conversation, loading, self._client.models.endpoint())
 
     async def poll(self) -> None:
         """Show changes by other windows in the list and in the open chat."""

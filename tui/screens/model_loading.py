@@ -11,8 +11,11 @@ from tui.widgets.conversation import Conversation
 _NONE = "No model. F2 to choose one."
 
 
-async def follow(conversation: Conversation, loading: AsyncGenerator[Loading, None]) -> None:
-    """Show the progress of loading a model. Use the model once it is loaded."""
+async def follow(conversation: Conversation, loading: AsyncGenerator[Loading, None], endpoint: str) -> None:
+    """Show the progress of loading a model. Use the model once it is loaded.
+
+    `endpoint`: address of the endpoint that has the models; "" if they are on this machine.
+    """
     status, welcome = conversation.composer.status, conversation.welcome
     model = conversation.model
     try:
@@ -22,12 +25,12 @@ async def follow(conversation: Conversation, loading: AsyncGenerator[Loading, No
             welcome.show_loading(step)
     except ClientError as error:
         if not model:
-            welcome.show_failure(error)
+            welcome.show_failure(error, has_models=not endpoint)
         if model or not (welcome.display or conversation.shows_why_no_reply):
             show_error(conversation, error)
     welcome.show_loaded(model)
     conversation.use_model(model)
-    status.model = model or _NONE
+    status.model = model or (f"No model. Your next message tries again: {endpoint}" if endpoint else _NONE)
     status.loading_model = None
     conversation.composer.measure()
 

@@ -26,13 +26,17 @@ from tui.widgets.textual_internals import KeyFooter
 
 _REFRESH = 0.5  # seconds between updates of the downloads
 _REST = 0.3  # seconds for which a model must be highlighted before its fit is checked
-_FILTER = "Type to filter   (Tab: search the Hub)"
+_FILTER, _SEARCHED = "Type to filter", "   (Tab: search the Hub)"
 _HUB = "Search the Hub, then Enter   (Tab: back to the list)"
 _NO_MATCH = "Offline: no match in the built-in catalog."
+_ELSEWHERE, _SEARCHABLE = "No match here.", " Tab searches the Hub."
 
 
 class ModelsScreen(Page[str]):
-    """A filter above a table. The filter keeps the focus; Tab switches between the list and a search of the Hub."""
+    """A filter above a table. The filter keeps the focus; Tab switches between the list and a search of the Hub.
+
+    An endpoint manages its models itself, so that there is no search.
+    """
 
     CSS_PATH = "models.tcss"
     AUTO_FOCUS = "#filter"
@@ -53,6 +57,8 @@ class ModelsScreen(Page[str]):
         self._models = models
         self._downloads = downloads
         self._all: Sequence[ModelInfo] = ()  # all models of the list, before filtering
+        self._list_note = ""  # the note above the list: why it is empty, or which models were searched
+        self._has_failed = False  # whether the list could not be read
         self._ended = downloads.ended  # number of ended downloads when the list was read
         self._fits: dict[str, str] = {}  # text that describes whether a model fits, by model name
         self._is_hub = False  # whether results of the Hub are listed
@@ -60,11 +66,16 @@ class ModelsScreen(Page[str]):
         self._repository = ""  # the repository whose variants are listed, or ""
 
     def compose(self) -> ComposeResult:
-        yield LineField(placeholder=_FILTER, id="filter")
+        yield LineField(placeholder=self._invitation, id="filter")
         yield Label("", id="note", markup=False)
         yield ModelTable(self._downloads, self._models.offline_reason, self._loading_model)
         yield Label("", id="fit", markup=False)
         yield KeyFooter()
+
+    @property
+    def _invitation(self) -> str:
+        """The text of the empty filter above the list."""
+        return _FILTER if self._models.endpoint() else _FILTER + _SEARCHED
 
     @property
     def active_bindings(self) -> dict[str, ActiveBinding]:
@@ -74,6 +85,8 @@ class ModelsScreen(Page[str]):
         return footer_keys.arrange(super().active_bindings, shown, self.app.size.width, self.app.get_key_display)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "toggle_hub":
+            return not self._models.endpoint()
         model = self._chosen() if action == "delete" else None
         return action != "delete" or (model is not None and _can_delete(model))
 
@@ -82,7 +95,9 @@ class ModelsScreen(Page[str]):
         model = self._chosen()
         if self._is_hub and self._filter_text() != self._searched_text:
             return "Search"
-        if model is None or can_load(model):
+        if model is None:
+            return "Retry" if self._has_failed else ""
+        if can_load(model):
             return "Use"
         if model.is_repository:
             return "Open"
@@ -100,9 +115,9 @@ class ModelsScreen(Page[str]):
         """Search the Hub for the text of the filter instead of the list, or return to the list."""
         field = self.query_one("#filter", Input)
         self._is_hub, self._repository = not self._is_hub, ""
-        field.placeholder = _HUB if self._is_hub else _FILTER
+        field.placeholder = _HUB if self._is_hub else self._invitation
         self.workers.cancel_group(self, "list")
-        self._note("")
+        self._list_note, self._has_failed = "", False
         self._searched_text = self._filter_text()
         if self._is_hub and not self._searched_text:
             self._show([])
@@ -138,10 +153,13 @@ class ModelsScreen(Page[str]):
 
     @work(exclusive=True, group="list", description="list")
     async def reload(self) -> None:
-        """Read the list again."""
-        with show_errors(self), self._errors_noted():
-            finds = await self._found()
-            self._note(finds.note)
+        """Read the list again. If that fails, show the reason above an empty list."""
+        with show_errors(self):
+            try:
+                finds, self._has_failed = await self._found(), False
+            except ClientError as error:
+                finds, self._has_failed = SearchResults((), error.sentences), True
+            self._list_note = finds.note
             self._show(finds.models)
 
     async def _found(self) -> SearchResults:
@@ -152,7 +170,8 @@ class ModelsScreen(Page[str]):
         catalog, installed = await self._models.catalog(), await self._models.installed()
         models = {one.name: one for one in (*self._own_downloads(), *catalog)}
         models |= {one.name: replace(one, is_recommended=_is_recommended(models.get(one.name))) for one in installed}
-        return SearchResults(tuple(sorted(models.values(), key=_order)))
+        note = "" if models else f"{self._models.endpoint()} lists no models."
+        return SearchResults(tuple(sorted(models.values(), key=_order)), note)
 
     def _own_downloads(self) -> Iterator[ModelInfo]:
         """Running downloads that this program started. Models that the engine downloads are marked in the lists."""
@@ -188,8 +207,8 @@ class ModelsScreen(Page[str]):
         text = self._filter_text()
         if text and not self._is_hub:
             models = fuzzy.rank(text, models, lambda one: (one.name, one.license), len(models))
-        if not self._is_hub:
-            self._note("" if models or not self._all else "No match here. Tab searches the Hub.")
+        no_match = _ELSEWHERE if self._models.endpoint() else _ELSEWHERE + _SEARCHABLE
+        self._note(self._list_note or no_match * bool(self._all and not models))
         for table in self._table:
             table.show_models(models)
         self._show_fit()
@@ -269,8 +288,9 @@ class ModelsScreen(Page[str]):
         """Act on the selected row: open a repository, use a model, download it, or pause its download."""
         model = self._chosen()
         if model is None:
-            return
-        if model.is_repository:
+            if self._has_failed:
+                self.reload()
+        elif model.is_repository:
             self._repository = model.name
             self.reload()
         elif can_load(model):

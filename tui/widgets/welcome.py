@@ -39,6 +39,7 @@ class Welcome(Vertical):
         self._model = ""
         self._loading: Loading | None = None
         self._problem: ClientError | None = None
+        self._has_models = True  # whether the user can choose another model after a failure
         self._better: Recommendation | None = None
         self._last: ChatSummary | None = None
 
@@ -57,8 +58,9 @@ class Welcome(Vertical):
         self._model, self._loading = model, None
         self._draw()
 
-    def show_failure(self, problem: ClientError) -> None:
-        self._problem, self._loading = problem, None
+    def show_failure(self, problem: ClientError, *, has_models: bool) -> None:
+        """Show why loading failed. `has_models`: whether the user can choose another model."""
+        self._problem, self._loading, self._has_models = problem, None, has_models
         self._draw()
 
     def recommend(self, better: Recommendation) -> None:
@@ -113,8 +115,9 @@ class Welcome(Vertical):
         yield Content.styled(f"✗ {capitalized(single_line(problem.message))}", "bold $text-error")
         if problem.remedy:
             yield Content(single_line(problem.remedy))
-        retry, choose = word("Retry", "retry"), word("Choose a model", "models")
-        yield Content.assemble(retry, (" [⏎]", "dim"), "   ", choose, (" [F2]", "dim"))
+        retry = Content.assemble(word("Retry", "retry"), (" [⏎]", "dim"))
+        choose = Content.assemble("   ", word("Choose a model", "models"), (" [F2]", "dim"))
+        yield Content.assemble(retry, choose) if self._has_models else retry
 
     def _progress(self, now: Loading) -> Iterator[Content]:
         name = model_name(now.model)

@@ -66,9 +66,14 @@ class EngineConnection:
         await self._server.close(is_loaded=self._engine is not None)
 
     @property
+    def endpoint(self) -> str:
+        """The address of the remote endpoint that the user named, or ""."""
+        return self._server.remote
+
+    @property
     def is_remote(self) -> bool:
         """Whether the user named a remote endpoint."""
-        return bool(self._server.remote)
+        return bool(self.endpoint)
 
     @property
     def is_chosen(self) -> bool:
