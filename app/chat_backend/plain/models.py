@@ -31,7 +31,7 @@ class PlainModels:
         found: Sequence[ModelInfo] = await (models.catalog() if which else models.installed())
         for model in found:
             self._say(_line(model))
-        if not which:
+        if not which and not models.endpoint():
             self._say(f"/models {_CATALOG} lists models to download." if found else "No models installed.")
 
     async def load(self, name: str) -> None:

@@ -35,6 +35,7 @@ from tui.drafts import Prompt, with_named_files
 from tui.plain_text import sanitize
 from tui.types import (
     ChatId,
+    EngineRestarting,
     Finish,
     MessageId,
     PromptProgress,
@@ -116,6 +117,7 @@ class PlainChat:
         self._conversing: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._shutdown = Shutdown(self._end)
+        self._is_loading = True  # until the first load ends, also if it fails
         self._is_saved = True
         self._failed = False
         self._ended_with = 0  # the exit status that a signal requests
@@ -185,18 +187,31 @@ class PlainChat:
             return
         await self._answer(line)
 
+    async def _restart_engine(self) -> None:
+        """If the engine has exited, start it again, and print both that it restarts and that it is back."""
+        engine = self._client.engine
+        if self._is_loading or await engine.is_ready():
+            return
+        self._note("The engine has stopped. It starts again.")
+        async with aclosing(engine.loading(retry=True)) as states:
+            async for _ in states:
+                pass
+        self._note("The engine is ready.")
+
     async def _answer(self, text: str) -> None:
         chat, given = await self._commands.current(), Prompt(text, tuple(self._commands.attached))
         prompt = with_named_files(given)
         for file in prompt.attachments[len(given.attachments) :]:
             self._note(f"Attached {file.name}")
         await self._client.chats.save_draft(chat.summary.id, text)  # keeps the text if it cannot be sent
+        await self._restart_engine()
         if await self._trimming.ensure_room(chat, chat.leaf, prompt.all_text):
             self._commands.attached.clear()
             message = await self._client.chats.add(chat.summary.id, chat.leaf, prompt.text, prompt.attachments)
             await self._write_reply(message.id)
 
     async def _answer_again(self, to: MessageId) -> None:
+        await self._restart_engine()
         if await self._trimming.ensure_room(await self._commands.current(), to, ""):
             await self._write_reply(to)
 
@@ -207,7 +222,9 @@ class PlainChat:
         lines = Wrapping(_width(sys.stdout))
         async with aclosing(self._client.replies.reply(chat.summary.id, to)) as events:
             async for event in events:
-                if isinstance(event, PromptProgress) and time.monotonic() - reported_at > LINE_SECONDS:
+                if isinstance(event, EngineRestarting):
+                    await self._restart_engine()
+                elif isinstance(event, PromptProgress) and time.monotonic() - reported_at > LINE_SECONDS:
                     reported_at = time.monotonic()
                     self._note(f"Processed {event.done} of {event.total} prompt tokens")
                 elif isinstance(event, ReasoningDelta) and not is_thinking:
@@ -254,6 +271,8 @@ class PlainChat:
                         self._note(line)
         except ClientError:
             return  # the caller that needs the model reports the error
+        finally:
+            self._is_loading = False
 
     async def _tell_notices(self) -> None:
         async with aclosing(self._client.chats.notices()) as notices:

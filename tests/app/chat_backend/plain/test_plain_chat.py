@@ -274,6 +274,23 @@ def test_room_command_trims_the_context(monkeypatch: pytest.MonkeyPatch, command
     assert bool(chat.left_out) == is_made
 
 
+@pytest.mark.parametrize("again", ["Again.", "/regenerate"])
+def test_restart_of_the_engine_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], again: str
+) -> None:
+    client = ScriptedClient()
+    client.engine.loads.set()
+
+    async def is_ready() -> bool:
+        return bool(client.engine.tried)  # the engine has exited, until it is started again
+
+    monkeypatch.setattr(client.engine, "is_ready", is_ready)
+    assert scripted(client, monkeypatch, "Hello.", again) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-2:] == ["The engine has stopped. It starts again.", "The engine is ready."]
+    assert client.engine.tried == 1
+
+
 def test_loading_progress_is_printed_every_few_seconds() -> None:
     times = iter([0.0, 0.1, 4.0, 6.0, 12.0])
     lines = LoadingLines(lambda: next(times))
