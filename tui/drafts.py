@@ -19,16 +19,16 @@ def read_attachment(path: Path) -> Attachment:
         with path.expanduser().open("rb") as file:
             data = file.read(LARGEST + 1)
     except FileNotFoundError as error:
-        raise ClientError(f"{path} not found.", "Check the path.") from error
+        raise ClientError(f"there is no file {path}.", "Check the path.") from error
     except IsADirectoryError as error:
-        raise ClientError(f"Cannot attach {path}, because it is a folder.", "Attach its files.") from error
+        raise ClientError(f"cannot attach {path}, because it is a folder.", "Attach its files.") from error
     except OSError as error:
-        raise ClientError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
+        raise ClientError(f"the file {path} cannot be read: {error.strerror}.", "Check the path.") from error
     if b"\0" in data:
         raise _not_text(path)
     if len(data) > LARGEST:
         most = LARGEST // 1_000_000
-        raise ClientError(f"{path.name} is larger than {most} MB.", "Attach only the part that you need.")
+        raise ClientError(f"the file {path.name} is larger than {most} MB.", "Attach only the part that you need.")
     try:
         return Attachment(path.name, data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -36,7 +36,7 @@ def read_attachment(path: Path) -> Attachment:
 
 
 def _not_text(path: Path) -> ClientError:
-    return ClientError(f"{path.name} is not a text file.", "Only text files can be attached.")
+    return ClientError(f"the file {path.name} is not text.", "Only text files can be attached.")
 
 
 def dropped_path(pasted: str) -> Path | None:

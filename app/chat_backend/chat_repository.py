@@ -238,7 +238,7 @@ def _write(path: Path, content: bytes) -> None:
         with open(path, "xb", opener=_private) as file:
             file.write(content)
     except FileExistsError:
-        raise AppError(f"{path} already exists", "Choose another name.") from None
+        raise AppError(f"the file {path} already exists", "Choose another name.") from None
 
 
 def _private(path: str, flags: int) -> int:

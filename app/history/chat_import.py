@@ -80,7 +80,7 @@ def read_chats(path: Path) -> list[FileChat]:
     """Read the chats of a file. Raises UnreadableChats."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise UnreadableChats(f"{path} is larger than {MAX_BYTES >> 30} GB", "Split it.")
+            raise UnreadableChats(f"the file {path} is larger than {MAX_BYTES >> 30} GB", "Split it.")
         content = path.read_bytes()
     except OSError as problem:
         raise UnreadableChats(f"{path}: {problem.strerror or problem}", "Give the path of a JSON file.") from problem
@@ -89,7 +89,7 @@ def read_chats(path: Path) -> list[FileChat]:
             return attempt(content)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             continue
-    raise UnreadableChats(f"{path} contains no readable chats", _KNOWN)
+    raise UnreadableChats(f"the file {path} contains no readable chats", _KNOWN)
 
 
 def add_chats(history: History, chats: Sequence[FileChat]) -> list[Chat]:

@@ -246,7 +246,7 @@ class ModelStore:
             return stored_model(name, path, LOCAL_FOLDER if path.is_dir() else LOCAL_FILE)
         if path.exists():
             raise ModelNotFound(
-                f"{name} is not a model",
+                f"the path {name} is not a model",
                 f"Give the path of a file that ends in .gguf, or of a folder with a {CONFIG} and safetensors files.",
             )
         known = ", ".join(entry.name for entry in self.catalog)

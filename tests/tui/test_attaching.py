@@ -38,9 +38,17 @@ def test_refusal_says_what_a_file_is(tmp_path: Path) -> None:
         reasons[name] = refused.value.sentences
     assert reasons == {
         "": f"Cannot attach {tmp_path}, because it is a folder. Attach its files.",
-        "a.pdf": "a.pdf is not a text file. Only text files can be attached.",
-        "long.txt": "long.txt is larger than 2 MB. Attach only the part that you need.",
+        "a.pdf": "The file a.pdf is not text. Only text files can be attached.",
+        "long.txt": "The file long.txt is larger than 2 MB. Attach only the part that you need.",
     }
+
+
+def test_names_of_files_are_written_as_the_user_typed_them() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("/attach srv")
+        await chat.until(lambda: chat.notices() == ["There is no file srv. Check the path."])
+
+    run(ScriptedClient(), flow)
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"text\0more", b"x" * (LARGEST + 1), None])
@@ -125,7 +133,7 @@ def test_message_that_names_a_refused_file_returns_to_the_prompt(folder: Path) -
         chat.composer.attach_path(folder / "notes.txt")
         await chat.type("what is on @picture.png ?")
         await chat.until(chat.notices)
-        assert chat.notices() == ["picture.png is not a text file. Only text files can be attached."]
+        assert chat.notices() == ["The file picture.png is not text. Only text files can be attached."]
         assert chat.composer.area.text == "what is on @picture.png ?"
         assert [file.name for file in chat.composer.prompt.attachments] == ["notes.txt"]
         assert chat.client.replies.asked == []

@@ -62,7 +62,7 @@ def test_files_and_long_pastes_become_attachments_with_token_counts(tmp_path: Pa
         assert [one.name for one in sent.attachments] == ["notes.txt", "pasted-1.txt", "pasted-2.txt"]
         assert not chat.composer.query_one("#attached").display
         await chat.type(f"/attach {tmp_path}/none.txt")
-        await chat.until(lambda: any("not found" in notice for notice in chat.notices()))
+        await chat.until(lambda: any("There is no file" in notice for notice in chat.notices()))
 
     run(ScriptedClient(), flow)
 

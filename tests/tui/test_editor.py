@@ -68,8 +68,8 @@ def test_saved_text_becomes_the_draft(keys: list[str], tmp_path: Path) -> None:
     ("commands", "reason"),
     [
         ('echo lost > "$1"; exit 3', "The editor ended with status 3."),
-        ('printf "\\377" > "$1"', "message.md is not a text file."),
-        ('rm "$1"', "message.md not found."),
+        ('printf "\\377" > "$1"', "The file message.md is not text."),
+        ('rm "$1"', "There is no file /"),
         ("", "The editor could not be started: nowhere at all: No such file or directory."),
     ],
 )

@@ -177,7 +177,7 @@ def test_file_named_in_a_message_is_attached(
     assert scripted(client, monkeypatch, "What does @note.txt say?", "see @picture.png") == 1
     err = capsys.readouterr().err
     assert "Attached note.txt" in err
-    assert "picture.png is not a text file" in err
+    assert "error: the file picture.png is not text." in err
     [chat] = client.chats.chats.values()
     [asked] = [message for message in chat.messages if message.role is Role.USER]
     assert (asked.text, [file.text for file in asked.attachments]) == ("What does note.txt say?", ["a note"])
