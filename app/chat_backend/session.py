@@ -4,7 +4,7 @@ import asyncio
 import enum
 import shlex
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from app.chat_backend.client import TerminalClient
 from app.chat_backend.converters import chat_id
 from app.chat_backend.shutdown import Shutdown
 from app.history.history import History
+from app.history.records import Chat
 from app.process.terminal_background import is_background_dark
 from app.settings.settings import (
     AUTO_THEME,
@@ -58,9 +59,9 @@ class Session:
 
         async def run(client: TerminalClient) -> int:
             lists, is_private = self.opening is Opening.CHOICE, self.opening is Opening.PRIVATE
-            return await PlainChat(client, clipboard, self.question, chat, lists, is_private).run()
+            return await PlainChat(client, clipboard, self.question, _id(chat), lists, is_private).run()
 
-        return asyncio.run(self._with_client(history, run))
+        return asyncio.run(self._with_client(history, chat, run))
 
     def run_screens(self, left: Callable[[], None]) -> int:
         """Run the screens. `left` is called after the terminal was restored.
@@ -79,7 +80,7 @@ class Session:
             app = ChatApp(
                 client,
                 self.settings.theme,
-                chat,
+                _id(chat),
                 self.question,
                 resumes=resumes,
                 private=self.opening is Opening.PRIVATE,
@@ -96,7 +97,7 @@ class Session:
                 click.echo(self.farewell)
             return app.return_code or 0
 
-        return asyncio.run(self._with_client(history, run))
+        return asyncio.run(self._with_client(history, chat, run))
 
     @property
     def farewell(self) -> str:
@@ -114,21 +115,38 @@ class Session:
 
         return f" --model {shlex.quote(ModelStore(self.settings).lasting_name(self.settings.model))}"
 
-    def _first_chat(self, history: History) -> ChatId | None:
+    def _first_chat(self, history: History) -> Chat | None:
         """Return the chat to open, or None for a new one."""
         if self.opening is not Opening.LAST:
             return None
         chats = [chat for chat in history.chats.listed() if chat.num_messages]
-        last = max(chats, key=lambda chat: chat.changed, default=None)
-        return None if last is None else chat_id(last.id, private=False)
+        return max(chats, key=lambda chat: chat.changed, default=None)
 
-    async def _with_client(self, history: History, run: Callable[[TerminalClient], Coroutine[Any, Any, int]]) -> int:
-        client = TerminalClient(self.settings, history, self.flags, self.endpoint, self.key, self.mcp_config)
+    def _settings_for(self, history: History, chat: Chat | None) -> Settings:
+        """Return the settings, with the chat's own model if it is on this machine and the user chose no other."""
+        if chat is None or self.endpoint or self.settings.origins.get("model") == "--model":
+            return self.settings
+        from app.models.store import ModelStore
+
+        model = history.model_of(chat.id)
+        if not model or not ModelStore(self.settings).has(model):
+            return self.settings
+        return replace(self.settings, model=model, origins={**self.settings.origins, "model": "--continue"})
+
+    async def _with_client(
+        self, history: History, chat: Chat | None, run: Callable[[TerminalClient], Coroutine[Any, Any, int]]
+    ) -> int:
+        settings = self._settings_for(history, chat)
+        client = TerminalClient(settings, history, self.flags, self.endpoint, self.key, self.mcp_config)
         client.start()
         try:
             return await run(client)
         finally:
             await client.close()
+
+
+def _id(chat: Chat | None) -> ChatId | None:
+    return None if chat is None else chat_id(chat.id, private=False)
 
 
 def has_dark_theme(theme: str) -> bool:

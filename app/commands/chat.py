@@ -32,7 +32,7 @@ Examples:
     "Default: ingle's own engine.",
 )
 @click.option("--api-key-file", metavar="FILE", help="File with the API key of that server.")
-@click.option("--continue", "-c", "continues", is_flag=True, help="Open the last chat.")
+@click.option("--continue", "-c", "continues", is_flag=True, help="Open the last chat, with its model.")
 @click.option("--resume", "resumes", is_flag=True, help="Choose an earlier chat from a list.")
 @click.option("--private", "is_private", is_flag=True, help="Start with a private chat: nothing of it is saved.")
 @click.option(

@@ -12,7 +12,7 @@ from app.history.inputs import NEW, Inputs
 from app.history.messages import Messages
 from app.history.notices import HistoryNotice, Rescue
 from app.history.opening import Tell
-from app.history.records import ChatSettings
+from app.history.records import ChatSettings, path_to
 from app.history.reply_marks import ReplyMarks
 from app.history.search import Search
 from app.history.windows import Window
@@ -50,6 +50,12 @@ class History:
     def subscribe(self, on_notice: Callable[[HistoryNotice], None]) -> Sequence[HistoryNotice]:
         """Call `on_notice`, on any thread, with each later notice. Returns those before the first subscription."""
         return self._database.subscribe(on_notice)
+
+    def model_of(self, chat: int) -> str:
+        """Return the model of the last reply in the shown branch of a chat; "" if there is no reply."""
+        messages = {message.id: message for message in self.messages.in_chat(chat)}
+        branch = path_to(messages, self.chats.get(chat).shown)
+        return next((message.model for message in reversed(branch) if message.model), "")
 
     def deleted(self) -> Sequence[int]:
         """Return the chats that this process deleted and that were not restored."""

@@ -127,6 +127,11 @@ class ModelStore:
             )
         return None
 
+    def has(self, name: str) -> bool:
+        """Whether the model with this name or absolute path is on this machine. Reads no weights."""
+        path = Path(name)
+        return (path.is_absolute() and is_model(path)) or any(stored.name == name for stored in self.entries())
+
     def entries(self) -> list[StoredModel]:
         """Return all stored models, those of the catalog first. Reads no weights: an unknown digest stays None."""
         known = [stored for entry in self.catalog if (stored := self._find_quickly(entry))]

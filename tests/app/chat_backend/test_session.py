@@ -8,9 +8,11 @@ import pytest
 from click.testing import CliRunner
 from textual.theme import Theme
 
-from app.chat_backend.session import Session
+from app.chat_backend.session import Opening, Session
 from app.cli import ingle
-from app.settings.settings import load_settings
+from app.history.history import History
+from app.history.records import ChatSettings
+from app.settings.settings import Settings, load_settings
 from tests.app.chat_backend.plain.test_plain_ends import command, folders
 from tests.support.fake_endpoint import FakeEndpoint
 from tests.support.terminal_screen import Terminal, python
@@ -108,3 +110,34 @@ def test_farewell_repeats_the_model_and_the_endpoint(tmp_path: Path) -> None:
     remote = Session(load_settings(), {}, "http://127.0.0.1:9/v1")
     assert remote.farewell.startswith("Resume: ingle -c --endpoint http://127.0.0.1:9/v1 ")
     assert Session(load_settings(), {}).farewell == "Resume: ingle -c    All chats: ingle --resume"
+
+
+class Started(Exception):
+    """The chat has started."""
+
+
+@pytest.mark.parametrize("opening", [Opening.LAST, Opening.NEW])
+def test_continued_chat_uses_its_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opening: Opening) -> None:
+    def start(settings: Settings, *_: object) -> None:
+        raise Started(settings.model)
+
+    def started(session: Session) -> str:
+        with pytest.raises(Started) as found:
+            session.run_plain()
+        return str(found.value)
+
+    monkeypatch.setattr("app.chat_backend.session.TerminalClient", start)
+    monkeypatch.delenv("INGLE_MODEL", raising=False)
+    model = tmp_path / "own.gguf"
+    settings = load_settings(state_dir=tmp_path / "state")
+    with History(settings.history_dir) as history:
+        chat = history.chats.create(ChatSettings()).id
+        asked = history.messages.add_user_message(chat, None, "Hi.")
+        history.messages.start_reply(chat, asked.id, str(model))
+    session = Session(settings, {}, opening=opening)
+    assert started(session) == settings.model  # the model is not on this machine
+    model.touch()
+    assert started(session) == (str(model) if opening is Opening.LAST else settings.model)
+    chosen = load_settings(state_dir=tmp_path / "state", model="smollm2:360m")
+    assert started(Session(chosen, {}, opening=opening)) == "smollm2:360m"
+    assert started(Session(settings, {}, "http://127.0.0.1:9/v1", opening=opening)) == settings.model

@@ -56,6 +56,9 @@ def test_received_model_is_found_by_name_and_alias(store: ModelStore, tmp_path: 
     assert stored.source == "Python package index (tiny-weights==1.0)"
     assert store.resolve("TINY") == stored
     assert store.entries() == [stored]
+    assert store.has("tiny:1k")
+    assert store.has(str(stored.path))
+    assert not store.has("tiny:2k")
     assert stat.S_IMODE((tmp_path / "models").stat().st_mode) == 0o700
 
 
