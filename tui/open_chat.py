@@ -22,8 +22,12 @@ from tui.types import (
 
 
 def find_preset(presets: Sequence[Preset], name: str) -> ChatSettings | None:
-    """Return the settings of a preset, or None if there is none of this name."""
+    """Return the settings of a preset, or None if there is none of this name. Case matters only if names differ in
+    nothing else.
+    """
     settings = {NO_PRESET: ChatSettings()} | {one.name: one.settings for one in presets}
+    if name not in settings:
+        name = next((one for one in settings if one.casefold() == name.casefold()), name)
     return settings.get(name)
 
 

@@ -125,19 +125,21 @@ def test_escape_asks_before_it_discards_changes() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_status_line_and_preset_command_name_the_preset_in_use() -> None:
+@pytest.mark.parametrize("width", [120, 60])
+def test_status_line_and_preset_command_name_the_preset_in_use(width: int) -> None:
     client = ScriptedClient()
     client.chats.kept_presets["pirate"] = Preset("pirate", PIRATE)
 
     async def flow(chat: Chatting) -> None:
-        await chat.type("/preset pirate")
-        await chat.until(lambda: "temp 0.2   preset pirate" in str(chat.composer.status.render()))
+        await chat.type("/preset PIRATE")
+        await chat.until(lambda: "   preset pirate   " in str(chat.composer.status.render()))
+        assert chat.notices() == ["Preset: pirate"]
         await chat.type("/preset")
         await chat.until(lambda: chat.notices()[-1:] == ["In use: pirate. Presets: pirate"])
         await chat.type("/set temperature 0.3")
         await chat.until(lambda: "temp 0.3   system prompt" in str(chat.composer.status.render()))
 
-    run(client, flow, size=(120, 24))
+    run(client, flow, size=(width, 24))
 
 
 def test_keys_after_tab_reach_the_next_field() -> None:

@@ -10,7 +10,7 @@ from tui.footer_keys import key_name
 from tui.open_chat import find_preset, name_preset
 from tui.plain_text import single_line
 from tui.show_errors import show_errors
-from tui.types import ToolServer
+from tui.types import NO_PRESET, ToolServer
 from tui.widgets.conversation import Conversation
 
 
@@ -78,6 +78,8 @@ async def use_preset(conversation: Conversation, client: Client, name: str) -> N
         settings = find_preset(presets, name)
         if settings is not None:
             await conversation.configure(chat, settings)
+            used = single_line(name_preset(presets, settings) or NO_PRESET)
+            conversation.app.notify(f"Preset: {used}", markup=False)
             return
         names = ", ".join(single_line(one.name) for one in presets)
         used = name_preset(presets, chat.settings)

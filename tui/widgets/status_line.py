@@ -55,7 +55,8 @@ class StatusLine(Widget):
 
     def _parts(self) -> list[Sequence[Content]]:
         """Return the forms of each part, the longest first."""
-        parts = [(self._model(),), (self._private(),), self._fullness(), (self._temperature(),), (self._system(),)]
+        before, after = (self._model(), self._private(), self._preset()), (self._temperature(), self._system())
+        parts = [*((one,) for one in before), self._fullness(), *((one,) for one in after)]
         return [forms for forms in parts if forms and forms[0]]
 
     def _model(self) -> Content:
@@ -84,10 +85,11 @@ class StatusLine(Widget):
         temperature = self.settings.sampling.temperature
         return Content("" if temperature is None else f"temp {temperature:g}")
 
+    def _preset(self) -> Content:
+        return Content(f"preset {single_line(self.preset)}" if self.preset else "")
+
     def _system(self) -> Content:
-        if self.preset:
-            return Content(f"preset {single_line(self.preset)}")
-        return Content("system prompt" if self.settings.system.strip() else "")
+        return Content("system prompt" if self.settings.system.strip() and not self.preset else "")
 
     def on_click(self, event: Click) -> None:
         part = event.style.meta.get("part")
