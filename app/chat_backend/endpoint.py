@@ -71,7 +71,7 @@ def checked_url(given: str) -> str:
     except httpx.InvalidURL:
         is_complete = False
     if not is_complete:
-        raise InvalidSetting(f"{given} is not the URL of an endpoint", "Example: http://127.0.0.1:8000/v1.")
+        raise InvalidSetting(f"{given} is not the URL of an endpoint", "Write it like http://127.0.0.1:8000/v1.")
     return given.rstrip("/")
 
 

@@ -132,6 +132,17 @@ def test_escape_stops_prefill() -> None:
     run(ScriptedClient([PromptProgress(100, 900), WAIT, TextDelta("never"), END]), flow)
 
 
+def test_details_key_adds_no_line_to_an_error_without_details() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: "The engine stopped." in chat.label(".outcome"))
+        before = chat.label(".outcome")
+        await chat.pilot.press("ctrl+o")
+        assert chat.label(".outcome") == before
+
+    run(ScriptedClient([TextDelta("x"), ReplyEnd(Finish.FAILED, error="the engine stopped.")]), flow)
+
+
 def test_failed_reply_keeps_its_error() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")

@@ -11,7 +11,7 @@ from textual.widgets import OptionList
 
 from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
-from tui.screens.dialog import Confirm
+from tui.screens.dialog import Ask, Confirm
 from tui.types import ContextBudget, ExportFormat, Finish, ReplyEnd, SearchHit, TextDelta
 from tui.widgets.chat_list import ChatList
 from tui.widgets.top_bar import TopBar
@@ -162,12 +162,24 @@ def test_frame_of_the_search_ends_above_the_prompt() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_long_title_leaves_room_for_the_age_of_a_chat() -> None:
+def test_frame_of_a_question_ends_above_the_prompt_in_a_low_terminal() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("/attach")
+        await chat.until(lambda: isinstance(chat.app.screen, Ask))
+        dialog = chat.app.screen.query_one(".dialog")
+        await chat.until(lambda: 0 < dialog.region.bottom <= chat.composer.area.region.y)
+
+    run(ScriptedClient(), flow, size=(60, 15))
+
+
+@pytest.mark.parametrize("searched", [[], [*"hello"]])
+def test_long_title_leaves_room_for_the_age_of_a_chat(searched: list[str]) -> None:
     client = ScriptedClient()
     client.keep("A title that is longer than the line " * 4, "hello")
 
     async def flow(chat: Chatting) -> None:
-        await chat.pilot.press("f7")
+        await chat.pilot.press("f7", *searched)
+        await chat.until(lambda: chat.label("#found") == ("1 result in 1 chat" if searched else "Last chats"))
         await chat.until(lambda: any("A title" in line for line in chat.lines()))
         assert any(re.search(r"A title that .*…  \d{4}-\d\d-\d\d  ", line) for line in chat.lines())
 

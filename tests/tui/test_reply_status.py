@@ -51,7 +51,7 @@ def test_every_stage_of_a_reply_is_described() -> None:
     reply.apply(ReplyStarted(MessageId("2"), "m"))
     reply.apply(ReasoningDelta("hm"))
     clock.now = 8.0
-    assert describe(reply, 80) == "Thinking 4 s"
+    assert describe(reply, 80) == "1 token · 4 s"
     reply.apply(TextDelta("a b c d", 40))
     clock.now = 10.0
     assert describe(reply, 80) == "7 tok/s · 41 tokens · 2 s"
@@ -152,7 +152,7 @@ def test_retry_after_the_engine_stopped_says_so_and_replies(monkeypatch: pytest.
         await chat.say("one")
         monkeypatch.setattr(client.context, "budget", fail)
         await chat.type("/regenerate")
-        await chat.until(lambda: any("The engine is not running. Starting it" in line for line in chat.lines()))
+        await chat.until(lambda: any("Starting the engine again" in line for line in chat.lines()))
         await chat.until(lambda: client.engine.tried == 1)
         client.replies.gate.set()
         await chat.until(lambda: chat.texts() == ["one", "second"])

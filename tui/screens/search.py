@@ -73,12 +73,17 @@ class SearchScreen(Dialog[Found]):
                 await asyncio.sleep(_PAUSE)
                 hits = grouped(await self._chats.search(text))
                 found = [Found(hit.chat.id, hit.message) for hit in hits]
-                self._show(found, _lines(hits), _count(hits))
+                self._show(found, _lines(hits, self._width), _count(hits))
             else:
                 chats = [chat for chat in await self._chats.summaries() if chat.message_count]
                 chats.sort(key=lambda chat: -chat.updated)
-                width = self.query_one(Rows).scrollable_content_region.width
-                self._show([Found(chat.id) for chat in chats], [_summary(chat, width) for chat in chats], "Last chats")
+                lines = [_summary(chat, self._width) for chat in chats]
+                self._show([Found(chat.id) for chat in chats], lines, "Last chats")
+
+    @property
+    def _width(self) -> int:
+        """Width of a row in cells."""
+        return self.query_one(Rows).scrollable_content_region.width
 
     def _show(self, found: list[Found], lines: Sequence[Content], about: str) -> None:
         self._found = found
@@ -125,20 +130,13 @@ def _summary(chat: ChatSummary, width: int) -> Content:
     return Content.assemble((mark, "italic"), (title, "bold"), (age, "dim"))
 
 
-def _lines(hits: Sequence[SearchHit]) -> list[Content]:
+def _lines(hits: Sequence[SearchHit], width: int) -> list[Content]:
     """Return a row for each hit. Consecutive hits in one chat have its title only once."""
     chats = [None, *(hit.chat.id for hit in hits)]
-    return [_excerpt(hit) if hit.chat.id == before else _titled(hit) for hit, before in zip(hits, chats, strict=False)]
-
-
-def _titled(hit: SearchHit) -> Content:
-    return Content.assemble(
-        ("private " * hit.chat.private, "italic"),
-        (hit.chat.name, "bold"),
-        (f"  {figures.age(hit.chat.updated, time.time())}", "dim"),
-        "\n",
-        _excerpt(hit),
-    )
+    return [
+        _excerpt(hit) if hit.chat.id == before else Content.assemble(_summary(hit.chat, width), "\n", _excerpt(hit))
+        for hit, before in zip(hits, chats, strict=False)
+    ]
 
 
 def _excerpt(hit: SearchHit) -> Content:

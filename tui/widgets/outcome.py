@@ -40,7 +40,7 @@ class Outcome(WordButtons):
         lines = [Content.assemble(mark, reason)]
         if remedy:
             lines.append(Content(remedy))
-        if self._is_detailed:
+        if details and self._is_detailed:
             lines.append(Content.styled(head(details, _LONGEST), "$text-muted"))
         words = []
         if self._message.finish not in _NOT_RETRIED:

@@ -109,7 +109,7 @@ def _reading(reply: ReplyProgress, width: int) -> str:
     return f"Reading your message  {bar}  {progress.done:,} / {progress.total:,} tokens{rest}"
 
 
-def _writing(reply: ReplyProgress, _: int) -> str:
+def _growing(reply: ReplyProgress, _: int) -> str:
     tokens = f"{reply.tokens:,} {'token' if reply.tokens == 1 else 'tokens'}"
     speed = f"{reply.tokens_per_second:.0f} tok/s · " if reply.tokens_per_second else ""
     return f"{speed}{tokens} · {reply.stage_seconds:.0f} s"
@@ -124,10 +124,10 @@ def _calling(reply: ReplyProgress, _: int) -> str:
 
 _STAGES: Mapping[Stage, Callable[[ReplyProgress, int], str]] = {
     Stage.WAITING: lambda reply, _: f"Waiting for the model {reply.stage_seconds:.0f} s",
-    Stage.RESTARTING: lambda reply, _: f"The engine is not running. Starting it {reply.stage_seconds:.0f} s",
+    Stage.RESTARTING: lambda reply, _: f"Starting the engine again {reply.stage_seconds:.0f} s",
     Stage.READING: _reading,
-    Stage.THINKING: lambda reply, _: f"Thinking {reply.stage_seconds:.0f} s",
-    Stage.WRITING: _writing,
+    Stage.THINKING: _growing,  # the line of the reasoning says that the model thinks
+    Stage.WRITING: _growing,
     Stage.CALLING: _calling,
     Stage.ENDED: lambda *_: "",
 }

@@ -281,7 +281,7 @@ def test_url_without_v1_is_explained(settings: Settings, endpoint: FakeEndpoint,
 def test_invalid_url_is_explained(settings: Settings, url: str) -> None:
     with pytest.raises(ClientError, match="is not the URL of an endpoint") as raised:
         replied(settings, url)
-    assert "http://127.0.0.1:8000/v1" in raised.value.remedy
+    assert raised.value.remedy == "Write it like http://127.0.0.1:8000/v1."
 
 
 def test_error_during_a_reply_is_reported_in_sentences(settings: Settings, endpoint: FakeEndpoint) -> None:
