@@ -1,6 +1,6 @@
 """The table of the models screen: names, sizes, and states, with columns that the width of the terminal allows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.text import Text
 
@@ -10,11 +10,11 @@ from tui.engine_types import ModelInfo
 from tui.plain_text import model_name, shortened, single_line
 from tui.widgets.listing import Listing
 
-_BESIDE = 38  # width in cells of the other columns that are always shown, also during a download
+_BESIDE = 38  # width in cells of the columns quant, size, and state, also during a download
 # column -> minimum width in cells of a terminal that shows it, and the width of the column
 _OPTIONAL = {"license": (76, 14), "speed": (100, 13)}
 _LEAST = 20  # minimum width in cells of the name
-_COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("State", "state"))
+_TITLES = {"name": "Model", "quantization": "Quant", "size": "Size", "state": "State"}
 
 
 class ModelTable(Listing):
@@ -54,41 +54,44 @@ class ModelTable(Listing):
 
     def draw(self) -> None:
         """Draw all rows for the current width of the terminal."""
-        self._set_columns()
-        self.show({name: self._cells(model) for name, model in self._models.items()})
+        self.show_header, columns = bool(self._models), self._columns()
+        if [key.value for key in self.columns] != columns:
+            self._set_columns(columns)
+        beside = _BESIDE + sum(_OPTIONAL[key][1] for key in columns if key in _OPTIONAL)
+        rows = {name: self._texts(model, beside) for name, model in self._models.items()}
+        self.show({name: [_cell(texts[key]) for key in columns] for name, texts in rows.items()})
 
     def update_states(self) -> None:
         """Draw the states that have changed, such as those of downloads."""
         for name, model in self._models.items():
-            state = Text(single_line(self._state(model)), no_wrap=True)
+            state = _cell(self._state(model))
             if self.get_cell(name, "state") != state:
                 self.update_cell(name, "state", state, update_width=True)
 
-    def _optional_columns(self) -> list[str]:
-        """Return the keys of the optional columns for which the terminal is wide enough. Unknown speeds have none."""
-        width, has_speeds = self.app.size.width, any(model.speed for model in self._models.values())
-        return [key for key, (least, _) in _OPTIONAL.items() if width >= least and (key != "speed" or has_speeds)]
+    def _columns(self) -> list[str]:
+        """Return the keys of the columns: those for which the terminal is wide enough, and that some model fills."""
+        width, models = self.app.size.width, self._models.values()
+        optional = [key for key, (least, _) in _OPTIONAL.items() if width >= least]
+        filled = [key for key in ("quantization", "size", *optional) if any(getattr(model, key) for model in models)]
+        return [key for key in (*_TITLES, *_OPTIONAL) if key in ("name", "state", *filled)]
 
-    def _set_columns(self) -> None:
-        if not self.columns:
-            for label, key in _COLUMNS:
-                self.add_column(label, key=key)
-        wanted = self._optional_columns()
-        shown = [key.value for key in self.columns if key.value in _OPTIONAL]
-        if shown != wanted:
-            for key in shown:
-                self.remove_column(key or "")
-            for key in wanted:
-                self.add_column(key.title(), key=key)
+    def _set_columns(self, columns: Sequence[str]) -> None:
+        """Replace the columns. The rows remain, so that the cursor keeps its row."""
+        for key in [*self.columns]:
+            self.remove_column(key)
+        for name in columns:
+            self.add_column(_TITLES.get(name, name.title()), key=name)
 
-    def _cells(self, model: ModelInfo) -> tuple[Text, ...]:
-        size = figures.approximate_size(model.size, is_estimate=model.is_estimate)
-        values = {"license": model.license, "speed": figures.expected_speed(model.speed)}
-        columns = self._optional_columns()
-        beside = _BESIDE + sum(_OPTIONAL[key][1] for key in columns)
-        name = shortened(single_line(model_name(model.name)), max(_LEAST, self.app.size.width - beside))
-        texts = (name, model.quantization, size, self._state(model), *(values[key] for key in columns))
-        return tuple(Text(single_line(text), no_wrap=True) for text in texts)
+    def _texts(self, model: ModelInfo, beside: int) -> Mapping[str, str]:
+        """Return the text of each column. `beside`: width in cells of the columns beside the name."""
+        return {
+            "name": shortened(single_line(model_name(model.name)), max(_LEAST, self.app.size.width - beside)),
+            "quantization": model.quantization,
+            "size": figures.approximate_size(model.size, is_estimate=model.is_estimate),
+            "state": self._state(model),
+            "license": model.license,
+            "speed": figures.expected_speed(model.speed),
+        }
 
     def _state(self, model: ModelInfo) -> str:
         progress = self._downloads.progress.get(model.name)
@@ -109,3 +112,7 @@ class ModelTable(Listing):
             return "offline"
         fit = "" if model.fits is None else "fits" if model.fits else "too large"
         return f"{fit}, recommended" if model.is_recommended else fit
+
+
+def _cell(text: str) -> Text:
+    return Text(single_line(text), no_wrap=True)
