@@ -114,12 +114,13 @@ def test_notification_that_replaces_others_is_at_the_top() -> None:
     asyncio.run(main())
 
 
-def test_opening_a_dialog_closes_notifications_except_warnings() -> None:
+@pytest.mark.parametrize("keys", [["f7"], ["h", "i", "enter"]])
+def test_dialogs_and_messages_close_notifications_except_warnings(keys: list[str]) -> None:
     async def flow(chat: Chatting) -> None:
-        chat.app.notify("Saved to a file.")
+        chat.app.notify("Saved to a file.", timeout=600)
         chat.app.notify("Nothing is saved.", severity="warning")
-        await chat.pilot.press("f7")
-        await chat.until(lambda: chat.app.screen is not chat.screen and chat.notices() == ["Nothing is saved."])
+        await chat.pilot.press(*keys)
+        await chat.until(lambda: chat.notices() == ["Nothing is saved."])
 
     run(ScriptedClient(), flow)
 

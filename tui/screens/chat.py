@@ -30,7 +30,7 @@ from tui.widgets.heading import Heading
 from tui.widgets.message_view import MessageView
 from tui.widgets.reply_feed import ReplyFeed
 from tui.widgets.status_line import StatusLine
-from tui.widgets.textual_internals import KeyFooter, SteadyScreen
+from tui.widgets.textual_internals import KeyFooter, SteadyScreen, close_notifications
 from tui.widgets.top_bar import TopBar
 from tui.widgets.welcome import Welcome
 
@@ -233,6 +233,7 @@ class ChatScreen(SteadyScreen):
 
     @on(Composer.Submitted)
     def submit(self, event: Composer.Submitted) -> None:
+        close_notifications(self.app)  # they would cover the first message, and the user has moved on
         self.conversation.outbox.submit(event.prompt)
 
     @on(Composer.CommandTyped)
