@@ -75,6 +75,8 @@ class RopeConfig:
     dimensions: int  # number of leading elements of a head that are rotated
     interleaved: bool  # whether pairs are (2i, 2i+1), as in GGUF files of the llama family; otherwise (i, i + d/2)
     scaling: RopeScaling | None = None
+    # the d of frequencies and pairs; 0: `dimensions`. If it is larger, only the first frequencies rotate pairs.
+    span: int = 0
 
 
 class Score(enum.Enum):
@@ -111,6 +113,8 @@ class ExpertConfig:
     shared_gate: bool = False  # whether the output of that MLP is scaled by the sigmoid of a product
     biased: bool = False  # whether biases are added to the logits of the router and to the products of each expert
     interleaved: bool = False  # whether the checkpoint has the rows of gate and up in turn
+    # whether router, experts, and shared MLP have norms of their own, and each expert's output has a scale
+    separate: bool = False
 
     @property
     def columns(self) -> int:
@@ -189,6 +193,9 @@ class AttentionConfig:
     gated: bool = False
     # whether the softmax of each head has one more score, which is a weight of the model and has no value
     sinks: bool = False
+    # whether the values are the keys before their norm; None: if the checkpoint has no weight for values
+    values_are_keys: bool | None = False
+    source: int | None = None  # number of the layer whose keys and values are attended to; None: its own
 
     @property
     def head_dim(self) -> int:
@@ -209,7 +216,7 @@ class AttentionConfig:
 
     @property
     def qkv_width(self) -> int:
-        return self.width + 2 * self.kv_width
+        return self.width + (2 * self.kv_width if self.source is None else 0)
 
     @property
     def in_width(self) -> int:
@@ -359,17 +366,21 @@ class ModelConfig:
     block: Block | None = Block.SEQUENTIAL
     head_norm: HeadNorm | None = None
     optional_head_norm: bool = False  # whether head norms are left out if the checkpoint has no weights for them
+    value_norm: bool = False  # whether the heads of v are normalized too, without weights
     qkv_bias: bool | None = False  # whether a bias is added to q, k, and v; None: if the checkpoint has one
     out_bias: bool | None = False  # whether a bias is added to the output of attention; None: if the checkpoint has one
     # whether the embedding also serves as the output head; None: if the checkpoint has no separate head
     tied_head: bool | None = None
     # number of layers in the file after the last one of the decoder; they draft further tokens, and are not loaded
     draft_layers: int = 0
+    per_layer: int = 0  # width of the embeddings that each layer has for every token; 0: none
+    scaled_layers: bool = False  # whether each layer scales its output
 
     @property
     def matrix_elements(self) -> int:
         """Approximate number of elements in the model's matrices."""
-        return self._elements(sum(layer.mlp.columns for layer in self.layers))
+        tables = self.vocab_size * self.per_layer * len(self.layers)
+        return self._elements(sum(layer.mlp.columns for layer in self.layers)) + tables
 
     @property
     def active_elements(self) -> int:
@@ -378,7 +389,7 @@ class ModelConfig:
 
     def _elements(self, mlp_columns: int) -> int:
         mixers = sum(layer.mixer.in_width + layer.mixer.width for layer in self.layers)
-        return (mixers + 3 * mlp_columns + 2 * self.vocab_size) * self.hidden
+        return (mixers + 3 * (mlp_columns + self.per_layer * len(self.layers)) + 2 * self.vocab_size) * self.hidden
 
     @property
     def mixers(self) -> frozenset[MixerConfig]:
@@ -416,8 +427,14 @@ class ModelConfig:
         return tuple(sorted({mixer.cache for mixer in self.mixers}, key=lambda cache: cache.order))
 
     def layers_of(self, cache: CacheConfig | StateConfig) -> tuple[int, ...]:
-        """Return the numbers of the layers in a KV group."""
-        return tuple(number for number, layer in enumerate(self.layers) if layer.mixer.cache == cache)
+        """Return the numbers of the layers in a KV group. Those that use the keys of another layer are in none."""
+        own = (number for number in range(len(self.layers)) if self.cache_layer(number) == number)
+        return tuple(number for number in own if self.layers[number].mixer.cache == cache)
+
+    def cache_layer(self, number: int) -> int:
+        """Return the number of the layer whose cache a layer reads: its own, unless attention has another source."""
+        mixer = self.layers[number].mixer
+        return number if not isinstance(mixer, AttentionConfig) or mixer.source is None else mixer.source
 
     def long_ropes(self, context_length: int) -> tuple[bool, ...]:
         """Return whether each rope uses the factors for long contexts."""

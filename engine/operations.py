@@ -28,18 +28,20 @@ class Norm:
     epsilon: float
     kind: NormKind = NormKind.RMS
     bias: Tensor | None = None  # float32 [width]; for LAYER only
+    sum_scale: float = 1.0  # factor of the sum, if the result is added to other rows
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Normalization of q and k before they are rotated, without biases.
+    """Normalization of q and k before they are rotated, and of v, without biases.
 
     Weights are [head_dim] for separate heads with the same weights, [heads, head_dim] for separate heads with different
     weights, or [heads * head_dim] for all heads of a token together.
     """
 
     q: Norm
-    k: Norm
+    k: Norm | None = None  # None: rows have only q
+    v: Norm | None = None  # None: v is not normalized; otherwise, heads are separate
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Attention:
     window: int | None = None  # number of tokens that a query attends to, including its own; None: all
     # float32 [heads]: one more score for the softmax of each head, without a value (arXiv:2309.17453); None: none
     sinks: Tensor | None = None
+    shared: bool = False  # whether rows have only q, because keys and values are those of an earlier layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class Router:
     weight: QLinear  # [experts, hidden], or [experts + 1, hidden]
     choice_bias: Tensor | None = None  # float32 [experts], added to scores for the choice, but not for the weights
     bias: Tensor | None = None  # float32 [experts], added to the logits; only without a gate of the shared MLP
+    scale: Tensor | None = None  # float32 [experts], factors of the weights
 
     @property
     def gates_shared(self) -> bool:
@@ -135,7 +139,10 @@ class Operations(Protocol):
         ...
 
     def norm(self, x: Activation, norm: Norm, add_to: Activation | None = None) -> Activation:
-        """Return the normalized rows of x. With `add_to`, add them to it as `linear` does."""
+        """Return the normalized rows of x. With `add_to`, add them to it as `linear` does.
+
+        With `add_to`, x may be wider than the norm: then each part of a row is normalized separately.
+        """
         ...
 
     def linear(
@@ -155,7 +162,7 @@ class Operations(Protocol):
         ...
 
     def rope_and_store(self, qkv: Activation, batch: Inputs, kv: LayerKV, attention: Attention) -> Activation:
-        """Split q, k, and v; normalize and rotate q and k; write k and v into their slots. Returns q for `attend`."""
+        """Split q, k, and v; normalize them; rotate q and k; write k and v into their slots. Returns q for `attend`."""
         ...
 
     def attend(self, q: Activation, batch: Inputs, kv: LayerKV, attention: Attention) -> Activation:
@@ -182,6 +189,10 @@ class Operations(Protocol):
 
     def scale(self, x: Activation, gate: Activation) -> Activation:
         """Return x * sigmoid(gate)."""
+        ...
+
+    def gate_part(self, x: Activation, values: Activation, part: int, gate: Gate) -> Activation:
+        """Return gate(x) * part number `part` of the rows of `values`, whose parts are as wide as x."""
         ...
 
     def gated_mlp(

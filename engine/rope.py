@@ -15,7 +15,7 @@ def inverse_frequencies(rope: RopeConfig, factors: Tensor | None = None, positio
     They are for contexts of up to `positions` tokens. If `factors` (of the same length) are given, the frequencies are
     also divided by them.
     """
-    exponents = torch.arange(0, rope.dimensions, 2, dtype=torch.float64) / rope.dimensions
+    exponents = torch.arange(0, rope.dimensions, 2, dtype=torch.float64) / (rope.span or rope.dimensions)
     frequencies = rope.base**-exponents
     match rope.scaling:
         case LinearScaling(factor):
@@ -95,6 +95,12 @@ class RotaryTable:
     cos: Tensor
     sin: Tensor
     interleaved: bool  # see RopeConfig
+    span: int = 0  # see RopeConfig
+
+    @property
+    def distance(self) -> int:
+        """Number of elements from the first of a pair to the second, unless pairs are interleaved."""
+        return self.span // 2 or self.cos.shape[-1]
 
 
 def rotary_table(rope: RopeConfig, factors: Tensor | None, positions: int) -> RotaryTable:
@@ -102,4 +108,4 @@ def rotary_table(rope: RopeConfig, factors: Tensor | None, positions: int) -> Ro
     steps = torch.arange(positions, dtype=torch.float64)
     angles = torch.outer(steps, inverse_frequencies(rope, factors, positions))
     scale = attention_factor(rope)
-    return RotaryTable((angles.cos() * scale).float(), (angles.sin() * scale).float(), rope.interleaved)
+    return RotaryTable((angles.cos() * scale).float(), (angles.sin() * scale).float(), rope.interleaved, rope.span)

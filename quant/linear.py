@@ -21,6 +21,7 @@ class Use(enum.Flag):
 
     PRODUCTS = enum.auto()  # `forward`
     ROWS = enum.auto()  # `rows`, as the table of an embedding
+    HOST = enum.auto()  # the host's memory holds the weight, because few of its rows are read
 
 
 class QLinear(Protocol):

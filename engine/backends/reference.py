@@ -100,7 +100,10 @@ class ReferenceOperations:
         return table.rows(torch.tensor(batch.token_ids)) * scale
 
     def norm(self, x: Tensor, norm: Norm, add_to: Tensor | None = None) -> Tensor:
-        return _added(reference.normalize(x, norm), add_to)
+        parts = x.reshape(-1, norm.weight.shape[-1])
+        return _added(reference.normalize(parts, norm).view(x.shape), add_to) * (
+            norm.sum_scale if add_to is not None else 1
+        )
 
     def linear(
         self,
@@ -115,20 +118,25 @@ class ReferenceOperations:
         return _added(product if bias is None else product + bias, add_to)
 
     def rope_and_store(self, qkv: Tensor, batch: Batch, kv: LayerKV, attention: Attention) -> Tensor:
-        kv_width = kv.kv_heads * kv.head_dim
-        q, k, v = qkv[:, : -2 * kv_width], qkv[:, -2 * kv_width : -kv_width], qkv[:, -kv_width:]
-        if attention.norms:
-            q, k = (
-                reference.normalize_heads(x.contiguous(), norm, kv.head_dim)
-                for x, norm in ((q, attention.norms.q), (k, attention.norms.k))
-            )
-        q, k, v = (x.reshape(len(x), -1, kv.head_dim) for x in (q, k, v))
-        if attention.rotary:
-            positions, turned = torch.tensor(batch.positions), attention.rotary
-            cos, sin = turned.cos[positions], turned.sin[positions]
-            q, k = (reference.rope(x, cos, sin, interleaved=turned.interleaved) for x in (q, k))
-        reference.store_kv(kv.pool, torch.tensor(batch.slot_mappings[kv.group]), k, v)
-        return q
+        kv_width, norms, rotary = kv.kv_heads * kv.head_dim, attention.norms, attention.rotary
+        positions = torch.tensor(batch.positions)
+
+        def heads(x: Tensor, norm: Norm | None) -> Tensor:
+            x = x if norm is None else reference.normalize_heads(x.contiguous(), norm, kv.head_dim)
+            return x.reshape(len(x), -1, kv.head_dim)
+
+        def rotated(x: Tensor) -> Tensor:
+            if rotary is None:
+                return x
+            cos, sin = rotary.cos[positions], rotary.sin[positions]
+            return reference.rope(x, cos, sin, interleaved=rotary.interleaved, distance=rotary.distance)
+
+        q = qkv if attention.shared else qkv[:, : -2 * kv_width]
+        if not attention.shared:
+            k, v = qkv[:, -2 * kv_width : -kv_width], qkv[:, -kv_width:]
+            k, v = heads(k, norms and norms.k), heads(v, norms and norms.v)
+            reference.store_kv(kv.pool, torch.tensor(batch.slot_mappings[kv.group]), rotated(k), v)
+        return rotated(heads(q, norms and norms.q))
 
     def attend(self, q: Tensor, batch: Batch, kv: LayerKV, attention: Attention) -> Tensor:
         starts, positions = batch.query_starts, torch.tensor(batch.positions)
@@ -151,12 +159,15 @@ class ReferenceOperations:
     def scale(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * reference.sigmoid(gate)
 
+    def gate_part(self, x: Tensor, values: Tensor, part: int, gate: Gate) -> Tensor:
+        return reference.gated_product(x, values[:, part * x.shape[1] : (part + 1) * x.shape[1]], gate)
+
     def gated_mlp(self, x: Tensor, mlp: GatedMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU) -> Tensor:
         return _added(_mlp(x, mlp, gate), add_to)
 
     def route(self, x: Tensor, router: Router) -> Routes:
         logits, experts = self.linear(x, router.weight, bias=router.bias), router.routing.experts
-        ids, weights = reference.route(logits[:, :experts], router.routing, router.choice_bias)
+        ids, weights = reference.route(logits[:, :experts], router.routing, router.choice_bias, router.scale)
         return Routes(ids, weights, reference.sigmoid(logits[:, experts:]) if router.gates_shared else None)
 
     def experts(

@@ -28,6 +28,7 @@ from quant.tensor import PlainTensor, QTensor
 
 CONFIG = "config.json"
 MXFP4_TENSORS = {"blocks", "scales"}  # names of the parts of MXFP4 matrices
+SCALE = "scale"  # name of a vector that is no part of a quantized matrix
 EXPERT = "{e}"  # placeholder for the number of an expert (see `Names`)
 # (rows, columns): at least two rows, because a single row would be the whole matrix; columns that are a multiple of any
 # quantization group
@@ -66,6 +67,8 @@ class SafetensorsCheckpoint(Closing):
             found = known.find(name)
             if found is None:
                 stored[name] = self._plain(tensor)
+            elif found.rest == SCALE:
+                stored[f"{found.stem}.{SCALE}"] = self._plain(tensor)
             elif EXPERT in found.stem:
                 experts[found.stem][found.rest] = tensor
             else:

@@ -41,21 +41,21 @@ def normalize_heads(x: Tensor, norm: Norm, head_dim: int) -> Tensor:
     return normalize(heads, norm).reshape(x.shape)
 
 
-def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, distance: int = 0) -> Tensor:
     """Rotate pairs of elements in each head by the angles of their position (arXiv:2104.09864).
 
-    x is [tokens, heads, head_dim]; cos and sin are [tokens, n / 2]. The first n elements of each head are rotated.
-    Pairs are adjacent elements if `interleaved`, otherwise elements n / 2 apart.
+    x is [tokens, heads, head_dim]; cos and sin are [tokens, n]. If `interleaved`, pairs are adjacent elements, the
+    first 2 * n of each head; otherwise the first n, each with the one that is `distance` elements further (0: n).
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    x, rest = x.tensor_split([2 * cos.shape[-1]], dim=-1)
+    pairs, out = cos.shape[-1], x.clone()
+    distance = distance or pairs
+    firsts, seconds = slice(0, pairs), slice(distance, distance + pairs)
     if interleaved:
-        even, odd = x[..., 0::2], x[..., 1::2]
-        rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
-    else:
-        first, second = x.chunk(2, dim=-1)
-        rotated = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
-    return torch.cat((rotated, rest), dim=-1)
+        firsts, seconds = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+    first, second = x[..., firsts], x[..., seconds]
+    out[..., firsts], out[..., seconds] = first * cos - second * sin, first * sin + second * cos
+    return out
 
 
 def store_kv(pool: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
@@ -293,7 +293,12 @@ def gated(gate_up: Tensor, gate: Gate, biases: Tensor | None = None, rows: Tenso
     """
     if biases is not None and rows is not None:
         gate_up = gate_up + biases[rows.long()]
-    return _GATES[gate](*gate_up.chunk(2, dim=-1))
+    return gated_product(*gate_up.chunk(2, dim=-1), gate)
+
+
+def gated_product(x: Tensor, up: Tensor, gate: Gate) -> Tensor:
+    """Return the gated product of two tensors of the same shape."""
+    return _GATES[gate](x, up)
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -307,10 +312,13 @@ _SCORES: dict[Score, Callable[[Tensor], Tensor]] = {
 }
 
 
-def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, routing: Routing, choice_bias: Tensor | None = None, expert_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Choose the experts of each token, in ascending order, and their weights.
 
-    logits: float32 [tokens, experts]; choice_bias: float32 [experts]. Returns int64 and float32 [tokens, active].
+    logits: float32 [tokens, experts]; choice_bias and expert_scale: float32 [experts]. Returns int64 and float32
+    [tokens, active].
     """
     scores = _SCORES[routing.score](logits)
     choice = scores if choice_bias is None else scores + choice_bias
@@ -320,7 +328,8 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -
     weights = scores.gather(-1, ids)
     if routing.normalized:
         weights = weights / (weights.sum(-1, keepdim=True) + routing.epsilon)
-    return ids, weights * routing.scale
+    weights = weights * routing.scale
+    return ids, weights if expert_scale is None else weights * expert_scale[ids]
 
 
 def _in_best_groups(choice: Tensor, routing: Routing) -> Tensor:

@@ -44,6 +44,8 @@ FAMILIES = {  # general.architecture of a GGUF file, or model_type of a config.j
     "gemma2": "engine.models.gemma",
     "gemma3": "engine.models.gemma",
     "gemma3_text": "engine.models.gemma",
+    "gemma4": "engine.models.gemma4",
+    "gemma4_text": "engine.models.gemma4",
     "phi3": "engine.models.phi3",
     "granite": "engine.models.granite",
     "granitemoe": "engine.models.granite",

@@ -242,7 +242,7 @@ STEMS = {
 # tensors to ignore: inverse frequencies in old checkpoints, and the vision and audio parts of multimodal models
 IGNORED = re.compile(
     r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
-    r"|(model\.)?(vision_tower|multi_modal_projector|visual)\..+"
+    r"|(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio|multi_modal_projector|visual)\..+"
     r"|mtp\..+"  # layers that draft tokens
     r"|(v|mm|a)\..+"  # in GGUF files
 )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoints.weights import Weights
+from engine.errors import UnsupportedModel
 from engine.model_config import (
     AttentionConfig,
     Block,
@@ -20,7 +21,15 @@ from engine.model_config import (
     ModelConfig,
     NormPlacement,
 )
-from engine.models.decoder import Decoder, Layer, Mixer, Projection
+from engine.models.decoder import (
+    Decoder,
+    Layer,
+    LayerEmbeddings,
+    LayerInput,
+    Mixer,
+    Projection,
+    SeparateExperts,
+)
 from engine.operations import (
     Attention,
     DeltaRule,
@@ -45,7 +54,8 @@ def load_decoder(config: ModelConfig, weights: Weights, operations: Operations, 
     loader = _Loader(config, weights, operations, _rotary_tables(config, weights, operations, context_length))
     tables = weights.load_parallel(loader.table, loader.tables_to_load())
     layers = weights.load_parallel(loader.layer, range(len(config.layers)))
-    return Decoder(config, operations, tables[0], tuple(layers), loader.output_norm(), tables[-1])
+    norm, own = loader.output_norm(), loader.layer_embeddings()
+    return Decoder(config, operations, tables[0], tuple(layers), norm, tables[-1], own)
 
 
 def _resolve_optional_parts(config: ModelConfig, weights: Weights) -> ModelConfig:
@@ -63,19 +73,26 @@ def _rotary_tables(
 ) -> tuple[RotaryTable, ...]:
     """Return one rotary table per rope of the model."""
     factors, to_device = _stored_factors(config, weights, context_length), operations.weights.to_device
-    tables = (rotary_table(rope, factors, context_length) for rope in config.ropes)
+    # the factors are of the first rope, that of layers without a window
+    tables = (
+        rotary_table(rope, None if number else factors, context_length) for number, rope in enumerate(config.ropes)
+    )
     return tuple(replace(table, cos=to_device(table.cos), sin=to_device(table.sin)) for table in tables)
 
 
 def _stored_factors(config: ModelConfig, weights: Weights, context_length: int) -> Tensor | None:
     """Return the rope factors that GGUF stores as tensors: those of LongRoPE, or the scaling of Llama 3.1."""
-    half = config.ropes[0].dimensions // 2
-    match config.ropes[0].scaling:
+    rope = config.ropes[0]
+    half = (rope.span or rope.dimensions) // 2
+    match rope.scaling:
         case LongRopeScaling(short=()) as scaling:
             short, long = (weights.take_vector(f"rope_factors_{kind}.weight", half) for kind in ("short", "long"))
             return long if scaling.is_long(context_length) else short
         case _ if "rope_freqs.weight" in weights:
-            return weights.take_vector("rope_freqs.weight", half)
+            factors = weights.take_vector("rope_freqs.weight", half)
+            if rope.span and not torch.equal(factors >= NO_TURN, torch.arange(half) >= rope.dimensions // 2):
+                raise UnsupportedModel(f"rope_freqs.weight does not rotate the first {rope.dimensions // 2} pairs")
+            return factors[: rope.dimensions // 2]
     return None
 
 
@@ -108,6 +125,12 @@ class _Loader:
         mixer_norm = self.norm(f"{prefix}attn_norm") if before else None
         one_norm = config.block is Block.PARALLEL_ONE_NORM
         loaded, mixer_in, mixer_gate, mixer_out = self._mixer(prefix, mixer)
+        own_input, sum_scale = self._own_input(prefix), self._layer_scale(prefix)
+        mlp_post_norm = self.norm(f"{prefix}post_ffw_norm") if after else None
+        if own_input:  # the last addition of a layer scales the sum
+            own_input = replace(own_input, post_norm=replace(own_input.post_norm, sum_scale=sum_scale))
+        elif mlp_post_norm:
+            mlp_post_norm = replace(mlp_post_norm, sum_scale=sum_scale)
         return Layer(
             mixer=loaded,
             mixer_norm=mixer_norm,
@@ -117,7 +140,48 @@ class _Loader:
             mixer_post_norm=self.norm(f"{prefix}post_attention_norm") if after else None,
             mlp_norm=self._mlp_norm(prefix) if before and not one_norm else mixer_norm,
             mlp=self._mlp(f"{prefix}ffn_", config.layers[number].mlp),
-            mlp_post_norm=self.norm(f"{prefix}post_ffw_norm") if after else None,
+            mlp_post_norm=mlp_post_norm,
+            experts=self._separate_experts(prefix, config.layers[number].mlp),
+            own_input=own_input,
+        )
+
+    def layer_embeddings(self) -> LayerEmbeddings | None:
+        width, hidden, linear = self.config.per_layer, self.config.hidden, self.operations.weights.linear
+        if not width:
+            return None
+        columns = width * len(self.config.layers)
+        table = self.weights.take("per_layer_token_embd.weight", self.config.vocab_size, columns)
+        projection = self.weights.take("per_layer_model_proj.weight", columns, hidden)
+        # The projection is divided by sqrt(hidden) before its norm, and the sum with the table by sqrt(2).
+        norm = self._unbiased_norm("per_layer_proj_norm", width, scale=2**-0.5)
+        norm = replace(norm, epsilon=norm.epsilon * hidden)
+        return LayerEmbeddings(linear([table], Use.ROWS | Use.HOST), linear([projection]), norm, (width / 2) ** 0.5)
+
+    def _own_input(self, prefix: str) -> LayerInput | None:
+        width, hidden = self.config.per_layer, self.config.hidden
+        if not width:
+            return None
+        gate, out = self._linear(prefix, hidden, {"inp_gate": width}), self._linear(prefix, width, {"proj": hidden})
+        return LayerInput(gate, out, self.norm(f"{prefix}post_norm"))
+
+    def _layer_scale(self, prefix: str) -> float:
+        name = f"{prefix}layer_output_scale.weight"
+        if not self.config.scaled_layers or name not in self.weights:
+            return 1.0
+        return float(self.weights.take_vector(name, 1))
+
+    def _separate_experts(self, prefix: str, mlp: MLPConfig | ExpertConfig) -> SeparateExperts | None:
+        if isinstance(mlp, MLPConfig) or not mlp.separate:
+            return None
+        rule, hidden, count = self.config.norm, self.config.hidden, mlp.routing.experts
+        scale = self.weights.take_vector(f"{prefix}ffn_gate_inp.scale", hidden) * hidden**-0.5
+        router = replace(self._router(f"{prefix}ffn_", mlp), scale=self._vector(f"{prefix}ffn_down_exps.scale", count))
+        return SeparateExperts(
+            router_norm=Norm(self.operations.weights.to_device(scale), rule.epsilon),
+            norm=self.norm(f"{prefix}pre_ffw_norm_2"),
+            mlp=ExpertMLP(router, self._experts(f"{prefix}ffn_", mlp)),
+            post_norm=self.norm(f"{prefix}post_ffw_norm_2"),
+            mlp_post_norm=self.norm(f"{prefix}post_ffw_norm_1"),
         )
 
     def _mixer(self, prefix: str, mixer: MixerConfig) -> tuple[Mixer, Projection, QLinear | None, Projection]:
@@ -219,28 +283,39 @@ class _Loader:
             softcap=self.config.attention_softcap,
             window=mixer.cache.window,
             sinks=self._vector(f"{prefix}attn_sinks.weight", mixer.heads) if mixer.sinks else None,
+            shared=mixer.source is not None,
         )
 
     def _head_norms(self, prefix: str, mixer: AttentionConfig) -> HeadNorms | None:
-        if self.config.head_norm is None:
+        if (kind := self.config.head_norm) is None:
             return None
-        q, k = (
-            self._unbiased_norm(
-                f"{prefix}attn_{letter}_norm", *head_norm_shape(self.config.head_norm, heads, mixer.head_dim)
-            )
-            for letter, heads in (("q", mixer.heads), ("k", mixer.kv_heads))
-        )
-        return HeadNorms(q, k)
+
+        def norm(letter: str, heads: int) -> Norm:
+            return self._unbiased_norm(f"{prefix}attn_{letter}_norm", *head_norm_shape(kind, heads, mixer.head_dim))
+
+        q = norm("q", mixer.heads)
+        if mixer.source is not None:
+            return HeadNorms(q)
+        ones = self.operations.weights.to_device(torch.ones(mixer.head_dim))
+        values = replace(q, weight=ones) if self.config.value_norm else None
+        return HeadNorms(q, norm("k", mixer.kv_heads), values)
 
     def _qkv(self, prefix: str, mixer: AttentionConfig) -> Projection:
         q, kv = mixer.width, mixer.kv_width
+        if mixer.source is not None:  # some checkpoints contain the unused weights
+            for name in ("k", "v", "k_norm"):
+                self.weights.drop(f"{prefix}attn_{name}.weight")
+            return self._projection(prefix, self.config.hidden, {"attn_q": q}, self.config.qkv_bias)
+        if mixer.values_are_keys or (mixer.values_are_keys is None and f"{prefix}attn_v.weight" not in self.weights):
+            query, key = self._segments(prefix, self.config.hidden, {"attn_q": q, "attn_k": kv})
+            return Projection(self.operations.weights.linear([query, key, key]), None)
         fused = f"{prefix}attn_qkv.weight" in self.weights
         outputs = {"attn_qkv": mixer.qkv_width} if fused else {"attn_q": q, "attn_k": kv, "attn_v": kv}
         return self._projection(prefix, self.config.hidden, outputs, self.config.qkv_bias)
 
     def _mlp(self, prefix: str, mlp: MLPConfig | ExpertConfig) -> GatedMLP | ExpertMLP:
-        if isinstance(mlp, MLPConfig):
-            return self._gated_mlp(prefix, mlp.hidden)
+        if isinstance(mlp, MLPConfig) or mlp.separate:
+            return self._gated_mlp(prefix, mlp.hidden if isinstance(mlp, MLPConfig) else mlp.shared_hidden)
         shared = self._gated_mlp(prefix, mlp.shared_hidden, "_shexp") if mlp.shared_hidden else None
         biases = self._expert_biases(prefix, mlp) if mlp.biased else None
         return ExpertMLP(self._router(prefix, mlp), self._experts(prefix, mlp), shared, biases)
@@ -321,5 +396,6 @@ def head_norm_shape(kind: HeadNorm, heads: int, head_dim: int) -> tuple[int, ...
     return {HeadNorm.EACH: (head_dim,), HeadNorm.OWN: (heads, head_dim), HeadNorm.ALL: (heads * head_dim,)}[kind]
 
 
+NO_TURN = 1e20  # a divisor of frequencies from which on the pair does not turn at any position
 DELTA_LOGITS = ("ssm_beta", "ssm_alpha")  # weights of the step sizes and of the decays
 _PLACEMENTS = (NormPlacement.BEFORE, NormPlacement.AFTER)

@@ -107,7 +107,7 @@ def read_config(metadata: Metadata) -> ModelConfig:
         attention_scale=_query_scalar(metadata, config) ** -0.5,
         attention_softcap=metadata.number(ATTENTION_SOFTCAP, 0.0, minimum=0.0, maximum=1e6),
         logit_softcap=metadata.number(LOGIT_SOFTCAP, 0.0, minimum=0.0, maximum=1e6),
-        embedding_scale=_embedding_scale(metadata, config.hidden),
+        embedding_scale=embedding_scale(metadata, config.hidden),
         norm_placement=NormPlacement.BOTH,
         # In GGUF files the converter has already added the offset.
         norm=replace(config.norm, offset=1.0 if metadata.is_config else 0.0),
@@ -126,7 +126,7 @@ def _query_scalar(metadata: Metadata, config: ModelConfig) -> float:
     return max(1, config.hidden // mixer.heads) if wide else mixer.head_dim
 
 
-def _embedding_scale(metadata: Metadata, hidden: int) -> float:
+def embedding_scale(metadata: Metadata, hidden: int) -> float:
     """Return the square root of the hidden size in the precision of the checkpoint's weights, as in training."""
     scale = math.sqrt(hidden)
     if not metadata.is_config:

@@ -14,6 +14,7 @@ from engine.model_config import LinearScaling, Llama3Scaling, LongRopeScaling, R
 
 MAX_CONTEXT = 1 << 24
 MAX_FACTOR = 4096.0
+PROPORTIONAL_SHARE, PROPORTIONAL_BASE = 0.25, 1_000_000.0  # defaults of Gemma 4
 
 CONTEXT = Key(Keys.LLM.CONTEXT_LENGTH, "max_position_embeddings")
 BASE = Key(Keys.Rope.FREQ_BASE, "rope_theta")
@@ -62,6 +63,23 @@ def read_local_rope(metadata: Metadata, head_dim: int, base: float) -> RopeConfi
     section = _section(metadata, SLIDING)
     base = section.number(BASE, base, **_BASES)
     return _rope(section, base, _rotary_dim(section, head_dim, partial=False), interleaved=False)
+
+
+def read_proportional_rope(metadata: Metadata, head_dim: int) -> RopeConfig:
+    """Return a rope whose frequencies are those of whole heads, but which rotates only the pairs of the first ones.
+
+    GGUF files have the number of those pairs as a tensor, which is compared when the model is loaded.
+    """
+    section, share = _section(metadata, FULL), PROPORTIONAL_SHARE
+    if metadata.is_config:
+        section.require(TYPE, "proportional")
+        section.require(FACTOR, 1.0)
+        share = section.number(DIMENSIONS, share, minimum=0.0, maximum=1.0)
+    pairs = int(share * head_dim // 2)
+    if not pairs:
+        raise UnsupportedModel(f"{section.name(DIMENSIONS)} = {share} rotates no pair of {head_dim} elements")
+    base = section.number(BASE, PROPORTIONAL_BASE, **_BASES)
+    return RopeConfig(base, 2 * pairs, interleaved=False, span=head_dim)
 
 
 _BASES = {"minimum": 1.0001, "maximum": 1e12}

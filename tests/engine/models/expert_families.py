@@ -1,14 +1,16 @@
 """Tiny models with mixtures of experts, and the tensors and metadata that llama.cpp's converter writes for them."""
 
+import re
 from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
 
 import torch
-from gguf import ExpertGatingFuncType, GGUFWriter, RopeScalingType
+from gguf import ExpertGatingFuncType, GGUFValueType, GGUFWriter, RopeScalingType
 from torch import Tensor, nn
 from transformers import (
     Ernie4_5_MoeConfig,
+    Gemma4TextConfig,
     Glm4MoeConfig,
     GptOssConfig,
     GraniteMoeConfig,
@@ -25,7 +27,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from tests.engine.models.family import VOCABULARY, Family, GGUFForm, Write, granite, head_dim, rotary_dimensions
+from tests.engine.models.family import VOCABULARY, WINDOW, Family, GGUFForm, Write, granite, head_dim, rotary_dimensions
 
 EXPERTS = 8
 ACTIVE = 3
@@ -104,6 +106,41 @@ def gpt_oss(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_expert_feed_forward_length(config.intermediate_size)
 
 
+def gemma4(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    local = [kind == "sliding_attention" for kind in config.layer_types]
+    whole = config.per_layer_config["full_attention"]
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(local)
+    writer.add_key_length(whole.head_dim)
+    writer.add_value_length(whole.head_dim)
+    writer.add_key_length_swa(config.head_dim)
+    writer.add_value_length_swa(config.head_dim)
+    writer.add_rope_dimension_count(whole.head_dim)
+    writer.add_rope_dimension_count_swa(config.head_dim)
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if whole.num_key_value_heads != config.num_key_value_heads:
+        heads = [config.num_key_value_heads if it else whole.num_key_value_heads for it in local]
+        writer.add_key_value(f"{writer.arch}.attention.head_count_kv", heads, GGUFValueType.ARRAY)
+    if config.use_double_wide_mlp:
+        kept = config.num_hidden_layers - config.num_kv_shared_layers
+        widths = [config.intermediate_size * (1 + (it >= kept)) for it in range(config.num_hidden_layers)]
+        writer.add_key_value(f"{writer.arch}.feed_forward_length", widths, GGUFValueType.ARRAY)
+    if config.enable_moe_block:
+        writer.add_expert_count(EXPERTS)
+        writer.add_expert_used_count(config.top_k_experts)
+        width(writer, config)
+
+
+def gemma4_factors(config: PreTrainedConfig) -> Mapping[str, Tensor]:
+    """Return the divisors of frequencies, which are very large for pairs that are not rotated."""
+    pairs = config.per_layer_config["full_attention"].head_dim // 2
+    turning = torch.arange(pairs) < pairs * config.rope_parameters["full_attention"]["partial_rotary_factor"]
+    return {"rope_freqs.weight": torch.where(turning, 1.0, 1e30)}
+
+
 def minimax(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_expert_feed_forward_length(config.intermediate_size)
     writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
@@ -123,12 +160,13 @@ def balance_routers(model: PreTrainedModel) -> None:
     Larger embeddings keep the inputs of routers apart, whose rows are then made orthogonal to the mean input.
     """
 
-    def center(router: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def center(product: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         mean = inputs[0].flatten(0, -2).mean(0)
-        weight = router.get_parameter("weight")
+        weight = product.get_parameter("weight")
         weight.sub_(torch.outer(weight @ mean, mean) / mean.square().sum())
 
-    hooks = [it.register_forward_pre_hook(center) for it in routers(model)]
+    products = (getattr(it, "proj", it) for it in routers(model))
+    hooks = [it.register_forward_pre_hook(center) for it in products]
     if hooks:
         with torch.no_grad():
             model.get_input_embeddings().get_parameter("weight").mul_(5)
@@ -138,6 +176,7 @@ def balance_routers(model: PreTrainedModel) -> None:
 
 
 # names in memory in transformers -> names of the Hub, which the converter reads
+FUSED = re.compile(r"model\.layers\.\d+\.experts")  # modules of experts whose gate and up stay one tensor
 HUB_NAMES = {
     "mlp.gate.moe_statics.": "mlp.moe_statics.",
     "mlp.e_score": "block_sparse_moe.e_score",
@@ -148,6 +187,9 @@ HUB_NAMES = {
     "shared_mlp.output_linear": "mlp.shared_experts.down_proj",
     "feed_forward.expert_bias": "feed_forward.expert_bias.bias",
     "linear_attn.dt_bias": "linear_attn.dt_proj.bias",
+    "layer_scalar": "layer_scalar.weight",
+    "router.scale": "router.proj.scale",
+    "router.per_expert_scale": "experts.down_proj.scale",
 }
 
 
@@ -157,13 +199,13 @@ def hub_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for ours, values in (divided_gpt_oss(tensors) or tensors).items():
         name = reduce(lambda name, pair: name.replace(*pair), HUB_NAMES.items(), ours)
         module, _, last = name.rpartition(".")
-        if last == "gate_up_proj":
+        if last == "gate_up_proj" and not FUSED.fullmatch(module):
             gate, up = values.chunk(2, dim=-2)
             found |= {f"{module}.gate_proj.weight": gate, f"{module}.up_proj.weight": up}
         elif "e_score" in name:
             found[name] = values.flatten()
         else:
-            found[f"{name}.weight" if last == "down_proj" else name] = values
+            found[f"{name}.weight" if last in ("gate_up_proj", "down_proj") else name] = values
     return found
 
 
@@ -220,6 +262,17 @@ QWEN35: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 }
 QWEN3_NEXT = QWEN | QWEN35 | {"num_hidden_layers": 4, "shared_expert_intermediate_size": 96, "initializer_range": 0.07}
+
+
+GEMMA4: dict[str, Any] = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": WINDOW,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}
 
 
 def form(arch: str, *writes: Callable[[GGUFWriter, PreTrainedConfig], None], interleaved: bool = False) -> GGUFForm:
@@ -301,6 +354,20 @@ EXPERT_FAMILIES: dict[str, Family] = {
             },
         },
         form("gpt-oss", head_dim, gpt_oss),
+    ),
+    "gemma4 moe": Family(
+        Gemma4TextConfig,
+        GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": EXPERTS,
+            "top_k_experts": ACTIVE,
+            "moe_intermediate_size": 64,
+        },
+        GGUFForm("gemma4", gemma4, gemma4_factors),
     ),
     "minimax moe": Family(
         MiniMaxM2Config,

@@ -21,6 +21,7 @@ from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GraniteConfig,
     Lfm2Config,
     LlamaConfig,
@@ -41,10 +42,20 @@ from transformers import (
     StableLmConfig,
 )
 
-from tests.engine.models.expert_families import EXPERT_FAMILIES, QWEN35, balance_routers, hub_tensors, lfm2
+from tests.engine.models.expert_families import (
+    EXPERT_FAMILIES,
+    GEMMA4,
+    QWEN35,
+    balance_routers,
+    gemma4,
+    gemma4_factors,
+    hub_tensors,
+    lfm2,
+)
 from tests.engine.models.family import (
     ORIGINAL,
     SHAPE,
+    VOCABULARY,
     WINDOW,
     Family,
     GGUFForm,
@@ -216,6 +227,27 @@ FAMILIES: dict[str, Family] = EXPERT_FAMILIES | {
         GEMMA | {"num_hidden_layers": 3, "layer_types": MIXED, "final_logit_softcapping": 4.0},
         norm=0.0,
     ),
+    "gemma4": Family(
+        Gemma4TextConfig, GEMMA4 | {"hidden_size_per_layer_input": 0}, GGUFForm("gemma4", gemma4, gemma4_factors)
+    ),
+    "gemma4 values are keys": Family(
+        Gemma4TextConfig,
+        GEMMA4 | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        GGUFForm("gemma4", gemma4, gemma4_factors),
+    ),
+    "gemma4 embeddings per layer": Family(
+        Gemma4TextConfig,
+        GEMMA4
+        | {
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "hidden_size_per_layer_input": 32,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+        },
+        GGUFForm("gemma4", gemma4, gemma4_factors),
+    ),
     "llama": Family(LlamaConfig, {"head_dim": 64}, GGUFForm("llama", head_dim, interleaved_rows=True)),
     "llama biases": Family(LlamaConfig, {"attention_bias": True}, LLAMA),
     "llama linear": Family(
@@ -361,6 +393,7 @@ def make(folder: Path, name: str, source: str) -> TinyModel:
 def random_model(family: Family, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
     config = family.config(**{**SHAPE, **family.options})
+    config.allow_global_per_layer_attribute_access = True
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         config, attn_implementation="eager", experts_implementation="eager"
     )
@@ -420,10 +453,12 @@ def randomize(model: PreTrainedModel, norm: float) -> None:
             if name.endswith("gate_up_proj_bias"):  # large, so that some gates reach their limit
                 values.normal_(0.0, 4.0)
             elif values.dim() == 1 or "norm" in name or name.endswith("_bias"):
-                values.normal_(norm if "norm" in name else 0.0, 0.3)
+                values.normal_(norm if "norm" in name else float(name.endswith("scale")), 0.3)
         for name, values in model.state_dict().items():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 values.normal_(0.0, 0.05)
+            elif name.endswith("layer_scalar"):
+                values.uniform_(0.5, 1.5)
 
 
 def write_gguf(path: Path, model: PreTrainedModel, form: GGUFForm, *, stacked: bool = True) -> Path:
@@ -449,7 +484,7 @@ def write_gguf(path: Path, model: PreTrainedModel, form: GGUFForm, *, stacked: b
     for name, values in hub_tensors(stack_head_norms(model.state_dict())).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        ours = names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))
         assert ours, name
         converted = convert(name, values, config, form)
         parts = {ours: converted} if stacked else divided(ours, converted)
@@ -483,7 +518,8 @@ def architecture(name: str) -> gguf.MODEL_ARCH:
 
 
 def convert(name: str, values: Tensor, config: PreTrainedConfig, form: GGUFForm) -> Tensor:
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+    module = name.rpartition(".")[0].rpartition(".")[2]
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(module)
     if form.interleaved_rows and heads:
         return values.view(heads, 2, -1, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
     if name.endswith("A_log"):
