@@ -40,7 +40,7 @@ class HeadNorms:
     """
 
     q: Norm
-    k: Norm | None = None  # None: rows have only q
+    k: Norm  # unused if rows have only q
     v: Norm | None = None  # None: v is not normalized; otherwise, heads are separate
 
 

@@ -22,6 +22,7 @@ from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
 from engine.kv.cache import KVCache, LayerBlock, LayerKV, LayerState, kv_groups
 from engine.model_config import CacheConfig, Gate, ModelConfig
 from engine.operations import Attention, DeltaRule, ExpertBiases, ExpertMLP, GatedMLP, Norm, Router, ShortConv
+from engine.rope import RotaryTable
 from engine.sampling.drawing import Logits
 from quant.linear import LinearBackend, QLinear, ReferenceBackend
 
@@ -101,9 +102,8 @@ class ReferenceOperations:
 
     def norm(self, x: Tensor, norm: Norm, add_to: Tensor | None = None) -> Tensor:
         parts = x.reshape(-1, norm.weight.shape[-1])
-        return _added(reference.normalize(parts, norm).view(x.shape), add_to) * (
-            norm.sum_scale if add_to is not None else 1
-        )
+        normed = reference.normalize(parts, norm).view(x.shape)
+        return normed if add_to is None else (add_to + normed) * norm.sum_scale
 
     def linear(
         self,
@@ -121,22 +121,20 @@ class ReferenceOperations:
         kv_width, norms, rotary = kv.kv_heads * kv.head_dim, attention.norms, attention.rotary
         positions = torch.tensor(batch.positions)
 
-        def heads(x: Tensor, norm: Norm | None) -> Tensor:
+        def heads(x: Tensor, norm: Norm | None, table: RotaryTable | None) -> Tensor:
             x = x if norm is None else reference.normalize_heads(x.contiguous(), norm, kv.head_dim)
-            return x.reshape(len(x), -1, kv.head_dim)
-
-        def rotated(x: Tensor) -> Tensor:
-            if rotary is None:
+            x = x.reshape(len(x), -1, kv.head_dim)
+            if table is None:
                 return x
-            cos, sin = rotary.cos[positions], rotary.sin[positions]
-            return reference.rope(x, cos, sin, interleaved=rotary.interleaved, distance=rotary.distance)
+            cos, sin = table.cos[positions], table.sin[positions]
+            return reference.rope(x, cos, sin, interleaved=table.interleaved, distance=table.distance)
 
-        q = qkv if attention.shared else qkv[:, : -2 * kv_width]
         if not attention.shared:
-            k, v = qkv[:, -2 * kv_width : -kv_width], qkv[:, -kv_width:]
-            k, v = heads(k, norms and norms.k), heads(v, norms and norms.v)
-            reference.store_kv(kv.pool, torch.tensor(batch.slot_mappings[kv.group]), rotated(k), v)
-        return rotated(heads(q, norms and norms.q))
+            q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_width, kv_width, kv_width], dim=1)
+            k, v = heads(k, norms.k if norms else None, rotary), heads(v, norms.v if norms else None, None)
+            reference.store_kv(kv.pool, torch.tensor(batch.slot_mappings[kv.group]), k, v)
+            qkv = q
+        return heads(qkv, norms.q if norms else None, rotary)
 
     def attend(self, q: Tensor, batch: Batch, kv: LayerKV, attention: Attention) -> Tensor:
         starts, positions = batch.query_starts, torch.tensor(batch.positions)

@@ -26,6 +26,7 @@ def _norm_kernel(
     tokens: tl.tensor,
     width: tl.tensor,
     epsilon: tl.tensor,
+    sum_scale: tl.tensor,
     CENTERED: tl.constexpr,
     BIASED: tl.constexpr,
     ADD: tl.constexpr,
@@ -44,7 +45,7 @@ def _norm_kernel(
     if BIASED:
         result += tl.load(bias + columns, mask=columns < width, other=0.0)[None, :]
     if ADD:
-        result += tl.load(out + offsets, mask=inside, other=0.0)
+        result = (result + tl.load(out + offsets, mask=inside, other=0.0)) * sum_scale
     tl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
 
 
@@ -56,22 +57,27 @@ def normalize(x: Tensor, norm: Norm, *, out_dtype: torch.dtype = torch.bfloat16)
 
 
 def normalize_add(x: Tensor, norm: Norm, add_to: Tensor) -> Tensor:
-    """Add the normalized rows of x to `add_to`, float32 [tokens, n], in place, and return it."""
+    """Add the normalized rows of x to `add_to`, float32 [tokens, n], in place, and return it.
+
+    If the norm is narrower than rows, each of their parts is normalized. The sum is multiplied by its `sum_scale`.
+    """
     _launch(x, norm, add_to, add=True)
     return add_to
 
 
 def _launch(x: Tensor, norm: Norm, out: Tensor, *, add: bool) -> None:
-    tokens, width = x.shape
+    width = len(norm.weight)
+    count = x.numel() // width  # of rows, or of their parts
     rows, block, warps = _tile(width)
-    _norm_kernel[(triton.cdiv(tokens, rows),)](
+    _norm_kernel[(triton.cdiv(count, rows),)](
         x,
         norm.weight,
         norm.weight if norm.bias is None else norm.bias,
         out,
-        tokens,
+        count,
         width,
         norm.epsilon,
+        norm.sum_scale,
         CENTERED=norm.kind is NormKind.LAYER,
         BIASED=norm.bias is not None,
         ADD=add,

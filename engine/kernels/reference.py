@@ -293,12 +293,13 @@ def gated(gate_up: Tensor, gate: Gate, biases: Tensor | None = None, rows: Tenso
     """
     if biases is not None and rows is not None:
         gate_up = gate_up + biases[rows.long()]
-    return gated_product(*gate_up.chunk(2, dim=-1), gate)
+    first, second = gate_up.chunk(2, dim=-1)
+    return gated_product(first, second, gate)
 
 
-def gated_product(x: Tensor, up: Tensor, gate: Gate) -> Tensor:
+def gated_product(x: Tensor, values: Tensor, gate: Gate) -> Tensor:
     """Return the gated product of two tensors of the same shape."""
-    return _GATES[gate](x, up)
+    return _GATES[gate](x, values)
 
 
 def sigmoid(x: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ def _rope_store_kernel(
     sin: tl.tensor,
     q_weight: tl.tensor,
     k_weight: tl.tensor,
+    v_weight: tl.tensor,
     q: tl.tensor,
     pool: tl.tensor,
     block_stride: tl.tensor,
@@ -52,7 +53,10 @@ def _rope_store_kernel(
     PAIRS: tl.constexpr,  # rotated pairs per head; the remaining elements are processed as adjacent pairs
     INTERLEAVED: tl.constexpr,
     ROTARY: tl.constexpr,
+    DISTANCE: tl.constexpr,  # number of elements between those of a pair that are not interleaved
+    STORES: tl.constexpr,  # whether rows have k and v
     NORMED: tl.constexpr,
+    VALUES_NORMED: tl.constexpr,
     CENTERED: tl.constexpr,
     TOGETHER: tl.constexpr,  # whether one norm covers all heads, which are then in one program
     PER_HEAD: tl.constexpr,  # whether each head has its own norm weights
@@ -74,17 +78,19 @@ def _rope_store_kernel(
     if INTERLEAVED:
         first_at = 2 * pair
         second_at = first_at + 1
-    elif 2 * PAIRS == HEAD_DIM:
+    elif 2 * DISTANCE == HEAD_DIM:
         first_at = pair
-        second_at = pair + PAIRS
+        second_at = pair + DISTANCE
     else:
         first_at = tl.where(pair < PAIRS, pair, 2 * pair)
         second_at = tl.where(pair < PAIRS, pair + PAIRS, 2 * pair + 1)
 
-    source = qkv + (token * (HEADS + 2 * KV_HEADS) + heads_before + head) * HEAD_DIM
+    row_heads: tl.constexpr = HEADS + 2 * KV_HEADS if STORES else HEADS
+    source = qkv + (token * row_heads + heads_before + head) * HEAD_DIM
     first = tl.load(source + first_at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + second_at, mask=inside, other=0.0).to(tl.float32)
-    if NORMED and not is_v:
+    plain = part < 0 if VALUES_NORMED else is_v  # whether the heads of the program are not normalized
+    if NORMED and not plain:
         normed = num_heads * HEAD_DIM if TOGETHER else HEAD_DIM  # number of elements that share a mean square
         if CENTERED:
             sums = tl.sum(first + second, 1)[:, None]
@@ -95,6 +101,8 @@ def _rope_store_kernel(
         scale = tl.rsqrt((tl.sum(squares, 0)[None, :] if TOGETHER else squares) / normed + epsilon)
         weight = head * (HEAD_DIM if PER_HEAD else 0)
         weights = q_weight if is_q else k_weight
+        if VALUES_NORMED:
+            weights = v_weight if is_v else weights
         first *= scale * tl.load(weights + weight + first_at, mask=inside, other=0.0)
         second *= scale * tl.load(weights + weight + second_at, mask=inside, other=0.0)
     if ROTARY and not is_v:
@@ -133,9 +141,9 @@ def rope_and_store(
     head_dim: int,
     attention: Attention,
 ) -> Tensor:
-    """Normalize and rotate q and k, and write k and v to their slots.
+    """Normalize q, k, and v, rotate q and k, and write k and v to their slots.
 
-    - qkv: bfloat16 or float32 [tokens, (heads + 2 * kv_heads) * head_dim]
+    - qkv: bfloat16 or float32 [tokens, (heads + 2 * kv_heads) * head_dim], or q alone if `attention.shared`
     - positions, slots: int64 [tokens]
     - pool: one layer, [blocks, 2, kv_heads, BLOCK_SIZE, head_dim], bfloat16, float16, or uint8 for e4m3; there may be
       gaps between blocks
@@ -146,7 +154,7 @@ def rope_and_store(
     together = norms is not None and norms.q.weight.shape[-1] != head_dim
     columns = triton.next_power_of_2(head_dim // 2)
     rows = triton.next_power_of_2(max(heads, kv_heads)) if together else max(1, ELEMENTS // (2 * columns))
-    parts = triton.cdiv(heads, rows) + 2 * triton.cdiv(kv_heads, rows)
+    parts = triton.cdiv(heads, rows) + (0 if attention.shared else 2 * triton.cdiv(kv_heads, rows))
     q = torch.empty(qkv.shape[0], heads, head_dim, dtype=torch.bfloat16, device=qkv.device)
     _rope_store_kernel[qkv.shape[0], parts](
         qkv,
@@ -156,6 +164,7 @@ def rope_and_store(
         rotary.sin if rotary else qkv,
         norms.q.weight if norms else qkv,
         norms.k.weight if norms else qkv,
+        norms.v.weight if norms and norms.v else qkv,
         q,
         pool,
         pool.stride(0),
@@ -167,7 +176,10 @@ def rope_and_store(
         PAIRS=rotary.cos.shape[-1] if rotary else head_dim // 2,
         INTERLEAVED=rotary is not None and rotary.interleaved,
         ROTARY=rotary is not None,
+        DISTANCE=rotary.distance if rotary else head_dim // 2,
+        STORES=not attention.shared,
         NORMED=norms is not None,
+        VALUES_NORMED=norms is not None and norms.v is not None,
         CENTERED=norms is not None and norms.q.kind is NormKind.LAYER,
         TOGETHER=together,
         PER_HEAD=together or (norms is not None and norms.q.weight.dim() == 2),

@@ -48,6 +48,7 @@ def _best_groups(
 def _route_kernel(
     logits: tl.tensor,
     choice_bias: tl.tensor,
+    expert_scale: tl.tensor,
     ids: tl.tensor,
     weights: tl.tensor,
     shared: tl.tensor,
@@ -88,6 +89,8 @@ def _route_kernel(
     own_weights = tl.where(chosen != 0, scores, 0.0)
     if NORMALIZED:
         own_weights = own_weights / (tl.sum(own_weights, 0) + epsilon)
+    if expert_scale is not None:
+        own_weights *= tl.load(expert_scale + expert, mask=inside, other=0.0)
     at = token * active + tl.cumsum(chosen, 0) - 1
     tl.store(ids + at, expert, mask=chosen != 0)
     tl.store(weights + at, own_weights * scale, mask=chosen != 0)
@@ -95,12 +98,14 @@ def _route_kernel(
         tl.store(shared + token, tl.sigmoid(tl.load(logits + token * stride + experts)))
 
 
-def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+def route(
+    logits: Tensor, routing: Routing, choice_bias: Tensor | None = None, expert_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the experts of each token in ascending order, their weights, and the weight of the shared MLP.
 
     logits: float32 [tokens, experts], or [tokens, experts + 1] if the last one is of the shared MLP, whose weight is
-    its sigmoid; otherwise the third result is None. choice_bias: float32 [experts]. Returns int32 and float32 [tokens,
-    active], and float32 [tokens]. Ids are valid for any logits.
+    its sigmoid; otherwise the third result is None. choice_bias and expert_scale, the factors of weights: float32
+    [experts]. Returns int32 and float32 [tokens, active], and float32 [tokens]. Ids are valid for any logits.
     """
     tokens, width = logits.shape
     ids = torch.empty(tokens, routing.active, dtype=torch.int32, device=logits.device)
@@ -113,6 +118,7 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -
     _route_kernel[tokens,](
         logits,
         choice_bias,
+        expert_scale,
         ids,
         weights,
         shared,

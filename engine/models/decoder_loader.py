@@ -295,7 +295,7 @@ class _Loader:
 
         q = norm("q", mixer.heads)
         if mixer.source is not None:
-            return HeadNorms(q)
+            return HeadNorms(q, q)
         ones = self.operations.weights.to_device(torch.ones(mixer.head_dim))
         values = replace(q, weight=ones) if self.config.value_norm else None
         return HeadNorms(q, norm("k", mixer.kv_heads), values)

@@ -32,8 +32,8 @@ from engine.models.rope_config import DIMENSIONS, SECTIONS, read_local_rope, rea
 
 LAYER = "model.layers.{}."
 NAMES = Names(
-    gemma.NAMES.stems
-    | {
+    {
+        **gemma.NAMES.stems,
         "per_layer_token_embd": "model.embed_tokens_per_layer",
         "per_layer_model_proj": "model.per_layer_model_projection",
         "per_layer_proj_norm": "model.per_layer_projection_norm",
@@ -160,12 +160,12 @@ def _with_global_heads(metadata: Metadata, config: ModelConfig) -> ModelConfig:
 def _with_global_keys(metadata: Metadata) -> Metadata:
     """Return the metadata of a config.json with the keys for layers without a window, if it lists them by layer."""
     listed = metadata.get(CHANGED_LAYERS)
-    changed = next(iter(listed.values()), None) if isinstance(listed, dict) else None
-    if not isinstance(changed, dict):
+    layers = list(listed.values()) if isinstance(listed, dict) else []
+    if not layers or not isinstance(changed := layers[0], dict):
         return metadata
     names = {HEAD_DIM.config: GLOBAL_HEAD_DIM.config, KV_HEADS.config: GLOBAL_KV_HEADS.config}
     given = {names[name]: value for name, value in changed.items() if name in names}
-    if len(given) < len(changed) or any(it != changed for it in listed.values()):
+    if len(given) < len(changed) or any(it != changed for it in layers):
         raise UnsupportedModel(f"{CHANGED_LAYERS.config} has layers that differ in more than their heads")
     return replace(metadata, values={**metadata.values, **given})
 

@@ -85,12 +85,13 @@ def _gated(row: Instruction, limits: Limits) -> Touched:
 
 def _gate(row: Instruction, limits: Limits) -> Touched:
     width = GROUP * row["groups"]
-    yield "x", row["x"], (_rows_of(row, limits) - 1) * row["x_stride"] + 2 * 4 * width
+    for name in ("x", "up"):
+        yield name, row[name], (_rows_of(row, limits) - 1) * row[f"{name}_stride"] + 4 * width
     yield from _written_rows(row, limits, row_bytes(Form(row["form"]), width))
 
 
 def _qkv(row: Instruction, limits: Limits) -> Touched:
-    width = 4 * row["head_dim"] * row["kv_heads"] * (row["heads"] + 2)
+    width = 4 * row["head_dim"] * row["kv_heads"] * (row["heads"] + (0 if row["queries_only"] else 2))
     yield "x", row["x"], (limits.tokens - 1) * row["x_stride"] + width
     head = head_bytes(KVType(row["kv_type"]), row["head_dim"])
     block = (row["kv_heads"] - 1) * row["head_bytes"] + head
@@ -100,12 +101,17 @@ def _qkv(row: Instruction, limits: Limits) -> Touched:
 
 def _rope_store(row: Instruction, limits: Limits) -> Touched:
     yield from _qkv(row, limits)
-    yield "rotary_dim", row["x"], row["head_dim"] - row["rotary_dim"]  # must be at most head_dim
+    pairs = row["rotary_dim"] // 2
+    last = 2 * pairs if row["interleaved"] else row["distance"] + pairs
+    yield "rotary_dim", row["x"], row["head_dim"] - last  # must be at most head_dim
+    yield "distance", row["x"], 0 if row["interleaved"] else row["distance"] - pairs  # pairs must not overlap
     for name in ("cosine", "sine") if row["rotary_dim"] else ():
         yield name, row[name], 2 * row["rotary_dim"] * limits.context
     if row["q_norm"] or row["k_norm"]:
         for name, heads in (("q_norm", row["kv_heads"] * row["heads"]), ("k_norm", row["kv_heads"])):
             yield name, row[name], (heads - 1) * row["norm_stride"] + 4 * row["head_dim"]
+        if row["v_norm"]:
+            yield "v_norm", row["v_norm"], 4 * row["head_dim"]
         yield "norm_stride", row["q_norm"], row["norm_stride"]  # must not be negative
 
 
@@ -193,6 +199,8 @@ def _route(row: Instruction, limits: Limits) -> Touched:
     yield "weights", row["weights"], 4 * tokens * (choices + 1)
     if row["choice_bias"]:
         yield "choice_bias", row["choice_bias"], 4 * experts
+    if row["expert_scale"]:
+        yield "expert_scale", row["expert_scale"], 4 * experts
 
 
 def _choices(row: Instruction, limits: Limits) -> int:

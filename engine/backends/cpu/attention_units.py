@@ -50,13 +50,18 @@ def rope_store(a: Record, h: Record, first: int, last: int) -> None:
         for query in range(head * a.heads, (head + 1) * a.heads):
             if a.q_norm != 0:
                 _normalize(a, row + query * size, a.q_norm + query * a.norm_stride)
-            rotate(row + query * size, cosine, sine, a.head_dim, a.rotary_dim, a.scale, a.interleaved)
+            rotate(row + query * size, cosine, sine, a.head_dim, a.rotary_dim, a.distance, a.scale, a.interleaved)
+        if a.queries_only:
+            continue
         key = row + (queries + head) * size
         if a.k_norm != 0:
             _normalize(a, key, a.k_norm + head * a.norm_stride)
-        rotate(key, cosine, sine, a.head_dim, a.rotary_dim, ONE_BITS, a.interleaved)
+        rotate(key, cosine, sine, a.head_dim, a.rotary_dim, a.distance, ONE_BITS, a.interleaved)
+        value = key + a.kv_heads * size
+        if a.v_norm != 0:
+            _normalize(a, value, a.v_norm)
         block = a.cache + slot // BLOCK_SIZE * a.block_bytes + head * a.head_bytes
-        store_key_value(a.kernel, key, key + a.kv_heads * size, block, slot % BLOCK_SIZE, a.head_dim)
+        store_key_value(a.kernel, key, value, block, slot % BLOCK_SIZE, a.head_dim)
 
 
 @jit

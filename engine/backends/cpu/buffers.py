@@ -131,7 +131,8 @@ class Buffers:
         """Return memory for the partial attention results of divided tiles. All layers share it."""
         limits = self._limits
         count = limits.slots * kv.kv_heads * limits.pieces * heads
-        return self._arena.shared(f"pieces of {heads} heads", count * partial_bytes(kv.head_dim))
+        name = f"pieces of {kv.kv_heads} x {heads} heads of {kv.head_dim}"
+        return self._arena.shared(name, count * partial_bytes(kv.head_dim))
 
     def routes(self, experts: int, choices: int) -> "RouteBuffers":
         """Return the memory of a layer's routes. All layers with the same numbers share it."""

@@ -120,6 +120,8 @@ def _weigh(a: Record, scores: Any, ids: Any, weights: Any) -> None:
     divisor = total + settings[0] if a.normalized else np.float32(1)
     for k in range(a.choices):
         weights[k] = weights[k] / divisor * settings[1]
+        if a.expert_scale != 0:
+            weights[k] *= _floats(a.expert_scale, a.experts)[ids[k]]
 
 
 @jit

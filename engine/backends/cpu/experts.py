@@ -78,7 +78,8 @@ class ExpertRecorder:
             Op.ROUTE, selected=logits.selected, sigmoid=routing.score is Score.SIGMOID, normalized=routing.normalized,
             expert_groups=routing.groups, active_groups=routing.active_groups, gates_shared=router.gates_shared,
             settings=self._buffers.floats(routing.epsilon, routing.scale).address,
-            choice_bias=0 if bias is None else self._constant(bias), **logits.words("x"),
+            choice_bias=0 if bias is None else self._constant(bias),
+            expert_scale=0 if router.scale is None else self._constant(router.scale), **logits.words("x"),
             **routes.words("experts", "choices", "ids", "weights"),
         )  # fmt: skip
         sorted_words = routes.words("experts", "choices", "ids", "row_of", "token_of", "blocks")

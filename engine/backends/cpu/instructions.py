@@ -33,8 +33,8 @@ class Op(IntEnum):
     WRITE = 3  # convert float rows to another form
     MATMUL = 4  # multiply all rows by one weight
     GATED = 5  # gate and up projection, then the gated product; the result is as for NORM
-    GATE = 6  # gated product of rows that hold gate and up side by side
-    ROPE_STORE = 7  # normalize and rotate q and k, store k and v
+    GATE = 6  # gated product of rows of gates and rows of values
+    ROPE_STORE = 7  # normalize q, k, and v, rotate q and k, store k and v
     ATTEND = 8  # attention of tiles (see `attention_units`)
     MERGE = 9  # combine the pieces of divided tiles, and write rows
     ARGMAX_SEGMENTS = 10  # apply the soft cap to logits, and find the largest in each segment of a row
@@ -84,6 +84,7 @@ WORDS = (
     "up_six",
     "up",
     "up_tile_bytes",
+    "up_stride",  # bytes between the rows of values of GATE
     "order",  # address of int32 column indices: the column of x for each column; 0: identity
     "vector",  # address of a norm's weight, float32
     "epsilon",  # epsilon of a norm, bits of a float32
@@ -95,15 +96,18 @@ WORDS = (
     "kv_heads",
     "heads",  # number of query heads per KV head
     "head_dim",
-    "scale",  # factor of scores or of an embedding, bits of a float32
+    "scale",  # factor of scores, of an embedding, or of the result of a norm, bits of a float32
     "softcap",  # soft cap of scores or logits, bits of a float32; 0: none
     "window",  # number of positions that a token sees, including its own
     "q_norm",  # addresses of the head norms' weights, float32; 0: heads are not normalized
     "k_norm",
+    "v_norm",
+    "queries_only",  # 1: rows have no k and v, because those of an earlier layer are used
     "norm_stride",  # bytes between the norm weights of adjacent heads; 0: all heads share them
     "centered",  # 1: subtract the mean of a head first
     "rotary_dim",  # number of elements of a head that are rotated
-    "interleaved",  # 1: rotate adjacent pairs; 0: pairs half of rotary_dim apart
+    "interleaved",  # 1: rotate adjacent pairs; 0: pairs `distance` elements apart
+    "distance",
     "cosine",
     "sine",
     "scores",  # addresses of the attention kernels for this cache type
@@ -122,6 +126,7 @@ WORDS = (
     "active_groups",  # number of groups that experts are chosen from
     "settings",  # address of float32: a number added to the sum of the weights, the scale of the weights
     "choice_bias",  # address of float32 [experts], added to scores for the choice only; 0: none
+    "expert_scale",  # address of float32 [experts], factors of the weights; 0: none
     "gates_shared",  # 1: the last logit gives the weight of the shared MLP
     "ids",  # address of the chosen experts, int64 [tokens][choices]
     "weights",  # address of their weights and of that of the shared MLP, float32 [tokens][choices + 1]

@@ -98,35 +98,40 @@ def _rotate_interleaved(e: Emit, x: Any, cosine: Any, sine: Any, count: Any, sca
 
 
 @kernel
-def _rotate_halves(e: Emit, x: Any, cosine: Any, sine: Any, count: Any, scale: Any) -> None:
-    """Rotate the pairs (i, i + count / 2) of `count` elements in place, and multiply them by a scale (bits of a
-    float32).
-    """
+def _rotate_halves(e: Emit, x: Any, cosine: Any, sine: Any, pairs: Any, distance: Any, scale: Any) -> None:
+    """Rotate the first `pairs` pairs (i, i + distance) in place, and multiply them by a scale (bits of a float32)."""
     b, factor = e.b, e.splat(e.float_from_bits(scale))
 
     def rotate_vector(number: Any, live: Any) -> None:
         near = e.at(x, number, 64)
-        far = b.add(near, b.mul(count, I64(2)))
+        far = b.add(near, b.mul(distance, I64(4)))
         cos, sin = (load_some(e, e.at(table, number, 64), live) for table in (cosine, sine))
         first, second = (b.fmul(load_some(e, at, live), factor) for at in (near, far))
         store_some(e, near, e.fma(first, cos, b.fmul(second, b.fsub(e.f(0), sin))), live)
         store_some(e, far, e.fma(second, cos, b.fmul(first, sin)), live)
 
-    each_vector(e, b.sdiv(count, I64(2)), rotate_vector)
+    each_vector(e, pairs, rotate_vector)
 
 
 @jit
-def rotate(x: int, cosine: int, sine: int, dim: int, rotary_dim: int, scale: int, interleaved: int) -> None:
-    """Rotate the first `rotary_dim` elements of the head at x in place, and multiply all `dim` elements by the scale.
+def rotate(
+    x: int, cosine: int, sine: int, dim: int, rotary_dim: int, distance: int, scale: int, interleaved: int
+) -> None:
+    """Rotate `rotary_dim` elements of the head at x in place, and multiply all `dim` elements by the scale.
 
-    `cosine` and `sine` are the table rows of the token's position, float32 [rotary_dim / 2].
+    `cosine` and `sine` are the table rows of the token's position, float32 [rotary_dim / 2]. The rotated elements are
+    the first ones, or, unless pairs are interleaved, those in two parts that start `distance` elements apart.
     """
+    pairs = rotary_dim // 2
     if interleaved:
         _rotate_interleaved(x, cosine, sine, rotary_dim, scale)
+        distance = pairs
     else:
-        _rotate_halves(x, cosine, sine, rotary_dim, scale)
-    if rotary_dim < dim:
-        multiply_floats(x + 4 * rotary_dim, dim - rotary_dim, scale)
+        _rotate_halves(x, cosine, sine, pairs, distance, scale)
+    if pairs < distance:
+        multiply_floats(x + 4 * pairs, distance - pairs, scale)
+    if distance + pairs < dim:
+        multiply_floats(x + 4 * (distance + pairs), dim - distance - pairs, scale)
 
 
 def _scale(e: Emit, x: Any, dim: Any) -> tuple[Any, Any]:

@@ -75,7 +75,11 @@ class CpuOperations:
     def norm(self, x: Activation, norm: Norm, add_to: Activation | None = None) -> Activation:
         if add_to:
             given, out = x.rows(Form.FLOAT), add_to.rows(Form.FLOAT)
-            self._normalize(norm, Form.FLOAT, add=1, selected=x.selected, **given.words("x"), **out.words("out"))
+            words = {**given.words("x"), **out.words("out")}
+            if x.width > len(norm.weight):  # each part of a row is a row of the instruction
+                words |= dict.fromkeys(("x_stride", "out_stride"), 4 * len(norm.weight))
+                words["each"] = x.width // len(norm.weight)
+            self._normalize(norm, Form.FLOAT, add=1, selected=x.selected, **words)
             return self._floats(out)
 
         def write(form: Form) -> Rows:
@@ -132,17 +136,29 @@ class CpuOperations:
         fits = width % PAIR == 0 and alike and (width - up.first) % PAIR == 0
         if fits and first.rows >= width and up.first + up.rows == gate_up.outputs:
             return self.linear(self._gated_product(x, packed, first, up, products), down, add_to)
-        both = self.linear(x, gate_up).rows(Form.FLOAT)
+        both = self.linear(x, gate_up)
+        return self.linear(self._gate(both, both, 4 * width, width, gate), down, add_to)
+
+    def gate_part(self, x: Activation, values: Activation, part: int, gate: Gate) -> Activation:
+        check_multiple(f"A gate of width {x.width}", x.width, GROUP)
+        return self._gate(x, values, 4 * x.width * part, x.width, gate)
+
+    def _gate(self, gates: Activation, values: Activation, start: int, width: int, gate: Gate) -> Activation:
+        """Record the gated product of the first `width` columns of `gates` and those of `values` from byte `start`
+        on.
+        """
+        x, up, products = gates.rows(Form.FLOAT), values.rows(Form.FLOAT), PRODUCTS[gate]
 
         def write(form: Form) -> Rows:
-            out = self._buffers.take(form, width, selected=x.selected)
+            out = self._buffers.take(form, width, selected=gates.selected)
             self._program.append(
-                Op.GATE, selected=x.selected, form=form, kernel=address_of(products[form]),
-                groups=width // GROUP, **both.words("x"), **out.words("out"),
+                Op.GATE, selected=gates.selected, form=form, kernel=address_of(products[form]),
+                groups=width // GROUP, up=up.buffer.region.address + start, up_stride=up.buffer.stride,
+                **x.words("x"), **out.words("out"),
             )  # fmt: skip
             return out
 
-        return self.linear(self._product(width, x.selected, products, write), down, add_to)
+        return self._product(width, gates.selected, products, write)
 
     def route(self, x: Activation, router: Router) -> Routes:
         return self._experts.route(self.linear(x, router.weight, bias=router.bias).rows(Form.FLOAT), router)
@@ -191,12 +207,13 @@ class CpuOperations:
         return Activation(width, selected, rows)
 
     def rope_and_store(self, qkv: Activation, batch: Batch, kv: LayerKV, attention: Attention) -> Activation:
-        rows, heads, rotary = qkv.rows(Form.FLOAT), _heads(qkv, kv), attention.rotary
+        rows, heads, rotary = qkv.rows(Form.FLOAT), _heads(qkv, kv, attention), attention.rotary
         angles, norms = {}, {}
         if rotary:
             cosine, sine = (self._buffers.constant(table).address for table in (rotary.cos, rotary.sin))
             rotary_dim = 2 * rotary.cos.shape[-1]
             angles = {"rotary_dim": rotary_dim, "interleaved": rotary.interleaved, "cosine": cosine, "sine": sine}
+            angles["distance"] = rotary.distance
         if attention.norms:
             norms = self._head_norms(rows, heads, attention.norms)
         self._program.append(
@@ -210,25 +227,24 @@ class CpuOperations:
 
         A norm over all heads together is recorded as a separate instruction and needs no words.
         """
-        q, k, width = norms.q, norms.k, norms.q.weight.shape[-1]
+        q, width = norms.q, norms.q.weight.shape[-1]
         if width == heads["head_dim"]:
             check_multiple(f"A normalized head of {width} elements", width, GROUP)
-            q_norm, k_norm = (self._buffers.constant(norm.weight).address for norm in (q, k))
+            named = {"q_norm": q, "k_norm": norms.k, "v_norm": norms.v}
             return {
-                "q_norm": q_norm,
-                "k_norm": k_norm,
+                **{name: self._buffers.constant(it.weight).address for name, it in named.items() if it},
                 "norm_stride": 4 * width * (q.weight.dim() == 2),
                 "centered": q.kind is NormKind.LAYER,
                 "epsilon": float_bits(q.epsilon),
             }
-        for norm, first in ((q, 0), (k, width)):
+        for norm, first in ((q, 0), (norms.k, width)):
             words = {**rows.words("x"), **rows.words("out")}
             words["x"] = words["out"] = rows.buffer.region.address + 4 * first
-            self._normalize(norm, Form.FLOAT, barrier=norm is k, **words)
+            self._normalize(norm, Form.FLOAT, barrier=norm is norms.k, **words)
         return {}
 
     def attend(self, q: Activation, batch: Batch, kv: LayerKV, attention: Attention) -> Activation:
-        rows, heads, limits = q.rows(Form.FLOAT), _heads(q, kv), self._program.limits
+        rows, heads, limits = q.rows(Form.FLOAT), _heads(q, kv, attention), self._program.limits
         width = kv.kv_heads * heads["heads"] * kv.head_dim
         partials = self._buffers.partials(kv, heads["heads"])
         out = self._buffers.take(Form.FLOAT, width)
@@ -282,7 +298,8 @@ class CpuOperations:
             words["bias"] = 0 if norm.bias is None else self._buffers.constant(norm.bias).address
         self._program.append(
             op, kernel=address_of(kernel), form=form, groups=width // GROUP,
-            vector=self._buffers.constant(norm.weight).address, epsilon=float_bits(norm.epsilon), **words,
+            scale=float_bits(norm.sum_scale if add else 1.0), vector=self._buffers.constant(norm.weight).address,
+            epsilon=float_bits(norm.epsilon), **words,
         )  # fmt: skip
 
     def _multiply(self, x: Activation, weight: CpuLinear, out: Rows, *, add: bool, bias: Tensor | None = None) -> None:
@@ -324,12 +341,13 @@ class CpuOperations:
         return Activation(rows.width, rows.selected, write)
 
 
-def _heads(qkv: Activation, kv: LayerKV) -> dict[str, int]:
+def _heads(qkv: Activation, kv: LayerKV, attention: Attention) -> dict[str, int]:
     """Return the instruction words that describe how the columns of a qkv row divide into heads."""
     return {
         "kv_heads": kv.kv_heads,
-        "heads": qkv.width // kv.head_dim // kv.kv_heads - 2,
+        "heads": qkv.width // kv.head_dim // kv.kv_heads - (0 if attention.shared else 2),
         "head_dim": kv.head_dim,
+        "queries_only": attention.shared,
     }
 
 

@@ -68,7 +68,10 @@ def _norm(a: Record, h: Record, first: int, last: int, copy: int) -> None:
         row = word(h.output_rows, m) if a.gather else m
         x = a.x + row * a.x_stride
         factor = norm_factor(x, a.groups, a.epsilon)
-        scale_row(a.kernel, x, factor, a.vector, a.groups, a.out + m * a.out_stride + copy * a.out_copy)
+        out = a.out + m * a.out_stride + copy * a.out_copy
+        scale_row(a.kernel, x, factor, a.vector, a.groups, out)
+        if a.scale != ONE_BITS:
+            multiply_floats(out, GROUP * a.groups, a.scale)
 
 
 @jit
@@ -81,6 +84,8 @@ def _layer_norm(a: Record, h: Record, first: int, last: int, copy: int, scratch:
             add_floats(a.bias, width, scratch)
         if a.add:
             add_floats(scratch, width, out)
+            if a.scale != ONE_BITS:
+                multiply_floats(out, width, a.scale)
         else:
             write_row(a.kernel, scratch, a.groups, out)
 
@@ -144,10 +149,10 @@ def _gated(a: Record, n: int, first: int, last: int, copy: int, scratch: int) ->
 @jit
 def _gate(a: Record, first: int, last: int) -> None:
     for m in range(first, last):
-        gate, out = a.x + m * a.x_stride, a.out + m * a.out_stride
+        gate, up, out = a.x + m * a.x_stride, a.up + m * a.up_stride, a.out + m * a.out_stride
         for group in range(a.groups):
-            at = gate + 4 * GROUP * group
-            gated_product(a.kernel, at, at + 4 * GROUP * a.groups, group, a.groups, out)
+            at = 4 * GROUP * group
+            gated_product(a.kernel, gate + at, up + at, group, a.groups, out)
 
 
 @jit

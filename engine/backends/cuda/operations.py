@@ -66,10 +66,11 @@ class CudaOperations:
         return _cuda_layer(weight).multiply(x, bias=bias, add_to=add_to, out_dtype=dtype)
 
     def rope_and_store(self, qkv: Tensor, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:
+        kv_heads, head_dim = kv.kv_heads, kv.head_dim
+        heads = qkv.shape[1] // head_dim - (0 if attention.shared else 2 * kv_heads)
         return rope_and_store(
             qkv, batch.positions, batch.slots[kv.group], kv.pool,
-            heads=qkv.shape[1] // kv.head_dim - 2 * kv.kv_heads, kv_heads=kv.kv_heads, head_dim=kv.head_dim,
-            attention=attention,
+            heads=heads, kv_heads=kv_heads, head_dim=head_dim, attention=attention,
         )  # fmt: skip
 
     def attend(self, q: Tensor, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:
@@ -93,13 +94,17 @@ class CudaOperations:
     def scale(self, x: Tensor, gate: Tensor) -> Tensor:
         return (x * torch.sigmoid(gate.float())).to(x.dtype)
 
+    def gate_part(self, x: Tensor, values: Tensor, part: int, gate: Gate) -> Tensor:
+        own = values[:, part * x.shape[1] : (part + 1) * x.shape[1]]
+        return gated(torch.cat([x, own.to(x.dtype)], dim=1), gate)
+
     def gated_mlp(self, x: Tensor, mlp: GatedMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU) -> Tensor:
         both = _cuda_layer(mlp.gate_up).multiply(x)
         return _cuda_layer(mlp.down).multiply(gated(both, gate), add_to=add_to)
 
     def route(self, x: Tensor, router: Router) -> Routes:
         logits = _cuda_layer(router.weight).multiply(x, bias=router.bias, out_dtype=torch.float32)
-        return Routes(*route(logits, router.routing, router.choice_bias))
+        return Routes(*route(logits, router.routing, router.choice_bias, router.scale))
 
     def experts(
         self, x: Tensor, routes: Routes, mlp: ExpertMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU

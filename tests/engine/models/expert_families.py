@@ -106,9 +106,15 @@ def gpt_oss(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_expert_feed_forward_length(config.intermediate_size)
 
 
+def whole_heads(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the configuration of the layers without a window."""
+    heads: PreTrainedConfig = config.per_layer_config[config.layer_types.index("full_attention")]
+    return heads
+
+
 def gemma4(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     local = [kind == "sliding_attention" for kind in config.layer_types]
-    whole = config.per_layer_config["full_attention"]
+    whole = whole_heads(config)
     writer.add_sliding_window(config.sliding_window)
     writer.add_sliding_window_pattern(local)
     writer.add_key_length(whole.head_dim)
@@ -136,7 +142,7 @@ def gemma4(writer: GGUFWriter, config: PreTrainedConfig) -> None:
 
 def gemma4_factors(config: PreTrainedConfig) -> Mapping[str, Tensor]:
     """Return the divisors of frequencies, which are very large for pairs that are not rotated."""
-    pairs = config.per_layer_config["full_attention"].head_dim // 2
+    pairs = whole_heads(config).head_dim // 2
     turning = torch.arange(pairs) < pairs * config.rope_parameters["full_attention"]["partial_rotary_factor"]
     return {"rope_freqs.weight": torch.where(turning, 1.0, 1e30)}
 
