@@ -122,6 +122,10 @@ class Device(Protocol):
         """Return the memory that a model with these weights will need. Does not read the weights."""
         ...
 
+    def weight_bytes(self, stored: Mapping[str, StoredWeight]) -> int:
+        """Return the size of the weights in their files that the device's memory will hold."""
+        ...
+
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
         """Return the number of bytes that caches may use in addition to `weight_bytes` bytes of weights.
 

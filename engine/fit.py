@@ -108,7 +108,7 @@ def fit(checkpoint: Checkpoint, options: LoadOptions, memory: int = 0) -> Fit:
 def _limit(device: Device, model: ModelConfig, stored: Mapping[str, StoredWeight], asked: int) -> tuple[int, int]:
     """Return the bytes that caches may take, and those that the model leaves free; 0 if the model does not fit."""
     try:
-        room = device.kv_memory(model, sum(weight.nbytes for weight in stored.values()))
+        room = device.kv_memory(model, device.weight_bytes(stored))
     except OutOfMemory:
         return 0, 0
     return cache_budget(model, device).limit(room, device.kv_share, asked), room

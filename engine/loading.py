@@ -122,7 +122,7 @@ def load_draft_model(
     options = replace(options, context_length=context, host_cache=0, disk=None)
     with raising_out_of_memory():
         device = host_device(options, model, checkpoint.path, stored)
-        config = _resolve(model, device, options, ("drafts",), sum(weight.nbytes for weight in stored.values()))
+        config = _resolve(model, device, options, ("drafts",), device.weight_bytes(stored))
         weights = Weights(checkpoint.path, stored, progress, min(device.threads, MAX_LOADING_THREADS))
         loaded, config = _load_weights(device, model, weights, config)
         runner = device.runner(loaded, model.vocab_size, config.groups)
@@ -140,7 +140,7 @@ def compile_gpu_kernels(checkpoint: Checkpoint, options: LoadOptions, progress: 
         model, stored = models.read_config(checkpoint.metadata), models.stored_weights(checkpoint)
         with raising_out_of_memory():
             device = cuda_device(gpu, options, model)
-            config = _resolve(model, device, options, (), sum(weight.nbytes for weight in stored.values()))
+            config = _resolve(model, device, options, (), device.weight_bytes(stored))
             weights = Weights(checkpoint.path, stored, progress, min(device.threads, MAX_LOADING_THREADS))
             device.compile_kernels(model, weights, config)
 
@@ -160,8 +160,8 @@ def _load_on(
     output: OutputStage,
 ) -> ModelEngine:
     stored = models.stored_weights(checkpoint)
-    weight_bytes = sum(weight.nbytes for weight in stored.values())
-    config = _resolve(model, device, options, (options.fingerprint, checkpoint.digest), weight_bytes)
+    identity = options.fingerprint, checkpoint.digest
+    config = _resolve(model, device, options, identity, device.weight_bytes(stored))
     weights = output.weights(checkpoint.path, stored, progress, min(device.threads, MAX_LOADING_THREADS))
     loaded, config = _load_weights(device, model, weights, config)
     store = _open_store(options, config, loaded.kv, str(device.kv_type).removeprefix("torch."))

@@ -55,7 +55,10 @@ class ReferenceDevice:
         return host_memory(self._memory)
 
     def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
-        return Needs(self._loaded(model, sum(weight.nbytes for weight in stored.values())), 0)
+        return Needs(self._loaded(model, self.weight_bytes(stored)), 0)
+
+    def weight_bytes(self, stored: Mapping[str, StoredWeight]) -> int:
+        return sum(weight.nbytes for weight in stored.values())
 
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
         return host_kv_memory(self._loaded(model, weight_bytes), self._memory)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.checkpoints.weights import Weights
+from engine.checkpoints.weights import LAYER_EMBEDDINGS, Weights
 from engine.errors import UnsupportedModel
 from engine.model_config import (
     AttentionConfig,
@@ -150,7 +150,7 @@ class _Loader:
         if not width:
             return None
         columns = width * len(self.config.layers)
-        table = self.weights.take("per_layer_token_embd.weight", self.config.vocab_size, columns)
+        table = self.weights.take(LAYER_EMBEDDINGS, self.config.vocab_size, columns)
         projection = self.weights.take("per_layer_model_proj.weight", columns, hidden)
         # The projection is divided by sqrt(hidden) before its norm, and the sum with the table by sqrt(2).
         norm = self._unbiased_norm("per_layer_proj_norm", width, scale=2**-0.5)

@@ -14,7 +14,7 @@ from quant.kernels.card import Card
 from quant.kernels.float8_unpack import unpacked
 from quant.kernels.packed_product import packed_product
 from quant.kernels.tiles import FIXED_TOKENS, MOST_TOKENS, MeasuredTiles, TileTable
-from quant.kernels.unpack import unpack, unpack_rows
+from quant.kernels.unpack import gather_rows, unpack, unpack_rows
 
 
 class CudaLinear:
@@ -88,7 +88,7 @@ class CudaLinear:
         (matrix,) = self.matrices
         if isinstance(matrix, Float8Matrix):
             return unpacked(matrix, torch.float32, ids)
-        return unpack_rows(matrix, ids) if isinstance(matrix, PackedMatrix) else matrix.rows[ids].float()
+        return unpack_rows(matrix, ids) if isinstance(matrix, PackedMatrix) else gather_rows(matrix.rows, ids)
 
     def dequantize(self) -> Tensor:
         return torch.cat([_dense(matrix, torch.float32) for matrix in self.matrices])

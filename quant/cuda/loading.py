@@ -5,7 +5,8 @@ rearranged a slab of rows at a time, so that little memory is needed besides the
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,13 @@ LEAST_GROUP = 16  # columns of a matrix instruction; the group size must be a mu
 
 
 def to_device(weight: QTensor, device: torch.device, use: Use = Use.PRODUCTS) -> CudaMatrix:
-    """Return `weight` on `device`. Raises UnsupportedQuantization for a group size that no kernel supports."""
+    """Return `weight` on `device`, or in pinned memory of the host, which kernels of a GPU can read, if `use` says so.
+
+    Raises UnsupportedQuantization for a group size that no kernel supports.
+    """
+    if Use.HOST in use:
+        matrix = to_device(weight, torch.device("cpu"), use & ~Use.HOST)
+        return _pinned(matrix, device) if device.type == "cuda" else matrix
     if isinstance(weight, PlainTensor):
         return _plain(weight.values, device, use)
     if isinstance(weight, Float8Tensor):
@@ -50,6 +57,17 @@ def to_device(weight: QTensor, device: torch.device, use: Use = Use.PRODUCTS) ->
     if isinstance(weight, CodedTensor):
         return _coded(weight, device)
     return _grouped(weight, device)
+
+
+def _pinned(matrix: CudaMatrix, device: torch.device) -> CudaMatrix:
+    """Return a matrix whose rows are in pinned memory of the host, and whose tables are on the device."""
+    tensors = {it.name: getattr(matrix, it.name) for it in fields(matrix)}
+    moved: dict[str, Any] = {
+        name: tensor.pin_memory() if name in matrix.row_tensors else tensor.to(device)
+        for name, tensor in tensors.items()
+        if isinstance(tensor, Tensor)
+    }
+    return replace(matrix, **moved)
 
 
 def _plain(values: Tensor, device: torch.device, use: Use) -> PlainMatrix:

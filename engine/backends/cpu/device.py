@@ -107,6 +107,9 @@ class CpuDevice:
     def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
         return Needs(packed_bytes(stored), self._step_bytes(model))
 
+    def weight_bytes(self, stored: Mapping[str, StoredWeight]) -> int:
+        return sum(weight.nbytes for weight in stored.values())
+
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
         return host_kv_memory(weight_bytes + self._step_bytes(model), self._memory)
 

@@ -19,7 +19,7 @@ from engine.backends.cuda.runner import CudaRunner
 from engine.backends.cuda.step import CudaStep, largest_batch
 from engine.backends.device_errors import first_line
 from engine.checkpoints.checkpoint import StoredWeight
-from engine.checkpoints.weights import Weights
+from engine.checkpoints.weights import HOST_WEIGHTS, Weights
 from engine.config import ALL_FREE, BLOCK_SIZE, EngineConfig, GroupConfig, MemoryLimit
 from engine.device import LoadedModel, Needs
 from engine.errors import OutOfMemory
@@ -98,8 +98,10 @@ class CudaDevice:
         return self._memory.allowed()
 
     def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
-        weight_bytes = sum(weight.nbytes for weight in stored.values())
-        return self._memory.needs(model, weight_bytes, self.step_tokens(model), self.max_running)
+        return self._memory.needs(model, self.weight_bytes(stored), self.step_tokens(model), self.max_running)
+
+    def weight_bytes(self, stored: Mapping[str, StoredWeight]) -> int:
+        return sum(weight.nbytes for name, weight in stored.items() if name not in HOST_WEIGHTS)
 
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
         return self._memory.kv_bytes_before_loading(model, weight_bytes, self.step_tokens(model), self.max_running)

@@ -31,6 +31,9 @@ class Case:
     qkv: torch.dtype
     pool: torch.dtype
     kind: NormKind = NormKind.RMS
+    span: int = 0  # elements over which the pairs of the rotated elements are spread; 0: `rotary_dim`
+    values: bool = False  # whether v is normalized, too
+    shared: bool = False  # whether rows have only q
 
 
 SHAPES: dict[str, Callable[[int, int], tuple[int, ...]]] = {  # shapes of norm weights, by kind of norm
@@ -51,26 +54,35 @@ CASES = [
     Case(5, 1, 80, 20, False, "own", torch.float32, torch.float16, NormKind.LAYER),
     Case(3, 3, 96, 48, False, "own", torch.float32, torch.bfloat16),
     Case(12, 2, 48, 16, False, "together", torch.float32, torch.bfloat16, NormKind.LAYER),
+    Case(4, 1, 512, 128, False, "each", torch.float32, torch.bfloat16, span=512, values=True),
+    Case(6, 2, 96, 32, False, "each", torch.bfloat16, torch.uint8, span=96, values=True),
+    Case(6, 3, 64, 64, False, "each", torch.bfloat16, torch.bfloat16, values=True, shared=True),
+    Case(8, 2, 128, 32, False, "each", torch.float32, torch.float16, span=128, shared=True),
 ]
 
 
 def attention_of(case: Case) -> Attention:
     angles = torch.rand(50, case.rotary_dim // 2) * 6
-    rotary = RotaryTable(angles.cos(), angles.sin(), case.interleaved) if case.rotary_dim else None
+    rotary = RotaryTable(angles.cos(), angles.sin(), case.interleaved, case.span) if case.rotary_dim else None
     if not case.norms:
         return Attention(1.0, rotary)
+    v = Norm(torch.randn(case.head_dim), 1e-5) if case.values else None
     q, k = (
         Norm(torch.randn(SHAPES[case.norms](it, case.head_dim)), 1e-5, case.kind) for it in (case.heads, case.kv_heads)
     )
-    return Attention(1.0, rotary, HeadNorms(q, k))
+    return Attention(1.0, rotary, HeadNorms(q, k, v), shared=case.shared)
 
 
 def moved(attention: Attention, device: torch.device) -> Attention:
     rotary, norms = attention.rotary, attention.norms
-    return Attention(
-        attention.scale,
-        rotary and RotaryTable(rotary.cos.to(device), rotary.sin.to(device), rotary.interleaved),
-        norms and HeadNorms(*(replace(norm, weight=norm.weight.to(device)) for norm in (norms.q, norms.k))),
+
+    def norm(it: Norm) -> Norm:
+        return replace(it, weight=it.weight.to(device))
+
+    return replace(
+        attention,
+        rotary=rotary and replace(rotary, cos=rotary.cos.to(device), sin=rotary.sin.to(device)),
+        norms=norms and HeadNorms(norm(norms.q), norm(norms.k), norms.v and norm(norms.v)),
     )
 
 
@@ -83,11 +95,14 @@ def run_reference(
         q, k = (
             reference.normalize_heads(x.contiguous(), norm, case.head_dim) for x, norm in ((q, norms.q), (k, norms.k))
         )
+        v = v if norms.v is None else reference.normalize_heads(v.contiguous(), norms.v, case.head_dim)
     q, k, v = (x.reshape(len(x), -1, case.head_dim) for x in (q, k, v))
     if rotary := attention.rotary:
         cos, sin = rotary.cos[positions], rotary.sin[positions]
-        q, k = (reference.rope(x, cos, sin, interleaved=rotary.interleaved) for x in (q, k))
-    reference.store_kv(pool, slots, k, v)
+        distance = rotary.distance
+        q, k = (reference.rope(x, cos, sin, interleaved=rotary.interleaved, distance=distance) for x in (q, k))
+    if not case.shared:
+        reference.store_kv(pool, slots, k, v)
     rotated: Tensor = q
     return rotated
 
@@ -104,8 +119,9 @@ def test_rope_and_store_equals_the_reference(case: Case, device: torch.device) -
     positions, slots = torch.tensor([49, 0, 17]), torch.tensor([16, 79, 36])
     attention, pools = attention_of(case), poisoned(case)
     moved_pools = pools.to(device, copy=True)
+    rows = qkv[:, : case.heads * case.head_dim].contiguous() if case.shared else qkv
     got = rope_and_store(
-        qkv.to(device),
+        rows.to(device),
         positions.to(device),
         slots.to(device),
         moved_pools[:, 1],
