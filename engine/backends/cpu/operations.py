@@ -213,7 +213,7 @@ class CpuOperations:
             cosine, sine = (self._buffers.constant(table).address for table in (rotary.cos, rotary.sin))
             rotary_dim = 2 * rotary.cos.shape[-1]
             angles = {"rotary_dim": rotary_dim, "interleaved": rotary.interleaved, "cosine": cosine, "sine": sine}
-            angles["distance"] = rotary.distance
+            angles["distance"] = 0 if rotary.interleaved else rotary.distance
         if attention.norms:
             norms = self._head_norms(rows, heads, attention.norms)
         self._program.append(

@@ -1,5 +1,7 @@
 """The norm kernel against its reference implementation."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -27,7 +29,7 @@ def norm_of(width: int, kind: NormKind, biased: bool) -> Norm:
 
 def moved(norm: Norm, device: torch.device) -> Norm:
     bias = None if norm.bias is None else norm.bias.to(device)
-    return Norm(norm.weight.to(device), norm.epsilon, norm.kind, bias)
+    return replace(norm, weight=norm.weight.to(device), bias=bias)
 
 
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
@@ -64,6 +66,15 @@ def test_normalize_add_updates_its_argument(
     got = norms.normalize_add(x.to(device), moved(norm, device), residual_on_device)
     assert got is residual_on_device
     expected = residual + reference.normalize(x.float(), norm)
+    torch.testing.assert_close(got.cpu(), expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_parts_of_rows_are_normalized_and_the_sum_is_scaled(parts: int, device: torch.device) -> None:
+    norm = replace(norm_of(96, NormKind.RMS, biased=False), sum_scale=0.6)
+    x, residual = torch.randn(5, 96 * parts), torch.randn(5, 96 * parts)
+    got = norms.normalize_add(x.to(device), moved(norm, device), residual.to(device, copy=True))
+    expected = (residual + reference.normalize(x.view(5, parts, 96), norm).view(x.shape)) * 0.6
     torch.testing.assert_close(got.cpu(), expected, rtol=1e-5, atol=2e-5)
 
 

@@ -23,13 +23,16 @@ ROUTINGS = {
 
 @pytest.mark.parametrize("name", ROUTINGS)
 @pytest.mark.parametrize("biased", [False, True])
-def test_experts_and_weights_equal_the_reference(name: str, biased: bool, device: torch.device) -> None:
+@pytest.mark.parametrize("scaled", [False, True])
+def test_experts_and_weights_equal_the_reference(name: str, biased: bool, scaled: bool, device: torch.device) -> None:
     routing = ROUTINGS[name]
     logits = torch.randn(5, routing.experts)
     logits[2:] = logits[2:].round()  # many scores are equal
     bias = torch.randint(-1, 2, (routing.experts,)).float() if biased else None
-    want_ids, want_weights = reference.route(logits, routing, bias)
-    ids, weights, shared = route(logits.to(device), routing, None if bias is None else bias.to(device))
+    scale = torch.randn(routing.experts) if scaled else None
+    want_ids, want_weights = reference.route(logits, routing, bias, scale)
+    vectors = (None if it is None else it.to(device) for it in (bias, scale))
+    ids, weights, shared = route(logits.to(device), routing, *vectors)
     assert torch.equal(ids.cpu().long(), want_ids)
     torch.testing.assert_close(weights.cpu(), want_weights)
     assert shared is None

@@ -49,6 +49,7 @@ GGUF_EXPERTS = (
     "ernie4_5-moe",
     "minimax-m2",
     "gpt-oss",
+    "gemma4",
 )
 
 # architectures that have no own config.json: they occur in multimodal models or in GGUF files only
@@ -56,6 +57,11 @@ NOT_ALONE = ("qwen35", "qwen3_5", "qwen3_5_moe", "gemma3", "gemma3_text", "mistr
 SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, SIZES) for name in models.FAMILIES if name not in NOT_ALONE},
     "gemma3_text": ("gemma3_text", {}),
+    "gemma4 values are keys": ("gemma4_text", {"attention_k_eq_v": True, "num_global_key_value_heads": 2}),
+    "gemma4 experts": (
+        "gemma4_text",
+        {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 64},
+    ),
     "old linear": ("llama", SIZES | {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 5e5}),
     "old llama3": ("llama", SIZES | {"rope_scaling": LLAMA3 | {"rope_type": "llama3"}, "rope_theta": 5e5}),
     "no scaling": ("llama", SIZES | {"rope_scaling": None, "rope_theta": 5e5, "num_key_value_heads": None}),

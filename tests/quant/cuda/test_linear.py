@@ -115,16 +115,26 @@ def test_embedding_lookup_returns_the_exact_dequantized_rows(name: str, device: 
     weight = random_weight(name, 64, 160, np.random.default_rng())
     values, ids = dequantize(weight), torch.tensor([63, 0, 7])
     backend = CudaBackend(device, CARD, deterministic=False)
-    for use, copies in ((Use.ROWS, 1), (Use.ROWS | Use.PRODUCTS, 2)):
+    for use, copies in ((Use.ROWS, 1), (Use.ROWS | Use.HOST, 1), (Use.ROWS | Use.PRODUCTS, 2)):
         linear = backend.linear([weight], use)
         assert isinstance(linear, CudaLinear)
         assert torch.equal(linear.rows(ids.to(device)).cpu(), values[ids])
         assert torch.equal(linear.dequantize().cpu(), values)
         rounded = 64 * 160 * 2 if copies == 2 else 0
         assert linear.nbytes == weight.nbytes + rounded
+        if Use.HOST in use:
+            continue
         x = torch.randn(2, 160).bfloat16()
         product = linear.forward(x.float().to(device)).cpu()
         torch.testing.assert_close(product, x.float() @ values.bfloat16().float().mT, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0", "F16", "MXFP4"])
+def test_table_in_host_memory_gives_the_same_rows(name: str, device: torch.device) -> None:
+    weight, ids = random_weight(name, 64, 256, np.random.default_rng()), torch.tensor([63, 0, 7], device=device)
+    backend = CudaBackend(device, CARD, deterministic=False)
+    there, here = (backend.linear([weight], use).rows(ids) for use in (Use.ROWS, Use.ROWS | Use.HOST))
+    assert torch.equal(here, there)
 
 
 def test_products_of_prompts_are_written_where_they_are_read(device: torch.device) -> None:

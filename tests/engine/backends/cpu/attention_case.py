@@ -52,6 +52,8 @@ class Shape:
     softcap: float = 0.0
     window: int | None = None
     sinks: float = 0.0  # spread of the sinks; 0: none
+    span: int = 0  # see `RopeConfig`
+    value_norm: bool = False
 
     @property
     def heads(self) -> int:
@@ -65,7 +67,8 @@ class Shape:
     def rotary(self) -> RotaryTable | None:
         if self.rotary_dim == 0:
             return None
-        return rotary_table(RopeConfig(10000.0, self.rotary_dim or self.head_dim, self.interleaved), None, CONTEXT + 20)
+        rope = RopeConfig(10000.0, self.rotary_dim or self.head_dim, self.interleaved, span=self.span)
+        return rotary_table(rope, None, CONTEXT + 20)
 
     @property
     def norms(self) -> HeadNorms | None:
@@ -73,7 +76,8 @@ class Shape:
             return None
         shapes = (head_norm_shape(self.head_norm, heads, self.head_dim) for heads in (self.heads, self.kv_heads))
         weights = (normal(*shape, seed=SEED + number) for number, shape in enumerate(shapes))
-        return HeadNorms(*(Norm(weight, EPSILON, self.norm_kind) for weight in weights))
+        q, k = (Norm(weight, EPSILON, self.norm_kind) for weight in weights)
+        return HeadNorms(q, k, Norm(normal(self.head_dim, seed=8), EPSILON) if self.value_norm else None)
 
     @property
     def attention(self) -> Attention:
@@ -99,7 +103,8 @@ class Shape:
             )
         if self.rotary:
             cos, sin = self.rotary.cos[: len(rows)], self.rotary.sin[: len(rows)]
-            q, k = (reference.rope(x, cos, sin, interleaved=self.interleaved) for x in (q, k))
+            distance = self.rotary.distance
+            q, k = (reference.rope(x, cos, sin, interleaved=self.interleaved, distance=distance) for x in (q, k))
         return q, k
 
 

@@ -1,13 +1,19 @@
 """Rotary embedding, the KV store, and attention in a step, against the reference implementations."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from engine.backends.cpu.buffers import Activation
+from engine.backends.cpu.operations import CpuOperations
+from engine.batch import Batch
 from engine.config import BLOCK_SIZE
+from engine.kernels import reference
+from engine.kv.cache import KVCache
 from engine.model_config import HeadNorm, NormKind
 from tests.engine.backends.cpu.attention_case import (
     BLOCKS,
@@ -21,8 +27,9 @@ from tests.engine.backends.cpu.attention_case import (
     random_rows,
     scattered_requests,
 )
-from tests.engine.backends.cpu.recorded import sequence
+from tests.engine.backends.cpu.recorded import layer, plain, record, sequence
 from tests.support.held_request import HeldRequest
+from tests.support.kv_groups import kv_group
 
 pytestmark = pytest.mark.usefixtures("plain_layouts")
 
@@ -90,7 +97,8 @@ def stored_kv(case: Case, request: HeldRequest) -> tuple[Tensor, Tensor]:
 
 def expected_kv(shape: Shape, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the keys and values that should be stored, [STORED, kv_heads, head_dim]."""
-    return shape.rotated(rows[:STORED])[1], shape.split(rows[:STORED])[2]
+    (_, _, v), norms = shape.split(rows[:STORED]), shape.norms
+    return shape.rotated(rows[:STORED])[1], reference.normalize(v, norms.v) if norms and norms.v else v
 
 
 @pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "halves"])
@@ -103,6 +111,45 @@ def test_keys_are_rotated_and_written_to_their_slots(cpu_kernels: Path, head_dim
     rotated, values = expected_kv(shape, rows)
     assert torch.equal(v, values.half().float())
     torch.testing.assert_close(k, rotated, rtol=2**-11, atol=1e-6)  # half of the last bit of float16
+
+
+SPREAD = [Shape(2, 3, 96, False, 32, HeadNorm.EACH, span=96), Shape(1, 2, 512, False, 128, HeadNorm.EACH, span=512)]
+
+
+@pytest.mark.parametrize("shape", SPREAD, ids=str)
+def test_rotated_pairs_can_be_spread_and_values_normalized(cpu_kernels: Path, shape: Shape) -> None:
+    shape = replace(shape, value_norm=True)
+    rows = random_rows(shape)
+    request, _ = scattered_requests(random.Random(SEED))
+    k, v = stored_kv(Case.recorded(shape, rows, cpu_kernels), request)
+    rotated, values = expected_kv(shape, rows)
+    torch.testing.assert_close(v, values, rtol=2**-10, atol=1e-6)
+    torch.testing.assert_close(k, rotated, rtol=2**-10, atol=1e-5)
+    check_all_chunkings(shape, cpu_kernels, error=1e-4)
+
+
+def test_rows_of_queries_attend_to_keys_that_another_layer_has_stored(cpu_kernels: Path) -> None:
+    shape = Shape(2, 2, 64, False, head_norm=HeadNorm.EACH, window=50)
+    rows, others = random_rows(shape), random_rows(shape, seed=3)
+    queries, size = others[:, : shape.heads * shape.head_dim], shape.heads * shape.head_dim
+    attention = shape.attention
+    shared = replace(attention, shared=True)
+
+    def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
+        stored = ops.embed(batch, layer(ops, plain(rows)))
+        ops.rope_and_store(stored, batch, kv.layer(LAYER), attention)
+        q = ops.rope_and_store(ops.embed(batch, layer(ops, plain(queries))), batch, kv.layer(LAYER), shared)
+        return ops.attend(q, batch, kv.layer(LAYER), shared)
+
+    groups = [kv_group((0, 1), shape.kv_heads, shape.head_dim)]
+    recorded = record(cpu_kernels, forward, groups=groups, num_blocks=BLOCKS)
+    both = torch.cat([queries, rows[:, size:]], dim=1)
+    got, want = (
+        it.run(random_chunks(scattered_requests(random.Random(SEED)), random.Random(SEED)))
+        for it in (Case(shape, rows, recorded), Case.recorded(shape, both, cpu_kernels))
+    )
+    assert got.keys() == want.keys()
+    assert all(torch.equal(got[token], want[token]) for token in want)
 
 
 def quantize_int8(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -40,6 +40,7 @@ ROUTINGS = {
 }
 FLOATS = ("F32", "F32", "F32")
 LOGIT_BIAS = normal(64, seed=23)
+EXPERT_SCALE = normal(64, seed=24)
 
 pytestmark = pytest.mark.usefixtures("every_layout")
 
@@ -56,6 +57,7 @@ class Mixture:
     gated: bool = False  # whether the router scales the output of the shared MLP
     bias: Tensor | None = None
     biased: bool = False  # whether the products of experts and the logits have biases
+    scaled: bool = False  # whether the weights of experts have factors
 
     @property
     def x(self) -> Tensor:
@@ -65,7 +67,13 @@ class Mixture:
         count = self.routing.experts
         router = plain(normal(count + self.gated, self.columns, seed=15) / self.columns**0.5)
         return ExpertMLP(
-            Router(self.routing, ops.weights.linear([router]), self.bias, LOGIT_BIAS[:count] if self.biased else None),
+            Router(
+                self.routing,
+                ops.weights.linear([router]),
+                self.bias,
+                LOGIT_BIAS[:count] if self.biased else None,
+                EXPERT_SCALE[:count] if self.scaled else None,
+            ),
             tuple(self._mlp(ops, number, self.hidden) for number in range(count)),
             self._mlp(ops, count, self.shared) if self.shared else None,
             expert_biases(count, self.hidden, self.columns) if self.biased else None,
@@ -119,6 +127,10 @@ def check(
 def test_experts_equal_the_reference(cpu_kernels: Path, name: str, biased: bool) -> None:
     routing = ROUTINGS[name]
     check(cpu_kernels, Mixture(routing, bias=normal(routing.experts, seed=3) / 4 if biased else None))
+
+
+def test_weights_of_experts_are_scaled(cpu_kernels: Path) -> None:
+    check(cpu_kernels, Mixture(PLAIN, shared=128, scaled=True))
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -121,6 +121,38 @@ def test_norm_can_be_added_to_rows(cpu_kernels: Path, norm: Norm) -> None:
     assert torch.equal(read, CpuBackend(Arena(), Form.BITS_14).linear([weight]).forward(out))
 
 
+PARTS = 3
+PART = Norm(torch.linspace(0.5, 1.5, WIDTH // PARTS), EPSILON, sum_scale=0.7)
+
+
+@pytest.mark.parametrize("selected", [False, True])
+def test_parts_of_rows_are_normalized_and_the_sum_is_scaled(cpu_kernels: Path, selected: bool) -> None:
+    def added(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
+        x, y = (ops.select(it, batch) if selected else it for it in (rows(ops, batch, X), rows(ops, batch, Y)))
+        return ops.norm(x, PART, add_to=y)
+
+    out = every_row(record(cpu_kernels, added))
+    normed = reference.normalize(X.view(ROWS, PARTS, -1), PART).view(X.shape)
+    torch.testing.assert_close(out, (Y + normed) * 0.7, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("gate", [Gate.SILU, Gate.GELU])
+@pytest.mark.parametrize("part", range(PARTS))
+def test_gate_is_multiplied_by_a_part_of_other_rows(cpu_kernels: Path, gate: Gate, part: int) -> None:
+    size = WIDTH // PARTS
+    (weight,) = weights(["Q8_0"], [64], size)
+
+    def gated(ops: CpuOperations, batch: Batch) -> Activation:
+        return ops.gate_part(rows(ops, batch, X[:, :size].contiguous()), rows(ops, batch, Y), part, gate)
+
+    out = every_row(record(cpu_kernels, lambda ops, batch, kv: gated(ops, batch)))
+    wanted = reference.gated_product(X[:, :size], Y[:, part * size : (part + 1) * size], gate)
+    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
+    read = every_row(record(cpu_kernels, lambda ops, batch, kv: ops.linear(gated(ops, batch), layer(ops, weight))))
+    product = CpuBackend(Arena(), Form.BITS_14).linear([weight]).forward(out)
+    torch.testing.assert_close(read, product, rtol=1e-3, atol=1e-3)
+
+
 @KINDS
 def test_norm_of_selected_rows_is_added_to_selected_rows(cpu_kernels: Path, norm: Norm) -> None:
     def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:

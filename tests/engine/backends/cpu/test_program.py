@@ -13,7 +13,7 @@ from engine.backends.cpu.operations import CpuOperations
 from engine.backends.cpu.program import Program
 from engine.batch import placeholder_batch
 from engine.kv.cache import KVCache
-from engine.model_config import DeltaConfig, NormKind, RopeConfig, Routing
+from engine.model_config import DeltaConfig, Gate, NormKind, RopeConfig, Routing
 from engine.operations import Attention, GatedMLP, HeadNorms, Norm, ShortConv
 from engine.rope import rotary_table
 from quant.cpu.arena import Arena
@@ -32,7 +32,7 @@ TAPS = 3
 DELTA = DeltaConfig(4, 16, 32, 32, TAPS, tiled=True)
 STATES = state_group((2,), (TAPS - 1) * 64), state_group((3,), DELTA.cache.elements)
 
-NONE_AT_ZERO = ("order", "bias", "shared", "choice_bias")
+NONE_AT_ZERO = ("order", "bias", "shared", "choice_bias", "expert_scale", "v_norm")
 LONGER = ("single",)  # address of one row of a region of several
 INSIDE = ((Op.DELTA, "gate"),)  # a part of a row, with others after it
 ADDRESSES = (
@@ -67,6 +67,7 @@ DISTANCES = (
     "out_copy",
     "tile_bytes",
     "up_tile_bytes",
+    "up_stride",
     "block_bytes",
     "norm_stride",
     "shared_stride",
@@ -79,7 +80,7 @@ COUNTS = (
 )
 
 MIXTURES = (
-    Mixture(Routing(8, 3), ("Q4_0", "Q8_0", "Q4_1"), shared=64, gated=True),
+    Mixture(Routing(8, 3), ("Q4_0", "Q8_0", "Q4_1"), shared=64, gated=True, scaled=True),
     Mixture(Routing(16, 2, groups=4, active_groups=2), ("F16", "F16", "Q8_0"), bias=torch.randn(16)),
     Mixture(Routing(6, 2), ("int4 g32 zeros 1",) * 3),
 )
@@ -120,12 +121,24 @@ def recorded(request: pytest.FixtureRequest, every_layout: Path) -> Recorder:
         Attention(32**-0.5, rotary),
         Attention(32**-0.5, rotary, HeadNorms(*own), softcap=5.0, window=20),
     )
+    spread = rotary_table(RopeConfig(10000.0, 16, interleaved=False, span=32), None, LIMITS.context)
+    normed_heads = HeadNorms(*(Norm(torch.randn(32), 1e-5) for _ in range(3)))
+    values = Attention(1.0, spread, normed_heads)
     x = ops.embed(batch, layer(ops, plain(torch.randn(50, WIDTH))))
     for number in range(2):
         normed = ops.norm(x, Norm(torch.randn(WIDTH), 1e-5))
         segments = [weight(name, rows, WIDTH) for name, rows in (("Q4_0", 64), ("Q8_0", 64), ("F16", 64))]
         qkv = ops.linear(normed, layer(ops, *segments), bias=torch.randn(192))
         if number == 0:
+            q = ops.rope_and_store(ops.linear(normed, layer(ops, *segments)), batch, kv.layer(0), values)
+            own_queries = ops.linear(normed, layer(ops, weight("Q8_0", 64, WIDTH)))
+            shared = replace(values, shared=True)
+            q = ops.rope_and_store(own_queries, batch, kv.layer(0), shared)
+            x = ops.linear(ops.attend(q, batch, kv.layer(0), shared), layer(ops, weight("Q4_1", WIDTH, 64)), x)
+            parts, total = (ops.linear(normed, layer(ops, weight("Q8_0", 2 * WIDTH, WIDTH))) for _ in range(2))
+            parts = ops.norm(parts, Norm(torch.randn(32), 1e-5, sum_scale=0.5), total)
+            gated = ops.gate_part(ops.linear(normed, layer(ops, weight("Q8_0", WIDTH, WIDTH))), parts, 1, Gate.GELU)
+            x = ops.linear(gated, layer(ops, weight("Q8_0", WIDTH, WIDTH)), x)
             gates = ops.linear(normed, layer(ops, weight("Q4_0", 64, WIDTH)))
             convolved = ops.convolve(qkv, batch, kv.state(2), ShortConv(torch.randn(TAPS, 64)))
             x = ops.linear(ops.scale(convolved, gates), layer(ops, weight("Q4_1", WIDTH, 64)), x)
@@ -225,7 +238,8 @@ def test_invalid_window_and_rotary_dim_are_rejected(recorded: Recorder) -> None:
     """The window and the rotary dimension determine which table entries and elements compiled code reads."""
     for name, said, wrong in (
         ("window", "window", (0, -1, -(1 << 40))),
-        ("rotary_dim", "(rotary_dim|cosine)", (-2, 34)),
+        ("rotary_dim", "(rotary_dim|cosine|distance)", (-2, 34)),
+        ("distance", "(rotary_dim|distance)", (-1, 25)),
     ):
         for number, op, _, _ in words_of(recorded, (name,)):
             for forged in wrong:
