@@ -30,9 +30,10 @@ def prompt_rows(columns: int, card: Card, *, deterministic: bool) -> int:
     """Return the number of rows of a large tile.
 
     Programs that merge parts themselves have fewer registers left for rows. The same applies to large heads on GPUs
-    with tensor memory, because accumulators are loaded from there into registers to be scaled.
+    with tensor memory, because accumulators are loaded from there into registers to be scaled, and to heads of more
+    than 256 elements on all GPUs.
     """
-    if deterministic or (columns > 128 and card.capability[0] == TENSOR_MEMORY):
+    if deterministic or columns > 256 or (columns > 128 and card.capability[0] == TENSOR_MEMORY):
         return 32
     return 128 if card.shared_memory > LARGE_SHARED_MEMORY and columns <= 128 else 64
 
@@ -47,7 +48,8 @@ def tuning(rows: int, columns: int, card: Card, *, deterministic: bool) -> Tunin
         return Tuning((16384 if large else 8192) // max(columns, 64), 4, 3, part)
     if card.capability[0] == HOPPER and columns <= 128:
         return Tuning(64, 4, 3, part)  # one warp group with 128 rows
-    return Tuning(64 if columns <= 128 else 32, 8, 3 if large else 2, part)
+    piece = 64 if columns <= 128 else 32 if columns <= 256 or large else 16
+    return Tuning(piece, 8, 3 if large else 2, part)
 
 
 LARGE_SHARED_MEMORY = 160 << 10  # bytes; cards have either 99 KiB, or 163 KiB and more

@@ -47,6 +47,7 @@ from tests.kernels.shapes import (
     QWEN_30B_A3B,
     SHAPES,
     SMALL_135M,
+    WIDE_HEADS,
     matrices,
     mixer_of,
 )
@@ -96,6 +97,20 @@ def _heads(setting: Setting) -> None:
     for dtype, it in itertools.product(KV_TYPES, norms):
         pool = blank(64, len(model.layers), 2, kv_heads, BLOCK_SIZE, head_dim, dtype=dtype)[:, 1]
         rope_and_store(qkv, whole, whole, pool, **sizes, attention=Attention(1.0, rotary, it))
+    if model.head_norm:
+        _spread_heads(setting.tokens, each)
+
+
+def _spread_heads(tokens: int, norm: Norm) -> None:
+    """Call the kernel of Gemma 4 with keys and values, and with queries alone."""
+    mixer, whole = WIDE_HEADS, blank(tokens, dtype=torch.int64)
+    cos, sin = (blank(64, mixer.head_dim // 8, dtype=torch.float32) for _ in range(2))
+    rotary = RotaryTable(cos, sin, interleaved=False, span=mixer.head_dim)
+    pool = blank(64, 4, 2, mixer.kv_heads, BLOCK_SIZE, mixer.head_dim)[:, 1]
+    sizes = {"heads": mixer.heads, "kv_heads": mixer.kv_heads, "head_dim": mixer.head_dim}
+    for width, shared in ((mixer.qkv_width, False), (mixer.width, True)):
+        attention = Attention(1.0, rotary, HeadNorms(norm, norm, None if shared else norm), shared=shared)
+        rope_and_store(blank(tokens, width), whole, whole, pool, **sizes, attention=attention)
 
 
 def _attention(setting: Setting) -> None:
@@ -106,19 +121,20 @@ def _attention(setting: Setting) -> None:
     model, card, tokens, deterministic = setting.model, setting.card, setting.tokens, setting.deterministic
     if tokens not in (1, 512) or model not in (LLAMA_8B, GEMMA_9B, SMALL_135M):
         return
-    mixer, queries = mixer_of(model), tile_queries(model.attentions, card, deterministic=deterministic)
-    tiles = query_tiles([0, tokens], [tokens + 32768], queries)
-    q, sinks = blank(tokens, mixer.heads, mixer.head_dim), blank(mixer.heads, dtype=torch.float32)
     starts, lengths, tables = (blank(*shape, dtype=torch.int32) for shape in ((2,), (1,), (1, 2048)))
-    for kept, dtype in itertools.product(model.caches, KV_TYPES if model is LLAMA_8B else KV_TYPES[:1]):
+    mixers = [*model.attentions, *[WIDE_HEADS] * (model is GEMMA_9B)]
+    for mixer, dtype in itertools.product(mixers, KV_TYPES if model is LLAMA_8B else KV_TYPES[:1]):
+        queries = tile_queries([mixer], card, deterministic=deterministic)
+        tiles = query_tiles([0, tokens], [tokens + 32768], queries)
+        sinks = blank(mixer.heads, dtype=torch.float32)
         paged_attention(
-            q,
+            blank(tokens, mixer.heads, mixer.head_dim),
             blank(64, len(model.layers), 2, mixer.kv_heads, BLOCK_SIZE, mixer.head_dim, dtype=dtype)[:, 1],
             tables,
             starts,
             lengths,
             tiles,
-            ScoreRule(0.1, model.attention_softcap, kept.window),
+            ScoreRule(0.1, 0.0 if mixer is WIDE_HEADS else model.attention_softcap, mixer.cache.window),
             sinks=sinks if model is SMALL_135M else None,
             card=card,
             deterministic=deterministic,
@@ -182,7 +198,7 @@ def _experts(setting: Setting) -> None:
     logits = blank(setting.tokens, routing.experts + 1, dtype=torch.float32)
     bias = logits[0, 1:]
     ids, weights, shared = route(logits, routing)
-    route(logits[:, 1:], replace(routing, score=Score.SIGMOID, normalized=False, groups=8, active_groups=4), bias)
+    route(logits[:, 1:], replace(routing, score=Score.SIGMOID, normalized=False, groups=8, active_groups=4), bias, bias)
     for kind in EXPERT_KINDS if setting.thorough else EXPERT_FORMS:
         gate_up, down = (_stack(setting, kind, *it) for it in ((2 * width, hidden), (hidden, width)))
         all_tiles = [tiles_of_experts(ids, (gate_up, down))]

@@ -88,6 +88,7 @@ TINY_EXPERTS = replace(
 DELTA_27B = DeltaConfig(16, 48, 128, 128, 4, tiled=True)  # of Qwen 3.5 to 3.8
 DELTA_35B_A3B = DeltaConfig(16, 32, 128, 128, 4, tiled=True)
 TINY_DELTA = DeltaConfig(1, 2, 16, 16, 4, tiled=True)
+WIDE_HEADS = AttentionConfig(16, CacheConfig(2, 512))  # of the layers of Gemma 4 26B-A4B without a window
 SHAPES = (LLAMA_8B, QWEN_32B, GEMMA_9B, SMALL_135M)
 
 
