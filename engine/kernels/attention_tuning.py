@@ -33,6 +33,8 @@ def prompt_rows(columns: int, card: Card, *, deterministic: bool) -> int:
     with tensor memory, because accumulators are loaded from there into registers to be scaled, and to heads of more
     than 256 elements on all GPUs.
     """
+    if deterministic and columns > 256:
+        return DECODE_ROWS
     if deterministic or columns > 256 or (columns > 128 and card.capability[0] == TENSOR_MEMORY):
         return 32
     return 128 if card.shared_memory > LARGE_SHARED_MEMORY and columns <= 128 else 64
@@ -45,7 +47,7 @@ def tuning(rows: int, columns: int, card: Card, *, deterministic: bool) -> Tunin
     large = card.shared_memory > LARGE_SHARED_MEMORY
     part = 1024 if deterministic else 128
     if rows <= DECODE_ROWS:
-        return Tuning((16384 if large else 8192) // max(columns, 64), 4, 3, part)
+        return Tuning((16384 if large else 8192) // max(columns, 64), 4 if columns <= 256 else 8, 3, part)
     if card.capability[0] == HOPPER and columns <= 128:
         return Tuning(64, 4, 3, part)  # one warp group with 128 rows
     piece = 64 if columns <= 128 else 32 if columns <= 256 or large else 16

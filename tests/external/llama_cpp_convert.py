@@ -22,11 +22,13 @@ def main() -> None:
     model_class = conversion.get_model_class
     config = json.loads((folder / "config.json").read_text())
     vocabulary = config["vocab_size"]
+    tokens = {f"token{number}": number for number in range(vocabulary)}  # Gemma's converter counts them in a file
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}, "added_tokens": []}))
 
     def set_vocab(model: Any) -> None:
         model.gguf_writer.add_tokenizer_model("gpt2")
         model.gguf_writer.add_tokenizer_pre("default")
-        model.gguf_writer.add_token_list([f"token{number}" for number in range(vocabulary)])
+        model.gguf_writer.add_token_list(list(tokens))
         model.gguf_writer.add_token_types([1] * vocabulary)
         model.gguf_writer.add_token_merges(["t o"])
 

@@ -27,6 +27,7 @@ from tests.engine.models.test_experts import PROMPT, Recording, our_logits, thei
 
 CONVERT = Path(__file__).with_name("llama_cpp_convert.py")
 RECURRENT = ["lfm2", "qwen3.5", "qwen3.5 moe"]
+GEMMA4 = ["gemma4", "gemma4 values are keys", "gemma4 embeddings per layer"]
 TOLERANCE = 1e-4  # of logits in float32
 LLAMA_TOLERANCE = 0.03  # of log-probabilities; llama.cpp has float16 keys and values
 
@@ -36,7 +37,7 @@ def main() -> int:
     parser.add_argument("llama_cpp", type=Path, metavar="LLAMA_CPP")
     parser.add_argument("families", nargs="*", metavar="FAMILY")
     options = parser.parse_args()
-    converted = [name for name, family in EXPERT_FAMILIES.items() if family.gguf] + RECURRENT
+    converted = [name for name, family in EXPERT_FAMILIES.items() if family.gguf] + RECURRENT + GEMMA4
     torch.set_num_threads(1)
     failed = [name for name in options.families or converted if not compare(options.llama_cpp, name)]
     return 1 if failed else 0
