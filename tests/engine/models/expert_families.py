@@ -281,6 +281,9 @@ GEMMA4: dict[str, Any] = {
 }
 
 
+GEMMA4_FORM = GGUFForm("gemma4", gemma4, gemma4_factors)
+
+
 def form(arch: str, *writes: Callable[[GGUFWriter, PreTrainedConfig], None], interleaved: bool = False) -> GGUFForm:
     return GGUFForm(arch, both(counts, *writes), interleaved_rows=interleaved)
 
@@ -373,7 +376,8 @@ EXPERT_FAMILIES: dict[str, Family] = {
             "top_k_experts": ACTIVE,
             "moe_intermediate_size": 64,
         },
-        GGUFForm("gemma4", gemma4, gemma4_factors),
+        GEMMA4_FORM,
+        norm=0.5,
     ),
     "minimax moe": Family(
         MiniMaxM2Config,

@@ -45,10 +45,9 @@ from transformers import (
 from tests.engine.models.expert_families import (
     EXPERT_FAMILIES,
     GEMMA4,
+    GEMMA4_FORM,
     QWEN35,
     balance_routers,
-    gemma4,
-    gemma4_factors,
     hub_tensors,
     lfm2,
 )
@@ -227,13 +226,12 @@ FAMILIES: dict[str, Family] = EXPERT_FAMILIES | {
         GEMMA | {"num_hidden_layers": 3, "layer_types": MIXED, "final_logit_softcapping": 4.0},
         norm=0.0,
     ),
-    "gemma4": Family(
-        Gemma4TextConfig, GEMMA4 | {"hidden_size_per_layer_input": 0}, GGUFForm("gemma4", gemma4, gemma4_factors)
-    ),
+    "gemma4": Family(Gemma4TextConfig, GEMMA4 | {"hidden_size_per_layer_input": 0}, GEMMA4_FORM, norm=0.5),
     "gemma4 values are keys": Family(
         Gemma4TextConfig,
         GEMMA4 | {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
-        GGUFForm("gemma4", gemma4, gemma4_factors),
+        GEMMA4_FORM,
+        norm=0.5,
     ),
     "gemma4 embeddings per layer": Family(
         Gemma4TextConfig,
@@ -243,10 +241,11 @@ FAMILIES: dict[str, Family] = EXPERT_FAMILIES | {
             "layer_types": ["sliding_attention", "full_attention"] * 3,
             "hidden_size_per_layer_input": 32,
             "vocab_size_per_layer_input": VOCABULARY,
-            "num_kv_shared_layers": 3,
+            "num_kv_shared_layers": 2,
             "use_double_wide_mlp": True,
         },
-        GGUFForm("gemma4", gemma4, gemma4_factors),
+        GEMMA4_FORM,
+        norm=0.5,
     ),
     "llama": Family(LlamaConfig, {"head_dim": 64}, GGUFForm("llama", head_dim, interleaved_rows=True)),
     "llama biases": Family(LlamaConfig, {"attention_bias": True}, LLAMA),

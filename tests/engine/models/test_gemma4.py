@@ -117,7 +117,7 @@ def test_layers_that_share_keys_have_no_cache(tmp_path: Path, name: str, source:
     groups = kv_groups(config, ReferenceDevice(keep_dequantized=True, threads=1).layer_block)
     assert sum(group.block_bytes for group in groups) == 4 * elements * BLOCK_SIZE
     shared = [it.mixer.source for it in config.layers[len(kept) :] if isinstance(it.mixer, AttentionConfig)]
-    assert shared == ([1, 2, 1] if name == OWN else [])
+    assert shared == ([2, 3] if name == OWN else [])
 
 
 @pytest.mark.parametrize("source", ["folder", "gguf"])
