@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.models.stored_model import StoredModel
+from engine.checkpoints.checkpoint import LAYER_EMBEDDINGS
 from quant.errors import ModelFileError
 from quant.gguf_parts import GGUFParts
 
@@ -38,13 +39,14 @@ def read_model(stored: StoredModel) -> MeasuredModel:
 def weight_bytes(file: GGUFParts) -> int:
     """Return the number of bytes that one decoding step reads: the size of all tensors as stored.
 
-    A separate embedding counts as one row, because a step reads one row of it. Experts count if they compute the token.
+    A separate embedding counts as one row, because a step reads one row of it, as does a table of the embeddings of
+    layers. Experts count if they compute the token.
     """
     used, count = _number(file, "expert_used_count"), max(1, _number(file, "expert_count"))
     total = sum(it.nbytes * used // count if _EXPERTS in name else it.nbytes for name, it in file.tensors.items())
-    if _HEAD in file.tensors:
-        embedding = file.tensors[_EMBEDDING]
-        total -= embedding.nbytes - embedding.nbytes // embedding.shape[0]
+    tables = [_EMBEDDING] * (_HEAD in file.tensors) + [LAYER_EMBEDDINGS] * (LAYER_EMBEDDINGS in file.tensors)
+    for table in map(file.tensors.__getitem__, tables):
+        total -= table.nbytes - table.nbytes // table.shape[0]
     return total
 
 

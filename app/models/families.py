@@ -61,7 +61,7 @@ KINDS = ("chat", "reasoning", "code", "embedding")
 # and is a larger part of a small model. Within 10 % of the files of models with 0.5 to 70 billion weights.
 _USUAL_BYTES, _EMBEDDING_BYTES = 0.63, 100_000_000
 _NAME = r"[a-z0-9][a-z0-9.-]*"
-_SIZE = "[0-9.]+[mb]"
+_SIZE = "e?[0-9.]+[mb]"  # "e4b": 4 billion weights besides the tables of layers
 _ASKED = re.compile(rf"({_NAME})(?::({_SIZE})(?:-({QUANTIZATION}))?)?", re.IGNORECASE)
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from quant.tensor import QTensor
 
 NOTHING = re.compile(r"(?!)")
+LAYER_EMBEDDINGS = "per_layer_token_embd.weight"
+HOST_WEIGHTS = frozenset({LAYER_EMBEDDINGS})  # weights that the host's memory holds, whatever the device
 MAX_EXPERTS = 4096  # limit of the matrices that a tensor of experts is divided into
 
 

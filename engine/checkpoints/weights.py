@@ -17,9 +17,6 @@ from quant.tensor import PlainTensor, QTensor
 # (bytes read so far, total bytes); called from any thread, one call at a time
 LoadProgress = Callable[[int, int], None]
 
-LAYER_EMBEDDINGS = "per_layer_token_embd.weight"
-HOST_WEIGHTS = frozenset({LAYER_EMBEDDINGS})  # weights that the host's memory holds, whatever the device
-
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.checkpoints.weights import LAYER_EMBEDDINGS, Weights
+from engine.checkpoints.checkpoint import LAYER_EMBEDDINGS
+from engine.checkpoints.weights import Weights
 from engine.errors import UnsupportedModel
 from engine.model_config import (
     AttentionConfig,

@@ -18,8 +18,8 @@ from engine.backends.cuda.operations import CudaOperations
 from engine.backends.cuda.runner import CudaRunner
 from engine.backends.cuda.step import CudaStep, largest_batch
 from engine.backends.device_errors import first_line
-from engine.checkpoints.checkpoint import StoredWeight
-from engine.checkpoints.weights import HOST_WEIGHTS, Weights
+from engine.checkpoints.checkpoint import HOST_WEIGHTS, StoredWeight
+from engine.checkpoints.weights import Weights
 from engine.config import ALL_FREE, BLOCK_SIZE, EngineConfig, GroupConfig, MemoryLimit
 from engine.device import LoadedModel, Needs
 from engine.errors import OutOfMemory

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from app.bench.measured_model import weight_bytes
 from quant.gguf_parts import GGUFParts
+from tests.engine.models.family import VOCABULARY
+from tests.engine.models.family_checkpoints import make
 from tests.support.random_gguf import SIZES, write
 
 
@@ -18,3 +20,11 @@ def test_experts_that_compute_no_token_are_not_counted(tmp_path: Path) -> None:
         rest = sum(sizes.values()) - experts - embedding + embedding // shape.vocabulary
         assert weight_bytes(file) == rest + experts // 4
         assert experts > rest
+
+
+def test_table_of_the_embeddings_of_layers_is_read_a_row_at_a_time(tmp_path: Path) -> None:
+    tiny = make(tmp_path, "gemma4 embeddings per layer", "gguf")
+    with GGUFParts(tiny.path) as file:
+        table = file.tensors["per_layer_token_embd.weight"]
+        whole = sum(tensor.nbytes for tensor in file.tensors.values())
+        assert weight_bytes(file) == whole - table.nbytes + table.nbytes // VOCABULARY

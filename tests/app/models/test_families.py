@@ -40,6 +40,8 @@ def test_families_file_has_models_of_all_kinds() -> None:
         ("qwen3:8b", 5028),
         ("gpt-oss:20b", 12_110),
         ("gpt-oss:120b", 63_390),
+        ("gemma4:e2b", 3_412),
+        ("gemma4:26b", 16_800),
     ],
 )
 def test_usual_size_is_near_that_of_the_published_file(name: str, megabytes: int) -> None:
@@ -53,6 +55,8 @@ def test_usual_size_is_near_that_of_the_published_file(name: str, megabytes: int
         ("Qwen3:0.6B", RepositoryName("bartowski/Qwen_Qwen3-0.6B-GGUF")),
         ("qwen3:4b-q8_0", RepositoryName("bartowski/Qwen_Qwen3-4B-GGUF", "Q8_0")),
         ("gemma3:1b-q4_k_m", RepositoryName("bartowski/google_gemma-3-1b-it-GGUF", "Q4_K_M")),
+        ("gemma4", RepositoryName("bartowski/google_gemma-4-E4B-it-GGUF")),
+        ("gemma4:E2B-q8_0", RepositoryName("bartowski/google_gemma-4-E2B-it-GGUF", "Q8_0")),
         *((name, None) for name in ("smollm2", "qwen3:5b", "qwen3:", "qwen3:4b-", "qwen3:4b-x", "qwen", "", "../x")),
     ],
 )
@@ -78,7 +82,7 @@ def test_store_prefers_the_catalog_to_families(tmp_path: Path) -> None:
         ('name = "smollm2"', 'name = "../x"'),
         ('name = "llama3.1"', 'name = "llama3.2"'),
         ('default = "3b"', 'default = "4b"'),
-        ('recommended = ["qwen3:32b"', 'recommended = ["qwen3:33b"'),
+        ('recommended = ["qwen3.6:35b"', 'recommended = ["qwen3.6:36b"'),
     ],
 )
 def test_invalid_families_file_is_refused(tmp_path: Path, original: str, broken: str) -> None:
