@@ -21,6 +21,8 @@ from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     Gemma4TextConfig,
     GraniteConfig,
     Lfm2Config,
@@ -427,6 +429,20 @@ def make_wrapped_gemma(folder: Path) -> TinyModel:
     config = Gemma3Config(text_config=text, vision_config=vision | {"image_size": 28, "patch_size": 14})
     model = Gemma3ForConditionalGeneration(config).train(mode=False)
     randomize(model, 0.0)
+    model.save_pretrained(folder)
+    return TinyModel(model, folder)
+
+
+def make_wrapped_gemma4(folder: Path) -> TinyModel:
+    """Make a multimodal Gemma 4 with a vision tower and an audio tower."""
+    torch.manual_seed(15)
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**SHAPE, **FAMILIES["gemma4 embeddings per layer"].options, "pad_token_id": 0}
+    vision = small | {"num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 64}
+    config = Gemma4Config(text_config=text, vision_config=vision, audio_config=small | {"output_proj_dims": 32})
+    model = Gemma4ForConditionalGeneration(config).train(mode=False)
+    model.config.get_text_config().allow_global_per_layer_attribute_access = True
+    randomize(model, 0.5)
     model.save_pretrained(folder)
     return TinyModel(model, folder)
 

@@ -29,6 +29,7 @@ from tests.engine.models.family_checkpoints import (
     make_normalized_stablelm,
     make_two_norms,
     make_wrapped_gemma,
+    make_wrapped_gemma4,
     make_wrapped_qwen,
 )
 from tests.support.held_request import HeldRequest
@@ -126,7 +127,7 @@ def test_chunks_and_batches_give_equal_bits(tiny: TinyModel) -> None:
     close(logits[0], expected(tiny, [*ids, *first.output_ids]))
 
 
-@pytest.mark.parametrize("make_wrapped", [make_wrapped_gemma, make_wrapped_qwen])
+@pytest.mark.parametrize("make_wrapped", [make_wrapped_gemma, make_wrapped_gemma4, make_wrapped_qwen])
 def test_text_part_of_a_multimodal_model_equals_transformers(
     tmp_path: Path, make_wrapped: Callable[[Path], TinyModel]
 ) -> None:
