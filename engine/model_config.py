@@ -113,7 +113,7 @@ class ExpertConfig:
     shared_gate: bool = False  # whether the output of that MLP is scaled by the sigmoid of a product
     biased: bool = False  # whether biases are added to the logits of the router and to the products of each expert
     interleaved: bool = False  # whether the checkpoint has the rows of gate and up in turn
-    # whether router, experts, and shared MLP have norms of their own, and each expert's output has a scale
+    # whether router, experts, and shared MLP have separate norms, and each expert's output has a scale
     separate: bool = False
 
     @property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NOTHING = re.compile(r"(?!)")
 LAYER_EMBEDDINGS = "per_layer_token_embd.weight"
-HOST_WEIGHTS = frozenset({LAYER_EMBEDDINGS})  # weights that the host's memory holds, whatever the device
+HOST_WEIGHTS = frozenset({LAYER_EMBEDDINGS})  # weights that stay in the host's memory on every device
 MAX_EXPERTS = 4096  # limit of the matrices that a tensor of experts is divided into
 
 

@@ -32,7 +32,7 @@ class Case:
     pool: torch.dtype
     kind: NormKind = NormKind.RMS
     span: int = 0  # elements over which the pairs of the rotated elements are spread; 0: `rotary_dim`
-    values: bool = False  # whether v is normalized, too
+    values: bool = False  # whether v is normalized
     shared: bool = False  # whether rows have only q
 
 
