@@ -57,7 +57,7 @@ def normalize(x: Tensor, norm: Norm, *, out_dtype: torch.dtype = torch.bfloat16)
 
 
 def normalize_add(x: Tensor, norm: Norm, add_to: Tensor) -> Tensor:
-    """Add the normalized rows of x to `add_to`, float32 [tokens, n], in place, and return it.
+    """Add the normalized rows of x to `add_to`, float32 or bfloat16 [tokens, n], in place, and return it.
 
     If the norm is narrower than rows, each of their parts is normalized. The sum is multiplied by its `sum_scale`.
     """

@@ -62,6 +62,6 @@ def step_bytes(model: ModelConfig, tokens: int, rows: int) -> int:
     bytes per element.
     """
     before, after = max(it.in_width for it in model.mixers), max(it.width for it in model.mixers)
-    floats = (2 + model.active_experts) * model.hidden + before + after
+    floats = (2 + model.active_experts) * model.hidden + before + after + 2 * model.per_layer * len(model.layers)
     quantized = (1 + model.active_experts) * model.hidden + after + model.step_columns
     return tokens * (FLOAT * floats + 2 * quantized) + FLOAT * rows * model.vocab_size + FIXED_BYTES

@@ -101,6 +101,7 @@ def step_bytes(model: ModelConfig, tokens: int, rows: int) -> int:
     """
     heads = max(mixer.in_width for mixer in model.mixers)
     widest = max(2 * model.step_columns, heads)
-    activations = tokens * ((8 + 4 * model.active_experts) * model.hidden + 6 * widest)
+    own = 8 * model.per_layer * len(model.layers)  # bytes of the embeddings that layers have for one token
+    activations = tokens * ((8 + 4 * model.active_experts) * model.hidden + 6 * widest + own)
     matrix = 2 * max(2 * max(model.mlp_widths), heads) * model.hidden
     return activations + matrix + 16 * rows * model.vocab_size

@@ -20,7 +20,7 @@ from engine.kernels import reference
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache
 from engine.model_config import HeadNorm, NormKind, RopeConfig
-from engine.models.decoder_loader import head_norm_shape
+from engine.models.mixer_loader import head_norm_shape
 from engine.operations import Attention, HeadNorms, Norm
 from engine.rope import RotaryTable, rotary_table
 from tests.engine.backends.cpu.recorded import Recorded, advance, compute, layer, plain, record, sequence, spoil
