@@ -14,7 +14,8 @@ from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig
 from engine.kv.cache import KVCache, LayerBlock
-from engine.model_config import CacheConfig, ModelConfig
+from engine.mixer_config import CacheConfig
+from engine.model_config import ModelConfig
 from engine.sampling.drawing import Logits
 from engine.step import Runner
 

@@ -32,7 +32,8 @@ from engine.kv.disk.segment_file import VERSION
 from engine.kv.disk.store import DiskStore
 from engine.kv.threaded_transfer import ThreadedTransfer
 from engine.load_options import LoadOptions
-from engine.model_config import ModelConfig, StateConfig
+from engine.mixer_config import StateConfig
+from engine.model_config import ModelConfig
 from engine.step import Runner
 from quant.errors import InglenookError, UnsupportedQuantization
 

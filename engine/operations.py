@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeAlias
 from torch import Tensor
 
 from engine.kv.cache import LayerKV, LayerState
-from engine.model_config import DeltaConfig, Gate, NormKind, Routing
+from engine.mixer_config import DeltaConfig
+from engine.model_config import Gate, NormKind, Routing
 from engine.rope import RotaryTable
 from quant.linear import LinearBackend, QLinear
 

@@ -20,7 +20,8 @@ from engine.device import LoadedModel, Needs
 from engine.kernels import reference
 from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
 from engine.kv.cache import KVCache, LayerBlock, LayerKV, LayerState, kv_groups
-from engine.model_config import CacheConfig, Gate, ModelConfig
+from engine.mixer_config import CacheConfig
+from engine.model_config import Gate, ModelConfig
 from engine.operations import Attention, DeltaRule, ExpertBiases, ExpertMLP, GatedMLP, Norm, Router, ShortConv
 from engine.rope import RotaryTable
 from engine.sampling.drawing import Logits

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.attention_tuning import DECODE_ROWS, prompt_rows
-from engine.model_config import AttentionConfig
+from engine.mixer_config import AttentionConfig
 from quant.kernels.card import Card
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from engine.config import BLOCK_SIZE
 from engine.kernels.reference import DELTA_EPSILON
-from engine.model_config import DeltaConfig
+from engine.mixer_config import DeltaConfig
 from engine.operations import DeltaRule
 
 CHUNK = BLOCK_SIZE

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from engine.config import BLOCK_SIZE, CHECKPOINT_TOKENS, GroupConfig
 from engine.errors import OutOfMemory, UnsupportedModel
-from engine.model_config import CacheConfig, ModelConfig, StateConfig
+from engine.mixer_config import CacheConfig, StateConfig
+from engine.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.transfers import MoveBlock
-from engine.model_config import CacheConfig, ModelConfig, StateConfig
+from engine.mixer_config import CacheConfig, StateConfig
+from engine.model_config import ModelConfig
 from engine.step import BlockCopy
 
 

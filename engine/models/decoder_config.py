@@ -13,9 +13,8 @@ from gguf.constants import Keys
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.errors import UnsupportedModel
+from engine.mixer_config import AttentionConfig, CacheConfig
 from engine.model_config import (
-    AttentionConfig,
-    CacheConfig,
     Gate,
     LayerConfig,
     MLPConfig,

@@ -13,7 +13,15 @@ from gguf.constants import Keys
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.errors import UnsupportedModel
-from engine.model_config import AttentionConfig, Gate, HeadNorm, LayerConfig, MLPConfig, ModelConfig, NormPlacement
+from engine.mixer_config import AttentionConfig
+from engine.model_config import (
+    Gate,
+    HeadNorm,
+    LayerConfig,
+    MLPConfig,
+    ModelConfig,
+    NormPlacement,
+)
 from engine.models import gemma
 from engine.models.decoder_config import (
     HEAD_DIM,

@@ -12,7 +12,14 @@ from gguf.constants import Keys
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.errors import UnsupportedModel
-from engine.model_config import ConvConfig, HeadNorm, LayerConfig, MLPConfig, ModelConfig, Score
+from engine.mixer_config import ConvConfig
+from engine.model_config import (
+    HeadNorm,
+    LayerConfig,
+    MLPConfig,
+    ModelConfig,
+    Score,
+)
 from engine.models.decoder_config import (
     IGNORED,
     KV_HEADS,

@@ -12,7 +12,8 @@ from gguf.constants import Keys
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.errors import UnsupportedModel
-from engine.model_config import AttentionConfig, DeltaConfig, ExpertConfig, HeadNorm, ModelConfig
+from engine.mixer_config import AttentionConfig, DeltaConfig
+from engine.model_config import ExpertConfig, HeadNorm, ModelConfig
 from engine.models.decoder_config import (
     LAYER_TYPES,
     LAYERS,

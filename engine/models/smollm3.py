@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from engine.checkpoints.metadata import Key, Metadata
 from engine.errors import UnsupportedModel
-from engine.model_config import AttentionConfig, ModelConfig
+from engine.mixer_config import AttentionConfig
+from engine.model_config import ModelConfig
 from engine.models.decoder_config import NAMES, all_but_every, read_decoder, with_windows
 
 __all__ = ["NAMES", "read_config"]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from engine.kernels.delta_rule import gated_delta_rule
-from engine.model_config import DeltaConfig
+from engine.mixer_config import DeltaConfig
 from engine.operations import DeltaRule, Norm
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine

@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
+from engine.mixer_config import AttentionConfig, CacheConfig, DeltaConfig
 from engine.model_config import (
-    AttentionConfig,
-    CacheConfig,
-    DeltaConfig,
     ExpertConfig,
     Gate,
     HeadNorm,

@@ -4,7 +4,7 @@ import torch
 
 from engine.config import BLOCK_SIZE
 from engine.kv.cache import KVGroup, LayerBlock
-from engine.model_config import CacheConfig, StateConfig
+from engine.mixer_config import CacheConfig, StateConfig
 
 
 def kv_group(layers: tuple[int, ...], kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> KVGroup:

@@ -26,11 +26,13 @@ from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.device import LoadedModel, Needs
 from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
 from engine.kv.cache import KVCache, LayerBlock, kv_groups
-from engine.model_config import (
+from engine.mixer_config import (
     AttentionConfig,
     CacheConfig,
     ConvConfig,
     DeltaConfig,
+)
+from engine.model_config import (
     ExpertConfig,
     HeadNorm,
     MLPConfig,

@@ -26,7 +26,8 @@ from engine.errors import OutOfMemory
 from engine.kernels.attention_tiles import tile_queries
 from engine.kv.budget import KVBudget
 from engine.kv.cache import LayerBlock, kv_groups
-from engine.model_config import CacheConfig, ModelConfig
+from engine.mixer_config import CacheConfig
+from engine.model_config import ModelConfig
 from engine.models import Model
 from quant.cuda.backend import CudaBackend
 from quant.kernels.tiles import MeasuredTiles

@@ -7,7 +7,7 @@ import pytest
 
 from engine.kernels.attention_tiles import TileQueries, decode_tiles, query_tiles, tile_queries
 from engine.kernels.attention_tuning import prompt_rows, tuning
-from engine.model_config import AttentionConfig, CacheConfig
+from engine.mixer_config import AttentionConfig, CacheConfig
 from quant.kernels.card import Card
 
 H100 = Card("H100", (9, 0), 132, 232448, 50 << 20, 80 << 30)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from engine.kernels import reference
 from engine.kernels.delta_rule import gated_delta_rule
 from engine.kernels.reference import DELTA_EPSILON
-from engine.model_config import DeltaConfig
+from engine.mixer_config import DeltaConfig
 from engine.operations import DeltaRule, Norm
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")

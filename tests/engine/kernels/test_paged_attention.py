@@ -13,7 +13,7 @@ from engine.kernels import reference
 from engine.kernels.attention_tiles import Tiles, decode_tiles, query_tiles, tile_queries
 from engine.kernels.paged_attention import paged_attention
 from engine.kernels.reference import ScoreRule
-from engine.model_config import AttentionConfig, CacheConfig
+from engine.mixer_config import AttentionConfig, CacheConfig
 from quant.kernels.card import Card
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")

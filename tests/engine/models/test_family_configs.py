@@ -16,7 +16,8 @@ from engine import models
 from engine.checkpoints.metadata import Metadata
 from engine.errors import UnsupportedModel
 from engine.load_options import LoadOptions
-from engine.model_config import ConvConfig, DeltaConfig, ModelConfig, YarnScaling
+from engine.mixer_config import ConvConfig, DeltaConfig
+from engine.model_config import ModelConfig, YarnScaling
 from tests.engine.answers import answer
 from tests.engine.models.family_checkpoints import make
 

@@ -15,7 +15,7 @@ from engine.config import BLOCK_SIZE
 from engine.errors import UnsupportedModel
 from engine.kv.cache import kv_groups
 from engine.loading import open_checkpoint
-from engine.model_config import AttentionConfig
+from engine.mixer_config import AttentionConfig
 from tests.engine.checkpoints.quantized_folders import edit_config
 from tests.engine.models.family import VOCABULARY
 from tests.engine.models.family_checkpoints import FAMILIES, make

@@ -17,7 +17,7 @@ from engine.core import Engine
 from engine.device import LoadedModel
 from engine.kv.cache import KVCache, KVGroup, LayerBlock
 from engine.kv.threaded_transfer import ThreadedTransfer
-from engine.model_config import CacheConfig
+from engine.mixer_config import CacheConfig
 from engine.sampling.drawing import Logits
 from engine.sampling_params import SamplingParams
 

@@ -20,7 +20,7 @@ from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache, KVGroup, LayerBlock
 from engine.loading import open_checkpoint
-from engine.model_config import StateConfig
+from engine.mixer_config import StateConfig
 from engine.sampling_params import SamplingParams
 from engine.step import StepPlan
 from quant.cpu.activations import Form

@@ -16,7 +16,7 @@ from engine.batch import Batch
 from engine.config import GroupConfig
 from engine.kernels import reference
 from engine.kv.cache import KVCache
-from engine.model_config import DeltaConfig
+from engine.mixer_config import DeltaConfig
 from engine.operations import DeltaRule, Norm
 from tests.engine.backends.cpu.recorded import (
     Recorded,

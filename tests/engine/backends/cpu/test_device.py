@@ -21,7 +21,8 @@ from engine.errors import UnsupportedModel
 from engine.kv.cache import LayerBlock
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
-from engine.model_config import CacheConfig, ModelConfig
+from engine.mixer_config import CacheConfig
+from engine.model_config import ModelConfig
 from quant.cpu import tiers
 from quant.cpu.arena import Overrun
 from quant.cpu.tiers import choose
