@@ -1,5 +1,5 @@
-"""Write GGUF files of the shape of Llama, Qwen3 MoE, Qwen3.5, or gpt-oss with random weights of any type, as large as
-real models.
+"""Write GGUF files of the shape of Llama, Qwen3 MoE, Qwen3.5, gpt-oss, or Gemma 4 with random weights of any type, as
+large as real models.
 
     python -m tests.support.random_gguf --help
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import ByteLevel
 
+from tests.support.gemma4_shape import MATRIX, Gemma4Shape
 from tests.support.weight_mixes import Q4_K_M, kind_in_mix
 
 Bytes = NDArray[np.uint8]
@@ -76,6 +77,10 @@ class Shape:
         return "qwen3moe" if self.experts else "llama"
 
 
+GEMMA4_SIZES = {
+    "gemma4-e2b": Gemma4Shape(35, 1536, 8, 1, 6144, shared=20, interval=5, wide=True),
+    "gemma4-e4b": Gemma4Shape(42, 2560, 8, 2, 10_240, shared=18, interval=6, wide=False),
+}
 SIZES = {
     "1.1b": Shape(22, 2048, 32, 4, 64, 5632, 32_000),  # the shape of TinyLlama
     # the shape of Qwen3-30B-A3B, which has 48 layers
@@ -147,12 +152,18 @@ def random_blocks(kind: str, count: int, rng: np.random.Generator) -> Bytes:
     return blocks
 
 
-def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def tensors(shape: Shape | Gemma4Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Yield the name, shape, and type of every tensor.
 
     `mix` is one type, several types to use in turn, Q4_K_M, or GPT_OSS: MXFP4 experts, and Q8_0 for other matrices.
     """
     kinds = cycle(mix.split())
+    if isinstance(shape, Gemma4Shape):
+        for stored, extents, given in shape.tensors():
+            stem = stored.removesuffix(".weight")
+            of_mix = "Q6_K" if stem.endswith("token_embd") else kind_in_mix(stem, shape.layers)
+            yield stored, extents, given if given != MATRIX else of_mix if mix == Q4_K_M else next(kinds)
+        return
 
     def matrix(name: str, rows: int, columns: int) -> tuple[str, tuple[int, ...], str]:
         if mix == GPT_OSS:
@@ -211,10 +222,13 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]
     yield matrix("output", shape.vocabulary, hidden)
 
 
-def write(path: Path, mix: str, shape: Shape, seed: int = 0) -> None:
+def write(path: Path, mix: str, shape: Shape | Gemma4Shape, seed: int = 0) -> None:
     """Write a model file, one piece of a tensor at a time."""
     writer = gguf.GGUFWriter(path, shape.architecture)
-    _add_metadata(writer, shape)
+    if isinstance(shape, Gemma4Shape):
+        shape.add_metadata(writer)
+    else:
+        _add_metadata(writer, shape)
     _add_vocabulary(writer, shape.vocabulary)
     listed = list(tensors(shape, mix))
     for name, extents, kind in listed:
@@ -230,7 +244,10 @@ def write(path: Path, mix: str, shape: Shape, seed: int = 0) -> None:
         for name, extents, kind in listed:
             file.write(bytes(-file.tell() % gguf.GGUF_DEFAULT_ALIGNMENT))
             left = int(np.prod(extents)) // gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
-            if name.endswith(("norm.weight", "ssm_a")):
+            if name == "rope_freqs.weight":
+                file.write(np.where(np.arange(left) < left // 4, 1.0, 1e30).astype("<f4").tobytes())
+                continue
+            if name.endswith(("norm.weight", "scale.weight", "ssm_a")):
                 values = rng.normal(1, 0.1, left) * (-1 if name.endswith("ssm_a") else 1)  # the rate of decay
                 file.write(values.astype("<f4").tobytes())
                 continue
@@ -298,11 +315,11 @@ def main() -> None:
     parser.add_argument("path", type=Path, metavar="OUT.gguf")
     choices = [Q4_K_M, GPT_OSS, *TYPES]
     parser.add_argument("--mix", type=str.upper, choices=choices, default=Q4_K_M, help="type of the matrices")
-    parser.add_argument("--size", choices=sorted(SIZES), default="1.1b")
+    parser.add_argument("--size", choices=sorted(SIZES | GEMMA4_SIZES), default="1.1b")
     parser.add_argument("--layers", type=int, help="number of layers, instead of that of the size")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    shape = SIZES[given.size]
+    shape = (SIZES | GEMMA4_SIZES)[given.size]
     write(given.path, given.mix, replace(shape, layers=given.layers or shape.layers), given.seed)
 
 
