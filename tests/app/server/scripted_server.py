@@ -37,8 +37,8 @@ class ScriptedServer(LiveServer):
         engine: Engine[HashTicket] = Engine(config, tokenizer.vocab_size, self.runner)
         super().__init__("scripted", engine, tokenizer, renderer)
 
-    def says(self, text: str) -> int:
-        """Make `text` the text of all further replies, and return its number of tokens."""
-        [end] = sorted(self.service.tokenizer.encode("<|im_end|>", parse_special=True))
-        self.runner.script = [*self.service.tokenizer.encode(text, parse_special=True), end]
+    def says(self, text: str, end: str = "<|im_end|>") -> int:
+        """Make `text` the text of all further replies, and return its number of tokens. `end` is the token after it."""
+        [end_id] = self.service.tokenizer.encode(end, parse_special=True)
+        self.runner.script = [*self.service.tokenizer.encode(text, parse_special=True), end_id]
         return len(self.runner.script)
