@@ -4,6 +4,7 @@ The tokens of all scheduled requests are concatenated; `query_starts` gives the 
 checked here, on the host, against the size of the array it indexes, because devices do not check indices.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,21 @@ class Batch:
     query_starts: Ids  # length R + 1: request r has tokens query_starts[r] .. query_starts[r + 1]
     context_lengths: Ids  # length R: tokens of each request after this step
     logit_rows: Ids  # indices of the tokens whose logits are needed
+
+
+def selected_batch(batch: Batch) -> Batch:
+    """Return a batch of the tokens whose logits are needed, each as a request of one token. It writes no slots."""
+    requests = [bisect_right(batch.query_starts, row) - 1 for row in batch.logit_rows]
+    positions = [batch.positions[row] for row in batch.logit_rows]
+    return Batch(
+        [batch.token_ids[row] for row in batch.logit_rows],
+        positions,
+        tuple(() for _ in batch.slot_mappings),
+        tuple([tables[request] for request in requests] for tables in batch.block_tables),
+        range(len(positions) + 1),
+        [position + 1 for position in positions],
+        range(len(positions)),
+    )
 
 
 def build_batch(

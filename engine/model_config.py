@@ -315,6 +315,15 @@ class ModelConfig:
         mixer = self.layers[number].mixer
         return number if not isinstance(mixer, AttentionConfig) or mixer.source is None else mixer.source
 
+    @property
+    def first_reading_layer(self) -> int | None:
+        """The number of the first layer from which on no layer has keys and values of its own; None: the last one has.
+
+        For these layers, only tokens whose logits are needed have to be computed.
+        """
+        own = [number for number in range(len(self.layers)) if self.cache_layer(number) == number]
+        return own[-1] + 1 if own[-1] + 1 < len(self.layers) else None
+
     def long_ropes(self, context_length: int) -> tuple[bool, ...]:
         """Return whether each rope uses the factors for long contexts."""
         scalings = (rope.scaling for rope in self.ropes)

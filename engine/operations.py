@@ -220,6 +220,10 @@ class Operations(Protocol):
         """Return the rows of x whose logits are needed."""
         ...
 
+    def selected(self, batch: Inputs) -> Inputs:
+        """Return the inputs of layers that read only the rows of `select`, and write no keys, values, or states."""
+        ...
+
     def logits(self, x: Activation, head: QLinear, softcap: float = 0.0) -> Activation:
         """Return the logits, as the last operation of every model. `softcap` is as in `Attention`."""
         ...

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine import models
 from engine.backends.runner import ModelRunner
-from engine.batch import Batch
+from engine.batch import Batch, selected_batch
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
@@ -123,11 +123,11 @@ class ReferenceOperations:
 
     def rope_and_store(self, qkv: Tensor, batch: Batch, kv: LayerKV, attention: Attention) -> Tensor:
         kv_width, norms, rotary = kv.kv_heads * kv.head_dim, attention.norms, attention.rotary
-        positions = torch.tensor(batch.positions)
+        positions = torch.tensor(batch.positions, dtype=torch.int64)
 
         def heads(x: Tensor, norm: Norm | None, table: RotaryTable | None) -> Tensor:
             x = x if norm is None else reference.normalize_heads(x.contiguous(), norm, kv.head_dim)
-            x = x.reshape(len(x), -1, kv.head_dim)
+            x = x.reshape(len(x), x.shape[1] // kv.head_dim, kv.head_dim)
             if table is None:
                 return x
             cos, sin = table.cos[positions], table.sin[positions]
@@ -141,7 +141,7 @@ class ReferenceOperations:
         return heads(qkv, norms.q if norms else None, rotary)
 
     def attend(self, q: Tensor, batch: Batch, kv: LayerKV, attention: Attention) -> Tensor:
-        starts, positions = batch.query_starts, torch.tensor(batch.positions)
+        starts, positions = batch.query_starts, torch.tensor(batch.positions, dtype=torch.int64)
         tables = [torch.tensor(table) for table in batch.block_tables[kv.group]]
         rule = reference.ScoreRule(attention.scale, attention.softcap, attention.window)
         attended = [
@@ -150,7 +150,7 @@ class ReferenceOperations:
             )
             for start, stop, table, context in zip(starts, starts[1:], tables, batch.context_lengths, strict=False)
         ]
-        return torch.cat(attended).flatten(1)
+        return torch.cat([q[:0], *attended]).flatten(1)
 
     def convolve(self, x: Tensor, batch: Batch, state: LayerState, conv: ShortConv) -> Tensor:
         return reference.short_convolution(x, state.pool, *_states(batch, state), conv.weight)
@@ -187,6 +187,9 @@ class ReferenceOperations:
 
     def select(self, x: Tensor, batch: Batch) -> Tensor:
         return x[torch.tensor(batch.logit_rows, dtype=torch.int64)]
+
+    def selected(self, batch: Batch) -> Batch:
+        return selected_batch(batch)
 
     def logits(self, x: Tensor, head: QLinear, softcap: float = 0.0) -> Tensor:
         return reference.soft_cap(head.forward(x), softcap)

@@ -43,7 +43,7 @@ def normalize(x: Tensor, norm: Norm) -> Tensor:
 
 def normalize_heads(x: Tensor, norm: Norm, head_dim: int) -> Tensor:
     """Normalize each head of x [tokens, heads * head_dim], or all heads together (see `HeadNorms`)."""
-    heads = x.view(len(x), -1, head_dim) if norm.weight.shape[-1] == head_dim else x
+    heads = x.view(len(x), x.shape[1] // head_dim, head_dim) if norm.weight.shape[-1] == head_dim else x
     return normalize(heads, norm).reshape(x.shape)
 
 

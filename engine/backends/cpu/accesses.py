@@ -92,7 +92,7 @@ def _gate(row: Instruction, limits: Limits) -> Touched:
 
 def _qkv(row: Instruction, limits: Limits) -> Touched:
     width = 4 * row["head_dim"] * row["kv_heads"] * (row["heads"] + (0 if row["queries_only"] else 2))
-    yield "x", row["x"], (limits.tokens - 1) * row["x_stride"] + width
+    yield "x", row["x"], (_rows_of(row, limits) - 1) * row["x_stride"] + width
     head = head_bytes(KVType(row["kv_type"]), row["head_dim"])
     block = (row["kv_heads"] - 1) * row["head_bytes"] + head
     yield "cache", row["cache"], (limits.num_blocks[row["group"]] - 1) * row["block_bytes"] + block

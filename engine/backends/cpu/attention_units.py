@@ -41,10 +41,10 @@ def _normalize(a: Record, x: int, weight: int) -> None:
 def rope_store(a: Record, h: Record, first: int, last: int) -> None:
     """Compute units of ROPE_STORE: one KV head of one token, with its query heads. Row x holds q, k, and v."""
     size, queries = 4 * a.head_dim, a.kv_heads * a.heads
-    slots = h.slots + a.group * h.slot_group
+    slots, positions = h.slots + a.group * h.slot_group, _positions(a, h)
     for unit in range(first, last):
         m, head = unit // a.kv_heads, unit % a.kv_heads
-        row, position, slot = a.x + m * a.x_stride, word(h.positions, m), word(slots, m)
+        row, position = a.x + m * a.x_stride, word(positions, m)
         angles = position * a.rotary_dim * 2  # offset in bytes: a position has rotary_dim / 2 float32
         cosine, sine = a.cosine + angles, a.sine + angles
         for query in range(head * a.heads, (head + 1) * a.heads):
@@ -57,7 +57,7 @@ def rope_store(a: Record, h: Record, first: int, last: int) -> None:
         if a.k_norm != 0:
             _normalize(a, key, a.k_norm + head * a.norm_stride)
         rotate(key, cosine, sine, a.head_dim, a.rotary_dim, a.distance, ONE_BITS, a.interleaved)
-        value = key + a.kv_heads * size
+        value, slot = key + a.kv_heads * size, word(slots, m)
         if a.v_norm != 0:
             _normalize(a, value, a.v_norm)
         block = a.cache + slot // BLOCK_SIZE * a.block_bytes + head * a.head_bytes
@@ -65,16 +65,33 @@ def rope_store(a: Record, h: Record, first: int, last: int) -> None:
 
 
 @jit
-def _tile(h: Record, number: int) -> tuple[int, int, int, int]:
-    """Return a tile's first token, number of tokens, request, and first slot."""
-    at = h.tile_list + 8 * TILE_WORDS * number
+def _reads_outputs(a: Record) -> bool:
+    """Whether the rows of x are output rows, rather than tokens."""
+    return bool(a.selected) and not a.gather
+
+
+@jit
+def _positions(a: Record, h: Record) -> int:
+    """Return the address of the positions of the rows of x."""
+    return h.output_positions if _reads_outputs(a) else h.positions
+
+
+@jit
+def _count_tiles(a: Record, h: Record) -> int:
+    return h.output_tiles if _reads_outputs(a) else h.tiles
+
+
+@jit
+def _tile(a: Record, h: Record, number: int) -> tuple[int, int, int, int]:
+    """Return a tile's first row, number of rows, request, and first slot."""
+    at = (h.output_tile_list if _reads_outputs(a) else h.tile_list) + 8 * TILE_WORDS * number
     return word(at, 0), word(at, 1), word(at, 2), word(at, 3)
 
 
 @jit
 def _pieces(a: Record, h: Record, token: int, tokens: int) -> tuple[int, int]:
     """Return the first piece that consecutive tokens of a request see, and the number of pieces from there on."""
-    position = word(h.positions, token)
+    position = word(_positions(a, h), token)
     first = first_visible(position, a.window) // PIECE
     return first, (position + tokens - 1) // PIECE + 1 - first
 
@@ -88,7 +105,7 @@ def _partial(a: Record, slot: int, head: int, piece: int) -> int:
 
 @jit
 def _units(a: Record, h: Record, number: int) -> int:
-    token, tokens, _, slot = _tile(h, number)
+    token, tokens, _, slot = _tile(a, h, number)
     return a.kv_heads * (1 if slot == WHOLE else _pieces(a, h, token, tokens)[1])
 
 
@@ -96,7 +113,7 @@ def _units(a: Record, h: Record, number: int) -> int:
 def count_attend_units(a: Record, h: Record) -> int:
     """Count the units of ATTEND: one per KV head for a whole tile, one per KV head and piece for a divided tile."""
     units = 0
-    for number in range(h.tiles):
+    for number in range(_count_tiles(a, h)):
         units += _units(a, h, number)
     return units
 
@@ -105,7 +122,7 @@ def count_attend_units(a: Record, h: Record) -> int:
 def attend(a: Record, h: Record, first: int, last: int, scratch: int) -> None:
     """Compute units of ATTEND."""
     unit = 0
-    for number in range(h.tiles):
+    for number in range(_count_tiles(a, h)):
         here = _units(a, h, number)
         for i in range(max(0, first - unit), min(here, last - unit)):
             _attend_unit(a, h, number, i % a.kv_heads, i // a.kv_heads, scratch)
@@ -117,8 +134,8 @@ def attend(a: Record, h: Record, first: int, last: int, scratch: int) -> None:
 @jit
 def _attend_unit(a: Record, h: Record, number: int, head: int, piece: int, scratch: int) -> None:
     """Compute attention of a tile for one KV head, over the whole context or over the piece with this index."""
-    token, tokens, request, slot = _tile(h, number)
-    position, offset = word(h.positions, token), head * a.heads * a.head_dim * 4
+    token, tokens, request, slot = _tile(a, h, number)
+    position, offset = word(_positions(a, h), token), head * a.heads * a.head_dim * 4
     q, table = a.x + token * a.x_stride + offset, h.tables + a.group * h.table_group + request * h.table_stride
     cache = a.cache + head * a.head_bytes
     sinks = a.sinks + 4 * head * a.heads if a.sinks != 0 else 0
@@ -145,12 +162,12 @@ def _attend_unit(a: Record, h: Record, number: int, head: int, piece: int, scrat
 
 
 @jit
-def _tile_of(h: Record, token: int) -> int:
-    """Return the index of the tile that contains a token, by binary search: tiles are sorted by token."""
-    first, last = 0, h.tiles
+def _tile_of(a: Record, h: Record, token: int) -> int:
+    """Return the index of the tile that contains a row, by binary search: tiles are sorted by their first rows."""
+    first, last = 0, _count_tiles(a, h)
     while last - first > 1:
         middle = (first + last) // 2
-        if _tile(h, middle)[0] <= token:
+        if _tile(a, h, middle)[0] <= token:
             first = middle
         else:
             last = middle
@@ -162,7 +179,7 @@ def _merge_token(a: Record, h: Record, token: int, out: int, scratch: int) -> No
     """Write the row of a token in the form that its reader needs. The pieces of a divided tile are combined first."""
     size = 4 * a.head_dim
     partial_size = partial_bytes(a.head_dim)
-    first_token, _, _, slot = _tile(h, _tile_of(h, token))
+    first_token, _, _, slot = _tile(a, h, _tile_of(a, h, token))
     row = a.x + token * a.x_stride
     if slot != WHOLE:
         row = scratch + partial_size

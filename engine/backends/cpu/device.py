@@ -169,15 +169,19 @@ class CpuStep:
         self._token_ids, self._positions = words("token ids", limits.tokens), words("positions", limits.tokens)
         self._slots = words("slots", len(kv.groups), limits.tokens)
         self._starts = words("query starts", limits.requests + 1)
-        self._outputs, self._tiles = words("output rows", limits.outputs), words("tiles", limits.tokens, TILE_WORDS)
+        self._outputs, self._output_positions = (words(it, limits.outputs) for it in ("output rows", "their positions"))
+        self._tiles, self._output_tiles = (
+            words(name, count, TILE_WORDS)
+            for name, count in (("tiles", limits.tokens), ("their tiles", limits.outputs))
+        )
         self._tables = words("block tables", len(kv.groups), limits.requests, blocks)
         self._counts = self._header.view(np.int64)[: len(COUNTS)]
         self._tables_there: list[list[Sequence[int]]] = [[[]] * limits.requests for _ in kv.groups]
         header = self._header[0]
         for name, array in (
             ("token_ids", self._token_ids), ("positions", self._positions), ("slots", self._slots),
-            ("output_rows", self._outputs), ("tile_list", self._tiles), ("query_starts", self._starts),
-            ("tables", self._tables),
+            ("output_rows", self._outputs), ("output_positions", self._output_positions), ("tile_list", self._tiles),
+            ("output_tile_list", self._output_tiles), ("query_starts", self._starts), ("tables", self._tables),
         ):  # fmt: skip
             header[name] = array.ctypes.data
         header["slot_group"], header["table_group"] = self._slots.strides[0], self._tables.strides[0]
@@ -203,6 +207,8 @@ class CpuStep:
         self._token_ids[:tokens] = batch.token_ids
         self._positions[:tokens] = batch.positions
         self._outputs[:outputs] = batch.logit_rows
+        self._output_positions[:outputs] = self._positions[self._outputs[:outputs]]
+        self._output_tiles[:outputs] = _output_tiles(batch, limits.slots)
         self._starts[: requests + 1] = batch.query_starts
         for slots, mapping in zip(self._slots, batch.slot_mappings, strict=True):
             slots[: len(mapping)] = mapping
@@ -214,11 +220,18 @@ class CpuStep:
         tiles = _tiles(batch)
         self._tiles[: len(tiles)] = tiles
         local = tokens == 1 and outputs <= 1 and batch.context_lengths[0] <= LOCAL_PIECES * PIECE
-        self._counts[:] = tokens, outputs, len(tiles), requests, local
+        self._counts[:] = tokens, outputs, len(tiles), outputs, requests, local
 
     def logits(self, rows: int) -> Logits:
         """Return the logits of the last step. They are valid until the next step."""
         return Logits(self._values, self._best[:rows].tolist(), rows, self._draw)
+
+
+def _output_tiles(batch: Batch, slots: int) -> NDArray[Any]:
+    """Return the tile of each output row (see `_tiles`). Rows for which there is no slot are not divided."""
+    rows = np.arange(len(batch.logit_rows))
+    requests = np.searchsorted(batch.query_starts, batch.logit_rows, side="right") - 1
+    return np.stack([rows, np.ones_like(rows), requests, np.where(rows < slots, rows, WHOLE)], axis=1)
 
 
 def _tiles(batch: Batch) -> list[tuple[int, int, int, int]]:

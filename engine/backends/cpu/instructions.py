@@ -158,6 +158,7 @@ COUNTS = (
     "tokens",
     "outputs",  # number of output rows: rows whose logits are needed
     "tiles",
+    "output_tiles",
     "requests",
     "local",  # 1: a step of one token with a short context
 )
@@ -167,7 +168,9 @@ HEADER_WORDS = (
     "positions",
     "slots",  # [groups][tokens]
     "output_rows",
+    "output_positions",
     "tile_list",  # [tiles][TILE_WORDS]: first token, number of tokens, request, first slot or WHOLE
+    "output_tile_list",  # [outputs][TILE_WORDS]: the same for each output row, which is a tile of one row
     "query_starts",  # [requests + 1]: first token of each request
     "tables",  # [groups][requests][blocks]
     "slot_group",  # bytes between the slots of two KV groups

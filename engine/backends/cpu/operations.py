@@ -72,6 +72,9 @@ class CpuOperations:
 
         return Activation(x.width, selected=True, write=write, selected_from=x)
 
+    def selected(self, batch: Batch) -> Batch:
+        return batch  # rows know whether they are selected
+
     def norm(self, x: Activation, norm: Norm, add_to: Activation | None = None) -> Activation:
         if add_to:
             given, out = x.rows(Form.FLOAT), add_to.rows(Form.FLOAT)
@@ -217,7 +220,8 @@ class CpuOperations:
         if attention.norms:
             norms = self._head_norms(rows, heads, attention.norms)
         self._program.append(
-            Op.ROPE_STORE, kernel=address_of(STORE_KERNELS[_kv_type(kv)]), scale=float_bits(attention.scale),
+            Op.ROPE_STORE, selected=qkv.selected, kernel=address_of(STORE_KERNELS[_kv_type(kv)]),
+            scale=float_bits(attention.scale),
             **angles, **norms, **rows.words("x"), **heads, **_cache_words(kv),
         )  # fmt: skip
         return self._floats(rows)
@@ -247,27 +251,28 @@ class CpuOperations:
         rows, heads, limits = q.rows(Form.FLOAT), _heads(q, kv, attention), self._program.limits
         width = kv.kv_heads * heads["heads"] * kv.head_dim
         partials = self._buffers.partials(kv, heads["heads"])
-        out = self._buffers.take(Form.FLOAT, width)
+        out = self._buffers.take(Form.FLOAT, width, selected=q.selected)
         window = min(attention.window or UNLIMITED, UNLIMITED)
         sinks = 0 if attention.sinks is None else self._buffers.constant(attention.sinks).address
         words = {"partials": partials.address, "max_pieces": limits.pieces, "window": window, "sinks": sinks, **heads}
         kernels = ATTENTION_KERNELS[_kv_type(kv)]
         self._program.append(
-            Op.ATTEND, scores=address_of(kernels.scores), softmax=address_of(kernels.softmax),
+            Op.ATTEND, selected=q.selected, scores=address_of(kernels.scores), softmax=address_of(kernels.softmax),
             weighted_sum=address_of(kernels.weighted_sum), softcap=float_bits(attention.softcap),
             **rows.words("x"), **out.words("out"), **words, **_cache_words(kv),
         )  # fmt: skip
 
         def write(form: Form, gather: bool = False) -> Rows:
             local = form is not Form.FLOAT
-            merged = self._buffers.take(form, width, selected=gather, copies=local)
+            selected = gather or q.selected
+            merged = self._buffers.take(form, width, selected=selected, copies=local)
             self._program.append(
-                Op.MERGE, local=local, selected=gather, gather=gather, form=form, groups=width // GROUP,
+                Op.MERGE, local=local, selected=selected, gather=gather, form=form, groups=width // GROUP,
                 kernel=address_of(FORM_KERNELS[form].write_row), **out.words("x"), **merged.words("out"), **words,
             )  # fmt: skip
             return merged
 
-        return Activation(width, False, write, partial(write, gather=True))
+        return Activation(width, q.selected, write, None if q.selected else partial(write, gather=True))
 
     def convolve(self, x: Activation, batch: Batch, state: LayerState, conv: ShortConv) -> Activation:
         return self._floats(self._recurrent.convolve(x.rows(Form.FLOAT), state, conv.weight, plain=False))

@@ -50,6 +50,26 @@ class BatchTensors:
     tiles: Tiles
 
 
+def selected_tensors(batch: BatchTensors, rows: Tensor) -> BatchTensors:
+    """Return a batch of the tokens `rows`, int64 [n], each as a request of one token. It writes no slots."""
+    starts, positions = batch.query_starts, batch.positions[rows]
+    requests = torch.searchsorted(starts, rows.to(starts.dtype), right=True) - 1
+    numbers = torch.arange(len(rows) + 1, dtype=starts.dtype, device=rows.device)
+    tiles = torch.stack((numbers[:-1], torch.zeros_like(numbers[:-1]), numbers[:-1]), -1)
+    longest = max(it.max_context for it in batch.tiles.lists)
+    queries = min(it.queries for it in batch.tiles.lists)
+    return BatchTensors(
+        token_ids=batch.token_ids[rows],
+        positions=positions,
+        slots=(),
+        tables=tuple(table.index_select(0, requests) for table in batch.tables),
+        query_starts=numbers,
+        context_lengths=(positions + 1).to(torch.int32),
+        logit_rows=None,
+        tiles=Tiles((TileList(tiles, len(rows), queries, longest),) if len(rows) else ()),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PendingTokens:
     """Input tokens that the host does not know yet, because the previous step is sampling them."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.backends.cuda.batch_tensors import BatchTensors
+from engine.backends.cuda.batch_tensors import BatchTensors, selected_tensors
 from engine.kernels import reference
 from engine.kernels.activations import gated
 from engine.kernels.delta_rule import gated_delta_rule
@@ -69,7 +69,7 @@ class CudaOperations:
         kv_heads, head_dim = kv.kv_heads, kv.head_dim
         heads = qkv.shape[1] // head_dim - (0 if attention.shared else 2 * kv_heads)
         return rope_and_store(
-            qkv, batch.positions, batch.slots[kv.group], kv.pool,
+            qkv, batch.positions, batch.positions if attention.shared else batch.slots[kv.group], kv.pool,
             heads=heads, kv_heads=kv_heads, head_dim=head_dim, attention=attention,
         )  # fmt: skip
 
@@ -124,6 +124,9 @@ class CudaOperations:
 
     def select(self, x: Tensor, batch: BatchTensors) -> Tensor:
         return x if batch.logit_rows is None else x.index_select(0, batch.logit_rows)
+
+    def selected(self, batch: BatchTensors) -> BatchTensors:
+        return batch if batch.logit_rows is None else selected_tensors(batch, batch.logit_rows)
 
     def logits(self, x: Tensor, head: QLinear, softcap: float = 0.0) -> Tensor:
         return reference.soft_cap(_cuda_layer(head).multiply(x, out_dtype=torch.float32), softcap)

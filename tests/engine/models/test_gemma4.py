@@ -5,21 +5,30 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from engine import models
 from engine.backends.cuda.device import CudaDevice
-from engine.backends.reference import ReferenceDevice
+from engine.backends.reference import ReferenceDevice, ReferenceOperations
+from engine.batch import build_batch
+from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE
 from engine.errors import UnsupportedModel
-from engine.kv.cache import kv_groups
-from engine.loading import open_checkpoint
+from engine.kv.budget import group_config
+from engine.kv.cache import KVCache, kv_groups
+from engine.load_options import LoadOptions
+from engine.loading import load_engine, open_checkpoint
 from engine.mixer_config import AttentionConfig
+from engine.model_config import Gate
+from engine.operations import GatedMLP
+from engine.sampling_params import SamplingParams
+from engine.step import StepPlan
 from tests.engine.checkpoints.quantized_folders import edit_config
-from tests.engine.models.family import VOCABULARY
+from tests.engine.models.family import CONTEXT, VOCABULARY
 from tests.engine.models.family_checkpoints import FAMILIES, make
-from tests.engine.models.test_experts import Recording, our_logits, their_logits
+from tests.engine.models.test_experts import PROMPT, TOKENS, Recording, our_logits, their_logits
+from tests.support.held_request import HeldRequest
 
 FAMILY = [name for name in FAMILIES if name.startswith("gemma4")]
 OWN, EXPERTS, TIED = "gemma4 embeddings per layer", "gemma4 moe", "gemma4 values are keys"
@@ -153,3 +162,50 @@ def test_published_keys_of_heads_equal_those_listed_by_layer(tmp_path: Path) -> 
     logits = our_logits(path, Recording())
     edit_config(path, per_layer_config=None, global_head_dim=64, num_global_key_value_heads=1)
     assert torch.equal(our_logits(path, Recording()), logits)
+
+
+class CountedRows(ReferenceOperations):
+    """Reference operations that record the number of rows of each layer's MLP."""
+
+    def __init__(self) -> None:
+        super().__init__(keep_dequantized=True)
+        self.rows: list[int] = []
+
+    def gated_mlp(self, x: Tensor, mlp: GatedMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU) -> Tensor:
+        self.rows.append(len(x))
+        return super().gated_mlp(x, mlp, add_to, gate)
+
+
+def test_layers_without_keys_compute_only_tokens_whose_logits_are_needed(tmp_path: Path) -> None:
+    tiny, operations = make(tmp_path, OWN, "folder"), CountedRows()
+    with open_checkpoint(tiny.path) as checkpoint:
+        config = models.read_config(checkpoint.metadata)
+        model = models.load(config, Weights(tiny.path, models.stored_weights(checkpoint)), operations, CONTEXT)
+    kv = KVCache(kv_groups(config, ReferenceDevice(keep_dequantized=True, threads=1).layer_block), [9, 9])
+    request = HeldRequest(1, tuple(PROMPT), SamplingParams(), block_tables=(list(range(1, 9)),) * 2)
+    groups = [group_config(cache) for cache in config.caches]
+    for stop, counts in ((50, [50] * 4 + [0] * 2), (TOKENS, [TOKENS - 50] * 4 + [1] * 2)):
+        operations.rows.clear()
+        plan = StepPlan((request.next_part(stop - request.num_computed),))
+        batch = build_batch(plan, vocab_size=VOCABULARY, num_blocks=9, groups=groups)
+        with torch.inference_mode():
+            logits = model.forward(batch, kv)
+        request.num_computed = stop
+        assert operations.rows == counts
+    torch.testing.assert_close(logits, their_logits(tiny.reference)[-1:], rtol=0, atol=1e-4)
+
+
+def test_all_prompt_positions_on_cpu_kernels_are_close_to_transformers(tmp_path: Path, cpu_kernels: Path) -> None:
+    """Each step computes the logits of all its tokens, of more rows than there are slots for divided tiles."""
+    tiny = make(tmp_path, OWN, "folder")
+    options = LoadOptions("cpu", CONTEXT, threads=2, activation_bits=14, code_cache=cpu_kernels)
+    with open_checkpoint(tiny.path) as checkpoint:
+        running = load_engine(checkpoint, options)
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, prompt_logprobs=0)
+    running.add(running.request(tuple(PROMPT), params, frozenset()))
+    found: list[float] = []
+    while running.has_work:
+        for event in running.step():
+            found += [it.logprob for it in event.prompt_logprobs]
+    wanted = their_logits(tiny.reference).log_softmax(-1)[:-1].gather(1, torch.tensor(PROMPT[1:]).unsqueeze(1))
+    torch.testing.assert_close(torch.tensor(found), wanted.squeeze(1), rtol=0, atol=0.05)
