@@ -19,7 +19,7 @@ from app.errors import Offline
 from app.history.history import History
 from app.models.catalog import HubSource
 from app.models.decode_rate import DecodeRate, remember_rate
-from app.models.families import load_families
+from app.models.families import active_bytes, load_families
 from app.models.store import ModelStore
 from app.models.transfer import incoming
 from app.settings.settings import Settings
@@ -128,16 +128,20 @@ def test_speed_of_a_mixture_of_experts_counts_its_active_weights(
 def test_recommended_model_is_not_expected_to_be_slow(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.chat_backend.model_lists.is_likely_to_fit", lambda size, memory: True)
     best, *others = load_families().recommended
+    active = active_bytes(best.repository.repo, best.usual_size)
+    assert active is not None
+    assert active < best.usual_size / 5
 
     async def marked() -> list[str]:
         async with models_of(settings) as models:
             return [one.name for one in await models.catalog() if one.is_recommended]
 
     monkeypatch.setattr("app.chat_backend.models.memory_without_gpu", lambda: 64_000_000_000)
-    assert asyncio.run(marked()) == ["qwen3-instruct:4b"]
-    remember_rate(settings.state_dir, DecodeRate("cpu", 4.9 * best.usual_size))
-    fluent = next(one.name for one in others if 5.0 * one.usual_size <= 4.9 * best.usual_size)
-    assert asyncio.run(marked()) == [fluent]
+    assert asyncio.run(marked()) == [best.name]
+    rate = 4.9 * active
+    remember_rate(settings.state_dir, DecodeRate("cpu", rate))
+    read = ((one.name, active_bytes(one.repository.repo, one.usual_size)) for one in others)
+    assert asyncio.run(marked()) == [next(name for name, size in read if size is None or 5.0 * size <= rate)]
 
 
 def test_model_is_listed_before_and_after_its_download(online: tuple[Settings, FakeHub]) -> None:

@@ -114,7 +114,7 @@ CUTS = (
 )
 
 
-@pytest.mark.share(3, "name")
+@pytest.mark.share(1, "name")
 @pytest.mark.parametrize("name", ["tiled", "odd sizes"])
 @pytest.mark.parametrize(("cuts", "more"), CUTS)
 def test_cuts_at_block_boundaries_do_not_change_bits(
@@ -125,6 +125,7 @@ def test_cuts_at_block_boundaries_do_not_change_bits(
         assert torch.equal(part, whole)
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("cut", [1, 15, 17, 20])
 def test_cuts_in_one_block_change_only_the_last_bits(cut: int, device: torch.device) -> None:
     sequence = Sequence.random(SHAPES["tiled"], 40, device, chunked=True)
@@ -133,6 +134,7 @@ def test_cuts_in_one_block_change_only_the_last_bits(cut: int, device: torch.dev
     torch.testing.assert_close(state, whole_state, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("cuts", [(1,), (4,), (16,), (20, 33)])
 def test_no_cuts_change_bits_without_chunks(cuts: tuple[int, ...], device: torch.device) -> None:
     sequence = Sequence.random(SHAPES["tiled"], 40, device, chunked=False)

@@ -35,9 +35,11 @@ def same_experts(monkeypatch: pytest.MonkeyPatch) -> None:
         choices.append(routes.ids.cpu().long())
         return routes
 
-    def follow(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def follow(
+        logits: Tensor, routing: Routing, choice_bias: Tensor | None = None, expert_scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         if not choices:  # a step of the reference alone
-            return own(logits, routing, choice_bias)
+            return own(logits, routing, choice_bias, expert_scale)
         ids = choices.popleft()[: len(logits)]  # the GPU may compute more rows than there are tokens
         bias = torch.zeros_like(logits) if choice_bias is None else choice_bias.expand_as(logits)
         every = Routing(routing.experts, routing.experts, routing.score, normalized=False)
@@ -45,7 +47,7 @@ def same_experts(monkeypatch: pytest.MonkeyPatch) -> None:
         best = own(logits, routing, choice_bias)[0]
         lost = scores.gather(-1, best).sum(-1) - scores.gather(-1, ids).sum(-1)
         assert (lost <= NEAR).all()
-        return own(logits, routing, bias.scatter_add(-1, ids, torch.full(ids.shape, 10.0)))
+        return own(logits, routing, bias.scatter_add(-1, ids, torch.full(ids.shape, 10.0)), expert_scale)
 
     monkeypatch.setattr(CudaOperations, "route", keep_choice)
     monkeypatch.setattr(reference, "route", follow)
