@@ -317,7 +317,7 @@ class ModelConfig:
 
     @property
     def first_reading_layer(self) -> int | None:
-        """The number of the first layer from which on no layer has keys and values of its own; None: the last one has.
+        """The number of the first layer from which on every layer reads the cache of an earlier one; None: none does.
 
         For these layers, only tokens whose logits are needed have to be computed.
         """

@@ -25,7 +25,7 @@ QUESTION = "Where is it warmest?"
 
 @dataclass(frozen=True)
 class Format:
-    """What a model writes; {city} and {days} are filled in."""
+    """The texts that a model writes, with {city} and {days} to fill in."""
 
     template: str
     call: str
