@@ -110,12 +110,12 @@ class Decoder:
         x = ops.embed(batch, self._embedding, config.embedding_scale)
         own, first_reading = self._embed_layers(x, batch), config.first_reading_layer
         for number, layer in enumerate(self._layers):
+            # When the keys and values of all tokens are stored, only tokens whose logits are needed are computed: after
+            # the last layer's mixer, or before the first of the layers that read the caches of earlier ones.
             if number == first_reading:
                 x, own = ops.select(x, batch), None if own is None else ops.select(own, batch)
                 batch = ops.selected(batch)
             mixed = self._mix(self._before(x, layer.mixer_norm), batch, kv, number)
-            # The last layer continues only with tokens whose logits are needed. The keys and values of the others are
-            # already stored.
             if layer is self._layers[-1] and first_reading is None:
                 mixed, x = ops.select(mixed, batch), ops.select(x, batch)
                 own = None if own is None else ops.select(own, batch)
