@@ -153,5 +153,8 @@ class _MeasuringOperations(ReferenceOperations):
     def select(self, x: Tensor, batch: Batch) -> Tensor:
         return x
 
+    def selected(self, batch: Batch) -> Batch:
+        return batch
+
     def logits(self, x: Tensor, head: QLinear, softcap: float = 0.0) -> Tensor:
         return x

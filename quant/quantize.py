@@ -43,7 +43,8 @@ NESTED_BLOCK = 256  # number of nested scales in a block
 KEPT = frozenset(
     (
         *("embed_tokens", "word_embeddings", "position_embeddings", "token_type_embeddings", "lm_head"),
-        *("router", "gate", "shared_expert_gate", "token_embd", "output", "ffn_gate_inp"),
+        *("embed_tokens_per_layer", "per_layer_token_embd"),
+        *("router", "router.proj", "gate", "shared_expert_gate", "token_embd", "output", "ffn_gate_inp"),
         *("q_norm", "k_norm", "attn_q_norm", "attn_k_norm"),
     )
 )
@@ -52,7 +53,8 @@ KEPT = frozenset(
 def is_linear_weight(name: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor is the weight of a linear layer and its module is not in KEPT."""
     *modules, kind = name.split(".")
-    return kind == "weight" and len(shape) == 2 and bool(modules) and modules[-1] not in KEPT
+    names = {".".join(modules[-parts:]) for parts in (1, 2)}
+    return kind == "weight" and len(shape) == 2 and bool(modules) and KEPT.isdisjoint(names)
 
 
 def group_size(columns: Iterable[int]) -> int:
