@@ -109,11 +109,16 @@ class Session:
         """The model or the endpoint that the user chose, as options that a shell can read."""
         if self.endpoint:
             return f" --endpoint {shlex.quote(self.endpoint)}"
-        if self.settings.origins.get("model") != "--model":
+        if not self._names_model:
             return ""
         from app.models.store import ModelStore
 
         return f" --model {shlex.quote(ModelStore(self.settings).lasting_name(self.settings.model))}"
+
+    @property
+    def _names_model(self) -> bool:
+        """Whether the user named the model on the command line."""
+        return self.settings.origins.get("model") == "--model"
 
     def _first_chat(self, history: History) -> Chat | None:
         """Return the chat to open, or None for a new one."""
@@ -124,7 +129,7 @@ class Session:
 
     def _settings_for(self, history: History, chat: Chat | None) -> Settings:
         """Return the settings, with the chat's own model if it is on this machine and the user chose no other."""
-        if chat is None or self.endpoint or self.settings.origins.get("model") == "--model":
+        if chat is None or self.endpoint or self._names_model:
             return self.settings
         from app.models.store import ModelStore
 

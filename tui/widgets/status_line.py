@@ -55,8 +55,14 @@ class StatusLine(Widget):
 
     def _parts(self) -> list[Sequence[Content]]:
         """Return the forms of each part, the longest first."""
-        before, after = (self._model(), self._private(), self._preset()), (self._temperature(), self._system())
-        parts = [*((one,) for one in before), self._fullness(), *((one,) for one in after)]
+        parts = [
+            (self._model(),),
+            (self._private(),),
+            (self._preset(),),
+            self._fullness(),
+            (self._temperature(),),
+            (self._system(),),
+        ]
         return [forms for forms in parts if forms and forms[0]]
 
     def _model(self) -> Content:
