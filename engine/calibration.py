@@ -16,7 +16,7 @@ from engine import models
 from engine.backends.device_errors import raising_out_of_memory
 from engine.backends.reference import ReferenceDevice, ReferenceOperations
 from engine.batch import Batch, build_batch
-from engine.checkpoints.checkpoint import Checkpoint, StoredWeight
+from engine.checkpoints.checkpoint import Checkpoint, StoredWeight, stored_bytes
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE
 from engine.errors import EngineError, OutOfMemory, UnsupportedModel
@@ -47,7 +47,7 @@ def input_squares(checkpoint: Checkpoint, ids: Sequence[int], report: Report) ->
     with raising_out_of_memory(), torch.inference_mode():
         config, stored = models.read_config(checkpoint.metadata), models.stored_weights(checkpoint)
         ids = _readable(checkpoint.path, config, ids)
-        if sum(weight.nbytes for weight in stored.values()) > MEMORY_SHARE * available_memory():
+        if stored_bytes(stored) > MEMORY_SHARE * available_memory():
             raise OutOfMemory(f"{checkpoint.path} does not fit into memory")
         weights = _NamedWeights(checkpoint.path, stored)
         operations = _MeasuringOperations(weights.names)

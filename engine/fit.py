@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from engine import models
 from engine.backends.device_choice import KV_TYPES, cuda_device, gpu_for, host_device
-from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight
+from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight, stored_bytes
 from engine.device import Device, Needs
 from engine.errors import OutOfMemory, UnsupportedModel
 from engine.kv.budget import MIN_CONTEXT, host_memory
@@ -166,5 +166,5 @@ def _type_names(kinds: Mapping[str, object], chosen: str) -> list[str]:
 
 def _encoder_fit(checkpoint: Checkpoint, memory: int) -> Fit:
     """Return the fit of an embedding model, which has no cache and needs little besides its weights."""
-    weights = sum(weight.nbytes for weight in checkpoint.weights(Names({})).values())
+    weights = stored_bytes(checkpoint.weights(Names({})))
     return Fit("cpu", host_memory(memory), Needs(weights, 0), (), 0, 0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine import models
 from engine.backends.runner import ModelRunner
 from engine.batch import Batch, selected_batch
-from engine.checkpoints.checkpoint import StoredWeight
+from engine.checkpoints.checkpoint import StoredWeight, stored_bytes
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.device import LoadedModel, Needs
@@ -59,7 +59,7 @@ class ReferenceDevice:
         return Needs(self._loaded(model, self.weight_bytes(stored)), 0)
 
     def weight_bytes(self, stored: Mapping[str, StoredWeight]) -> int:
-        return sum(weight.nbytes for weight in stored.values())
+        return stored_bytes(stored)
 
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
         return host_kv_memory(self._loaded(model, weight_bytes), self._memory)

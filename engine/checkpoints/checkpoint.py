@@ -50,6 +50,11 @@ class Names:
     transposed: bool = False  # whether float tensors that stack matrices stack the transposed ones; not in GGUF files
 
 
+def stored_bytes(stored: Mapping[str, StoredWeight]) -> int:
+    """Return the size of weights in their files."""
+    return sum(weight.nbytes for weight in stored.values())
+
+
 class Checkpoint(Protocol):
     """An open checkpoint."""
 

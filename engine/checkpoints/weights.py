@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from engine.checkpoints.checkpoint import StoredWeight
+from engine.checkpoints.checkpoint import StoredWeight, stored_bytes
 from engine.errors import UnsupportedModel
 from quant.errors import ModelFileError
 from quant.kernels.reference import dequantize
@@ -34,7 +34,7 @@ class Weights:
         self._path = path
         self._stored = stored
         self._left = set(stored)
-        self._total = sum(weight.nbytes for weight in stored.values())
+        self._total = stored_bytes(stored)
         self._done = 0
         self._progress = progress
         self._threads = threads

@@ -17,12 +17,7 @@ from torch.nn import functional as F
 from engine.config import BLOCK_SIZE
 from engine.kv.blocks import NULL_BLOCK
 from engine.mixer_config import DeltaConfig
-from engine.model_config import (
-    Gate,
-    NormKind,
-    Routing,
-    Score,
-)
+from engine.model_config import Gate, NormKind, Routing, Score
 from engine.operations import DeltaRule, Norm
 
 CLAMP, CLAMPED_SLOPE = 7.0, 1.702  # the limit of Gate.CLAMPED's inputs, and the factor of its exponent

@@ -71,6 +71,10 @@ class LayerKV:
     kv_heads: int
     head_dim: int
 
+    def query_heads(self, width: int, *, queries_only: bool) -> int:
+        """Return the number of query heads in rows of `width` columns, which hold q, or q, k, and v."""
+        return width // self.head_dim - (0 if queries_only else 2 * self.kv_heads)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerState:

@@ -104,21 +104,20 @@ class Decoder:
         self._output_norm = output_norm
         self._head = head
         self._layer_embeddings = layer_embeddings
+        self._first_reading = config.first_reading_layer
 
     def forward(self, batch: Inputs, kv: KVCache) -> Activation:
         ops, config = self._ops, self.config
         x = ops.embed(batch, self._embedding, config.embedding_scale)
-        own, first_reading = self._embed_layers(x, batch), config.first_reading_layer
+        own = self._embed_layers(x, batch)
         for number, layer in enumerate(self._layers):
             # When the keys and values of all tokens are stored, only tokens whose logits are needed are computed: after
             # the last layer's mixer, or before the first of the layers that read the caches of earlier ones.
-            if number == first_reading:
-                x, own = ops.select(x, batch), None if own is None else ops.select(own, batch)
-                batch = ops.selected(batch)
+            if number == self._first_reading:
+                x, own, batch = ops.select(x, batch), self._select_own(own, batch), ops.selected(batch)
             mixed = self._mix(self._before(x, layer.mixer_norm), batch, kv, number)
-            if layer is self._layers[-1] and first_reading is None:
-                mixed, x = ops.select(mixed, batch), ops.select(x, batch)
-                own = None if own is None else ops.select(own, batch)
+            if layer is self._layers[-1] and self._first_reading is None:
+                mixed, x, own = ops.select(mixed, batch), ops.select(x, batch), self._select_own(own, batch)
             if config.block is Block.SEQUENTIAL:
                 x = self._add_mlp(self._add_mixed(x, mixed, layer), layer)
             else:  # Both read x. The mixer has already read it, and the MLP reads it before the addition overwrites it.
@@ -173,6 +172,9 @@ class Decoder:
             return None
         projected = self._ops.linear(x, own.projection, in_float32=True)
         return self._ops.norm(projected, own.norm, add_to=self._ops.embed(batch, own.table, own.scale))
+
+    def _select_own(self, own: Activation | None, batch: Inputs) -> Activation | None:
+        return None if own is None else self._ops.select(own, batch)
 
     def _add_own(self, x: Activation, own: Activation, weights: LayerInput, number: int) -> Activation:
         ops = self._ops

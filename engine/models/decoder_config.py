@@ -14,14 +14,7 @@ from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.errors import UnsupportedModel
 from engine.mixer_config import AttentionConfig, CacheConfig
-from engine.model_config import (
-    Gate,
-    LayerConfig,
-    MLPConfig,
-    ModelConfig,
-    NormKind,
-    NormRule,
-)
+from engine.model_config import Gate, LayerConfig, MLPConfig, ModelConfig, NormKind, NormRule
 from engine.models.rope_config import CONTEXT, FULL, MAX_CONTEXT, SLIDING, read_rope
 
 LAYERS = Key(Keys.LLM.BLOCK_COUNT, "num_hidden_layers")

@@ -14,14 +14,7 @@ from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.errors import UnsupportedModel
 from engine.mixer_config import AttentionConfig
-from engine.model_config import (
-    Gate,
-    HeadNorm,
-    LayerConfig,
-    MLPConfig,
-    ModelConfig,
-    NormPlacement,
-)
+from engine.model_config import Gate, HeadNorm, LayerConfig, MLPConfig, ModelConfig, NormPlacement
 from engine.models import gemma
 from engine.models.decoder_config import (
     HEAD_DIM,
@@ -190,18 +183,14 @@ def _with_shared_layers(metadata: Metadata, config: ModelConfig) -> ModelConfig:
         widths = _of_layers(metadata, MLP_HIDDEN)
     elif metadata.flag(DOUBLE_WIDE, False):
         widths = [width * (1 if number < first else 2) for number, width in enumerate(widths)]
-    sources: dict[bool, int] = {}
-    layers = []
-    for number, (layer, width) in enumerate(zip(config.layers, widths, strict=True)):
-        local = _is_local(layer)
-        if number < first:
-            sources[local], change = number, partial(replace)
-        elif local in sources:
-            change = partial(replace, source=sources[local], values_are_keys=False)
-        else:
+    sources = {_is_local(layer): number for number, layer in enumerate(config.layers[:first])}
+    layers = list(config.layers)
+    for number, layer in enumerate(config.layers[first:], first):
+        if (source := sources.get(_is_local(layer))) is None:
             raise UnsupportedModel(f"No layer before number {first} has keys and values for layer {number}")
-        layers.append(replace(layer.with_attention(change), mlp=MLPConfig(width)))
-    return replace(config, layers=tuple(layers))
+        layers[number] = layer.with_attention(partial(replace, source=source, values_are_keys=False))
+    pairs = zip(layers, widths, strict=True)
+    return replace(config, layers=tuple(replace(layer, mlp=MLPConfig(width)) for layer, width in pairs))
 
 
 def _with_experts(metadata: Metadata, config: ModelConfig) -> ModelConfig:

@@ -13,13 +13,7 @@ from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.errors import UnsupportedModel
 from engine.mixer_config import ConvConfig
-from engine.model_config import (
-    HeadNorm,
-    LayerConfig,
-    MLPConfig,
-    ModelConfig,
-    Score,
-)
+from engine.model_config import HeadNorm, LayerConfig, MLPConfig, ModelConfig, Score
 from engine.models.decoder_config import (
     IGNORED,
     KV_HEADS,

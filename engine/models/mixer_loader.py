@@ -5,12 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.mixer_config import (
-    AttentionConfig,
-    ConvConfig,
-    DeltaConfig,
-    MixerConfig,
-)
+from engine.mixer_config import AttentionConfig, ConvConfig, DeltaConfig, MixerConfig
 from engine.model_config import HeadNorm
 from engine.models.decoder import Mixer, Projection
 from engine.models.part_loader import PartLoader

@@ -20,8 +20,10 @@ class MLPLoader:
     parts: PartLoader
 
     def mlp(self, prefix: str, mlp: MLPConfig | ExpertConfig) -> GatedMLP | ExpertMLP:
-        if isinstance(mlp, MLPConfig) or mlp.separate:
-            return self._gated_mlp(prefix, mlp.hidden if isinstance(mlp, MLPConfig) else mlp.shared_hidden)
+        if isinstance(mlp, MLPConfig):
+            return self._gated_mlp(prefix, mlp.hidden)
+        if mlp.separate:
+            return self._gated_mlp(prefix, mlp.shared_hidden)
         shared = self._gated_mlp(prefix, mlp.shared_hidden, "_shexp") if mlp.shared_hidden else None
         biases = self._expert_biases(prefix, mlp) if mlp.biased else None
         return ExpertMLP(self._router(prefix, mlp), self._experts(prefix, mlp), shared, biases)

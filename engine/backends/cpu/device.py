@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine import models
 from engine.backends.cpu.attention import PIECE, QUERIES
 from engine.backends.cpu.code_cache import load_code, load_draw
-from engine.backends.cpu.instructions import COUNTS, DIVIDED_TOKENS, HEADER, TILE_WORDS, WHOLE, Limits
+from engine.backends.cpu.instructions import COUNTS, DIVIDED_TOKENS, HEADER, TILE_WORDS, WHOLE, Limits, Op
 from engine.backends.cpu.memory import packed_bytes, step_bytes
 from engine.backends.cpu.operations import CpuOperations, LogitRows, block_shape
 from engine.backends.cpu.program import Program
@@ -20,24 +20,14 @@ from engine.backends.cpu.thread_pool import MAX_POOL_THREADS, WorkerPool
 from engine.backends.cpu.token_draw import CompiledDraw
 from engine.backends.runner import ModelRunner
 from engine.batch import Batch, placeholder_batch
-from engine.checkpoints.checkpoint import StoredWeight
+from engine.checkpoints.checkpoint import StoredWeight, stored_bytes
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.device import LoadedModel, Needs
 from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
 from engine.kv.cache import KVCache, LayerBlock, kv_groups
-from engine.mixer_config import (
-    AttentionConfig,
-    CacheConfig,
-    ConvConfig,
-    DeltaConfig,
-)
-from engine.model_config import (
-    ExpertConfig,
-    HeadNorm,
-    MLPConfig,
-    ModelConfig,
-)
+from engine.mixer_config import AttentionConfig, CacheConfig, ConvConfig, DeltaConfig
+from engine.model_config import ExpertConfig, HeadNorm, MLPConfig, ModelConfig
 from engine.sampling.drawing import Draw, Logits
 from quant.cpu.activations import GROUP, Form
 from quant.cpu.arena import Arena
@@ -110,7 +100,7 @@ class CpuDevice:
         return Needs(packed_bytes(stored), self._step_bytes(model))
 
     def weight_bytes(self, stored: Mapping[str, StoredWeight]) -> int:
-        return sum(weight.nbytes for weight in stored.values())
+        return stored_bytes(stored)
 
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
         return host_kv_memory(weight_bytes + self._step_bytes(model), self._memory)
@@ -189,7 +179,9 @@ class CpuStep:
         header["scratch"] = arena.allocate("scratch", scratch * limits.threads).address
         self._values = torch.from_numpy(logits.logits.view(np.float32, limits.outputs, logits.vocabulary))
         self._best = logits.best.view(np.int64, limits.outputs)
-        self.workers = WorkerPool(enter, program.finish(), self._header, limits.threads)
+        instructions = program.finish()
+        self._attends_outputs = bool(instructions["selected"][instructions["op"] == Op.ATTEND].any())
+        self.workers = WorkerPool(enter, instructions, self._header, limits.threads)
 
     def __call__(self, batch: Batch) -> Logits:
         self.fill(batch)
@@ -207,8 +199,9 @@ class CpuStep:
         self._token_ids[:tokens] = batch.token_ids
         self._positions[:tokens] = batch.positions
         self._outputs[:outputs] = batch.logit_rows
-        self._output_positions[:outputs] = self._positions[self._outputs[:outputs]]
-        self._output_tiles[:outputs] = _output_tiles(batch, limits.slots)
+        if self._attends_outputs:
+            self._output_positions[:outputs] = self._positions[self._outputs[:outputs]]
+            self._output_tiles[:outputs] = _output_tiles(batch, limits.slots)
         self._starts[: requests + 1] = batch.query_starts
         for slots, mapping in zip(self._slots, batch.slot_mappings, strict=True):
             slots[: len(mapping)] = mapping

@@ -350,7 +350,7 @@ def _heads(qkv: Activation, kv: LayerKV, attention: Attention) -> dict[str, int]
     """Return the instruction words that describe how the columns of a qkv row divide into heads."""
     return {
         "kv_heads": kv.kv_heads,
-        "heads": qkv.width // kv.head_dim // kv.kv_heads - (0 if attention.shared else 2),
+        "heads": kv.query_heads(qkv.width, queries_only=attention.shared) // kv.kv_heads,
         "head_dim": kv.head_dim,
         "queries_only": attention.shared,
     }

@@ -66,11 +66,10 @@ class CudaOperations:
         return _cuda_layer(weight).multiply(x, bias=bias, add_to=add_to, out_dtype=dtype)
 
     def rope_and_store(self, qkv: Tensor, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:
-        kv_heads, head_dim = kv.kv_heads, kv.head_dim
-        heads = qkv.shape[1] // head_dim - (0 if attention.shared else 2 * kv_heads)
+        heads = kv.query_heads(qkv.shape[1], queries_only=attention.shared)
         return rope_and_store(
             qkv, batch.positions, batch.positions if attention.shared else batch.slots[kv.group], kv.pool,
-            heads=heads, kv_heads=kv_heads, head_dim=head_dim, attention=attention,
+            heads=heads, kv_heads=kv.kv_heads, head_dim=kv.head_dim, attention=attention,
         )  # fmt: skip
 
     def attend(self, q: Tensor, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:

@@ -14,12 +14,7 @@ from engine.backends.cpu.program import Program
 from engine.batch import placeholder_batch
 from engine.kv.cache import KVCache
 from engine.mixer_config import DeltaConfig
-from engine.model_config import (
-    Gate,
-    NormKind,
-    RopeConfig,
-    Routing,
-)
+from engine.model_config import Gate, NormKind, RopeConfig, Routing
 from engine.operations import Attention, GatedMLP, HeadNorms, Norm, ShortConv
 from engine.rope import rotary_table
 from quant.cpu.arena import Arena
