@@ -20,13 +20,14 @@ from engine.checkpoints.checkpoint import Checkpoint, StoredWeight, stored_bytes
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE
 from engine.errors import EngineError, OutOfMemory, UnsupportedModel
-from engine.kv.budget import available_memory, group_config
+from engine.kv.budget import group_config
 from engine.kv.cache import KVCache, kv_groups
 from engine.model_config import ModelConfig
 from engine.models import Model
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.step import ScheduledRequest, StepPlan
+from engine.system_memory import available_memory
 from quant.linear import QLinear, ReferenceLinear, Use
 from quant.quantize import is_linear_weight
 from quant.tensor import QTensor

@@ -29,6 +29,7 @@ from app.settings.settings import Settings
 from engine.kv.disk.folder import resolve_limit, segment_files
 from engine.kv.disk.quota import SWEEP_FRACTION
 from engine.private_folder import private_folder
+from engine.system_memory import available_memory
 from quant.cpu import tiers
 from quant.errors import UnsupportedTier
 
@@ -102,10 +103,7 @@ def _kernels(settings: Settings, progress: Progress) -> CheckResult:
 
 
 def _memory(settings: Settings, progress: Progress) -> CheckResult:
-    available = _first_line(Path("/proc/meminfo"), "MemAvailable").removesuffix("kB").strip()
-    if not available.isdecimal():
-        return CheckResult("memory", "ok", "unknown: this system does not report it")
-    free = int(available) * 1024
+    free = available_memory()
     if free >= ENOUGH_MEMORY:
         return CheckResult("memory", "ok", f"{format_bytes(free)} available")
     return CheckResult(
@@ -240,7 +238,7 @@ def _words(bounds: tuple[tuple[int, int], tuple[int, int]]) -> str:
 
 
 def _first_line(path: Path, key: str) -> str:
-    """Return the value of the first `key: value` line of a file such as /proc/meminfo; empty if there is none."""
+    """Return the value of the first `key: value` line of a file such as /proc/cpuinfo; empty if there is none."""
     try:
         content = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -13,7 +13,7 @@ from app.errors import AppError, ModelNotFound, Offline
 from app.models.decode_rate import expected_speed, is_fluent, likely_rate, measured_rate
 from app.models.hub_listing import list_repository
 from app.models.load.kernel_preparation import common_options
-from app.models.machine_memory import is_likely_to_fit, machine_memory, resident_bytes
+from app.models.machine_memory import is_likely_to_fit, machine_memory
 from app.models.remote_headers import choices_of, remote_headers
 from app.models.repository import RepositoryName
 from app.models.store import ModelStore
@@ -25,6 +25,7 @@ from engine.errors import OutOfMemory
 from engine.fit import Fit, fit
 from engine.load_options import LoadOptions
 from engine.loading import open_checkpoint
+from engine.system_memory import resident_bytes
 
 log = logging.getLogger(__name__)
 

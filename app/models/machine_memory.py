@@ -3,8 +3,6 @@
 They do not read the model. `app.models.fit` gives exact numbers.
 """
 
-from pathlib import Path
-
 from app.settings.settings import Settings
 
 _ROOM = 1.15  # bytes of memory per byte of the files, with a context of medium length
@@ -13,7 +11,7 @@ _ROOM = 1.15  # bytes of memory per byte of the files, with a context of medium 
 def machine_memory(settings: Settings) -> int:
     """Return the free memory, in bytes, of the device on which a model would run."""
     from engine.backends.cuda.driver import driver_version
-    from engine.kv.budget import available_memory
+    from engine.system_memory import available_memory
 
     if settings.device != "cpu" and driver_version() is not None:
         from engine.backends.cuda.discovery import Unusable, find_gpu
@@ -27,7 +25,7 @@ def machine_memory(settings: Settings) -> int:
 def memory_without_gpu() -> int | None:
     """Return the free memory in bytes if there is no GPU. None: there may be one, and only torch knows its memory."""
     from engine.backends.cuda.driver import driver_version
-    from engine.kv.budget import available_memory
+    from engine.system_memory import available_memory
 
     return available_memory() if driver_version() is None else None
 
@@ -35,14 +33,3 @@ def memory_without_gpu() -> int | None:
 def is_likely_to_fit(size: int, memory: int) -> bool:
     """Whether a model whose files have `size` bytes is likely to fit into `memory` bytes."""
     return size * _ROOM <= memory
-
-
-def resident_bytes() -> int | None:
-    """Return the resident bytes of this process that are not mapped from files; None if the system reports none."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError):
-        return None
-    found = (line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:"))
-    kibibytes = next(found, "")
-    return int(kibibytes) << 10 if kibibytes.isdecimal() else None

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from app.models.machine_memory import memory_without_gpu, resident_bytes
+from app.models.machine_memory import memory_without_gpu
 from engine.kv.disk.folder import resolve_limit, segment_files
+from engine.system_memory import resident_bytes
 
 _SCAN_SECONDS = 5.0  # seconds between two scans of the folder
 _LARGE = 1_000_000_000  # bytes of weights from which memory reads dominate the time of a decode step

@@ -27,11 +27,11 @@ from engine.embedding.decoder_embedder import load_decoder_embedder
 from engine.embedding.encoder import Embedder, Encoder, EncoderModel, Pooling
 from engine.embedding.pooling import PoolingConfig, has_pooling_config, is_cross_encoder, read_pooling
 from engine.errors import UnsupportedModel
-from engine.kv.budget import available_memory
 from engine.load_options import LoadOptions
 from engine.loading import MAX_LOADING_THREADS
 from engine.model_config import EncoderConfig
 from engine.models import ENCODERS
+from engine.system_memory import available_memory
 from quant.cpu import tiers
 from quant.cpu.ggml_formats import GROUP
 from quant.cpu.layouts import Layout, layouts_of

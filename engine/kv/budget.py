@@ -7,13 +7,13 @@ from engine.config import BLOCK_SIZE, CHECKPOINT_TOKENS, GroupConfig
 from engine.errors import OutOfMemory, UnsupportedModel
 from engine.mixer_config import CacheConfig, StateConfig
 from engine.model_config import ModelConfig
+from engine.system_memory import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.kv.cache import KVGroup
 
-ASSUMED_MEMORY = 8 << 30  # bytes of free memory to assume if the system does not report it
 KV_SHARE = 0.5  # share of the host's free memory that the KV cache may take
 LESS_MEMORY = "Choose a smaller model or fewer bits per weight (ingle fit shows which fit), or close other programs."
 USEFUL_CONTEXT = 32_768  # tokens; a context up to this length may take all memory
@@ -177,17 +177,3 @@ def host_kv_memory(needed: int, memory: int = 0) -> int:
 def host_memory(given: int) -> int:
     """Return `given`, or the host's free memory in bytes if `given` is 0."""
     return given or available_memory()
-
-
-def available_memory() -> int:
-    """Return the number of bytes that can be allocated without swapping; ASSUMED_MEMORY if the system does not report
-    it.
-    """
-    try:
-        # MemAvailable is the kernel's estimate for a new program. Unlike the free pages of sysconf, it includes the
-        # page cache.
-        with open("/proc/meminfo", encoding="ascii") as table:
-            kibibytes = next(line.split()[1] for line in table if line.startswith("MemAvailable:"))
-        return int(kibibytes) << 10
-    except (OSError, StopIteration, ValueError):
-        return ASSUMED_MEMORY

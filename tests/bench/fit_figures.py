@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from app.models.machine_memory import resident_bytes
 from app.settings.settings import load_settings
 from engine.fit import fit
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
 from engine.sampling_params import SamplingParams
+from engine.system_memory import resident_bytes
 from tests.engine.models.family import SHAPE
 from tests.engine.models.family_checkpoints import FAMILIES
 

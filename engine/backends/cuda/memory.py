@@ -9,8 +9,9 @@ from engine.backends.cuda.gpu import Gpu
 from engine.config import ALL_FREE, MemoryLimit
 from engine.device import Needs
 from engine.errors import OutOfMemory
-from engine.kv.budget import available_memory, host_share
+from engine.kv.budget import host_share
 from engine.model_config import ModelConfig
+from engine.system_memory import available_memory
 from quant.cuda.loading import SLAB_BYTES
 
 RESERVE_SHARE = 0.06  # share of the GPU's memory that is left for the display and other programs

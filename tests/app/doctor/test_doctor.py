@@ -248,7 +248,7 @@ def test_size_and_mode_of_the_disk_cache_are_checked(tmp_path: Path) -> None:
 def test_low_memory_and_low_disk_space_are_warnings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
-    monkeypatch.setattr(checks, "_first_line", lambda path, key: "1000 kB")
+    monkeypatch.setattr(checks, "available_memory", lambda: 1000)
     for check in (checks._disk, checks._memory):
         result = _result(check, settings_in(tmp_path))
         assert result.status == "warn"

@@ -30,7 +30,7 @@ from app.process.instance import Instance, recorded
 from app.progress import SilentProgress
 from app.settings.settings import Settings
 from app.text.tokenizer import Tokenizer
-from engine.kv.budget import available_memory
+from engine.system_memory import available_memory
 from tests.app.server.live_server import Clock, LiveServer, controlled_engine
 from tests.support.fake_endpoint import FakeEndpoint
 from tui.client import ClientError
