@@ -15,8 +15,8 @@ from typing import Generic
 from engine.config import EngineConfig
 from engine.counters import EngineState
 from engine.drafting.draft_model import DraftModel
-from engine.errors import DeviceLost, InvalidSampling, OutOfMemory
-from engine.freed_memory import release_frames
+from engine.errors import DeviceLost, EngineError, InvalidSampling, OutOfMemory
+from engine.freed_memory import release_frames, trim
 from engine.kv.disk.store import DiskStore
 from engine.kv.transfers import BlockTransfer
 from engine.request import PROGRAM, Origin, Request, TokenEvent, message_ends
@@ -59,6 +59,7 @@ class Engine(Generic[TicketT]):
         self.expected_seconds = 0.0
         self._limits = StepLimits()
         self._ids = itertools.count(1)
+        self._is_closed = False
 
     @property
     def has_work(self) -> bool:
@@ -142,12 +143,14 @@ class Engine(Generic[TicketT]):
         """Queue one request, several with the same prompt, or the results of a beam search. A shared prompt is
         prefilled once.
         """
+        self._check_open()
         self._scheduler.add(*requests)
 
     def step(self) -> list[TokenEvent]:
         """Launch steps until `step_depth` are under way, then collect the oldest. A failed step ends only its own
         requests. Raises DeviceLost if no later step can run.
         """
+        self._check_open()
         try:
             return self._step()
         finally:
@@ -223,7 +226,29 @@ class Engine(Generic[TicketT]):
 
         The first `kept` tokens stay cached.
         """
+        self._check_open()
         self._scheduler.forget(token_ids, origin, kept)
+
+    def close(self) -> None:
+        """End all requests without events, write dirty blocks to files, stop all threads, and free the memory.
+
+        The wait for files is limited. Afterwards, `add`, `step`, and `forget` raise EngineError. Later calls have no
+        effect.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self.abort_all()
+        except Exception:  # the engine may have failed in any state; its memory is freed in any case
+            log.exception("requests were not ended cleanly before the engine was closed")
+        self._scheduler.close()
+        self._runner.close()
+        trim()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("The engine is closed", "Load the model again.")
 
     def assert_empty(self) -> None:
         """Raise RuntimeError if a request or a block is still held."""

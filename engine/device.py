@@ -45,6 +45,8 @@ class LoadedModel:
     compute: Compute
     kv: KVCache
     synchronize: Callable[[], None] = lambda: None  # wait for the device; an error means that it has stopped working
+    # stop the threads and free the device's memory; called once, after the last reference to the model was dropped
+    close: Callable[[], None] = lambda: None
 
 
 class Device(Protocol):

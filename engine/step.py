@@ -162,3 +162,7 @@ class Runner(Protocol[TicketT]):
     def recover(self) -> None:
         """Recover from exhausted memory: wait for all launched steps, and free caches that only serve speed."""
         ...
+
+    def close(self) -> None:
+        """Wait for all launched steps, stop the threads, and free the memory. Nothing may be launched afterwards."""
+        ...

@@ -53,9 +53,12 @@ class EngineThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End every request with an event, stop the thread, and wait for it."""
-        self._commands.put(self._stop)
-        self._thread.join()
+        """End every request with an event, stop the thread, and close the engine."""
+        if self._thread.is_alive():
+            self._commands.put(self._stop)
+            self._thread.join()
+        else:
+            self._engine.close()
 
     def submit(
         self,
@@ -140,6 +143,8 @@ class EngineThread:
             log.exception("the engine failed")
             self._failure = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
             self._fail_all_requests()
+        self._engine.close()
+        self._deliver = _ignore  # the callback usually belongs to the owner of this object: a reference cycle
 
     def _deliver_events(self, events: list[TokenEvent]) -> None:
         self._live -= {event.request_id for event in events if event.finish is not None}
@@ -195,3 +200,7 @@ class EngineThread:
     def _stop(self) -> list[TokenEvent]:
         self._stopping = True
         return self._engine.abort_all()
+
+
+def _ignore(events: Sequence[TokenEvent]) -> None:
+    """Drop events: every request has had its last one."""

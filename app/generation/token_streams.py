@@ -51,11 +51,12 @@ class TokenStreams:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End every request with an event at once, then stop the engine's thread after its current step."""
+        """End every request with an event at once. After the current step, stop the engine's thread, and close the
+        engine.
+        """
         self._stopping = True
         self._route([TokenEvent(request_id, None, finish=FinishReason.ABORT) for request_id in self._live])
-        if self._loop is not None:
-            await asyncio.to_thread(self._thread.stop)
+        await asyncio.to_thread(self._thread.stop)
 
     async def __aenter__(self) -> Self:
         await self.start()

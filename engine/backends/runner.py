@@ -90,6 +90,12 @@ class ModelRunner:
         gc.collect()
         torch.cuda.empty_cache()
 
+    def close(self) -> None:
+        self._masks.close()
+        close = self._model.close
+        del self._model
+        close()
+
     def launch(self, plan: StepPlan) -> Ticket:
         with self.converting_errors():
             return self._launch(plan)

@@ -124,6 +124,10 @@ class DraftModel:
                 break
         return {shadow.own.id: shadow.draft for shadow in shadows if shadow.percentages}
 
+    def close(self) -> None:
+        """Stop its threads, and free its memory."""
+        self._runner.close()
+
     def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
         """See `KVMemory.forget`."""
         self._memory.forget(token_ids, origin, kept)

@@ -62,6 +62,12 @@ class Drafter:
         """Draft with a small model too, where this is faster."""
         self._model = ModelDrafts(model, self.acceptance, self._seconds)
 
+    def close(self) -> None:
+        """Close the draft model."""
+        if self._model is not None:
+            self._model.close()
+        self._model = None
+
     def choose(self, requests: Sequence[Request], room: Room) -> Mapping[int, Draft]:
         """Return the drafts to verify in the next step, by request id. `requests` are those that may have drafts."""
         drafts = {request.id: self.draft(request) for request in requests}

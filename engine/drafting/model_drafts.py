@@ -53,6 +53,9 @@ class ModelDrafts:
         ready = [request for request in able if missing[request.id] <= chunk]
         return self._draft(ready, depth, self._least(len(ready), plan.rate, room)) if ready else {}
 
+    def close(self) -> None:
+        self._model.close()
+
     def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
         """See `KVMemory.forget`."""
         self._model.forget(token_ids, origin, kept)

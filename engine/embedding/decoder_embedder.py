@@ -77,7 +77,7 @@ class EmbeddingRunner:
     def __init__(self, runner: ModelRunner) -> None:
         self.vectors: dict[int, Tensor] = {}  # request id -> float32 [hidden], normalized
         self._runner = runner
-        self.launch, self.recover = runner.launch, runner.recover
+        self.launch, self.recover, self.close = runner.launch, runner.recover, runner.close
 
     def collect(self, ticket: Ticket) -> list[SampledToken]:
         with self._runner.converting_errors():
@@ -145,7 +145,7 @@ class DecoderEmbedder:
         return self._engine.state()
 
     def close(self) -> None:
-        """Abort all waiting texts, and return when the current step has ended."""
+        """Abort all waiting texts, and free the memory when the current step has ended."""
         self._thread.stop()
 
     def _abort_if_cancelled(self, request_id: int, future: "Future[Tensor]") -> None:

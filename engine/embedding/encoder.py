@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from engine.backends.device_errors import raising_device_lost
 from engine.errors import DeviceLost, PromptTooLong
+from engine.freed_memory import trim
 from engine.model_config import EncoderConfig
 
 
@@ -61,7 +62,7 @@ class Embedder(Protocol):
         ...
 
     def close(self) -> None:
-        """Cancel all waiting texts, and return when the running ones have been computed."""
+        """Cancel all waiting texts, and free the memory when the running ones have been computed."""
         ...
 
 
@@ -102,12 +103,14 @@ class Encoder:
         initializer: Callable[[], None] = _one_thread,
         head: Callable[[Tensor], Tensor] | None = None,
         synchronize: Callable[[], None] = lambda: None,
+        drop_caches: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the threads of an encoder.
 
         `context_length` limits the tokens of a text; it is at most the number of the model's positions. `initializer`
         runs once in each thread. With a `head`, which maps states to a score, the encoder is a cross-encoder, and
-        `pooling` is ignored. `synchronize` waits for the model's device, and fails if the device is lost.
+        `pooling` is ignored. `synchronize` waits for the model's device, and fails if the device is lost. `drop_caches`
+        returns the free memory of the device to its driver.
         """
         self.ranks = head is not None
         self.hidden = model.config.hidden if head is None else 1
@@ -117,6 +120,8 @@ class Encoder:
         self.failure = ""
         self._model = model
         self._synchronize = synchronize
+        self._drop_caches = drop_caches
+        self._is_closed = False
         self._answer = head or partial(pool_states, pooling=pooling)
         self._pool = ThreadPoolExecutor(threads, "encoding", initializer=initializer)
 
@@ -151,8 +156,13 @@ class Encoder:
             raise
 
     def close(self) -> None:
-        """Cancel all waiting texts, and return when the running ones have been computed."""
+        """Cancel all waiting texts, and free the memory when the running ones have been computed."""
         self._pool.shutdown(cancel_futures=True)
+        if not self._is_closed:
+            self._is_closed = True
+            del self._model, self._answer
+            trim()
+            self._drop_caches()
 
     def __enter__(self) -> Self:
         return self

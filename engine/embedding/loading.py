@@ -129,6 +129,7 @@ def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPro
         initializer=gpu.make_current,
         head=head,
         synchronize=gpu.synchronize,
+        drop_caches=gpu.drop_caches,
     )
 
 

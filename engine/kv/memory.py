@@ -114,6 +114,11 @@ class KVMemory:
         for pool in self.pools:
             pool.check_consistency()
 
+    def close(self) -> None:
+        """Stop all copies. Nothing may be copied afterwards, and nothing is found in files any more."""
+        self.disk.close()
+        self.transfers.close()
+
     # -- from the first match to the release
 
     def match(self, request: Request, most: int) -> Prefix | None:

@@ -18,6 +18,7 @@ from engine.kv.transfers import MoveBlock, ReadBlocks, WriteBlocks
 
 log = logging.getLogger(__name__)
 
+CLOSE_SECONDS = 1.0  # time limit for the transfers under way when the threads are stopped
 WRITE_RATE = 500e6  # limit in bytes per second, because steps need the memory bandwidth at the same time
 
 
@@ -90,8 +91,14 @@ class ThreadedTransfer:
         if self._store is not None:
             self._writes.submit(self._store.forget, keys, first_keys)
 
-    def wait(self) -> None:
-        wait(self._unseen, return_when=FIRST_COMPLETED)
+    def wait(self, seconds: float | None = None) -> None:
+        wait(self._unseen, seconds, return_when=FIRST_COMPLETED)
+
+    def close(self) -> None:
+        threads = self._copies, self._reads, self._writes
+        _, late = wait([thread.submit(_do_nothing) for thread in threads], CLOSE_SECONDS)
+        for thread in threads:  # a disk that hangs keeps its thread, and the memory that the thread uses
+            thread.shutdown(wait=not late, cancel_futures=True)
 
     def _submit(self, thread: ThreadPoolExecutor, work: Callable[[], int]) -> ThreadedHandle:
         future = thread.submit(_timed, work)
@@ -120,6 +127,10 @@ class ThreadedTransfer:
         written = self._store.write(write.group, write.first_key, blocks)
         time.sleep(max(0.0, written / WRITE_RATE - (time.perf_counter() - began)))
         return written
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _timed(work: Callable[[], int]) -> _Timed:

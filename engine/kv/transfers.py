@@ -106,8 +106,12 @@ class BlockTransfer(Protocol):
         """
         ...
 
-    def wait(self) -> None:
-        """Block until a transfer under way may have ended. Returns immediately if there is none."""
+    def wait(self, seconds: float | None = None) -> None:
+        """Block until a transfer under way may have ended, at most `seconds`. Returns immediately if there is none."""
+        ...
+
+    def close(self) -> None:
+        """Wait a limited time for all transfers, and stop the threads. Nothing may be transferred afterwards."""
         ...
 
 
@@ -231,10 +235,17 @@ class Transfers:
         for pool, block in reversed(transfer.held):
             pool.release([block], cold=transfer.cold and pool in self._device)
 
-    def wait(self) -> None:
-        """Block until a copy may have ended."""
+    def wait(self, seconds: float | None = None) -> None:
+        """Block until a copy may have ended, at most `seconds`."""
         if self._under_way:
-            self.block_transfer.wait()
+            self.block_transfer.wait(seconds)
+
+    def close(self) -> None:
+        """Stop the threads that copy. Nothing may be copied afterwards."""
+        if self._block_transfer is not None:
+            self._block_transfer.close()
+        self._block_transfer = None
+        self._under_way.clear()
 
     def _start(
         self,

@@ -118,6 +118,11 @@ class MaskThread:
         if self._last is not None:
             self._last.result()
 
+    def close(self) -> None:
+        """End the thread after the masks under way."""
+        self._thread.shutdown()
+        self._last = None
+
     def _masks(self, wanted: Sequence[_Wanted], is_late: threading.Event) -> Masks:
         late = {it.position for it in wanted if it.runs}
         masks = Masks(np.zeros((len(wanted), self._words), np.int32), {}, {}, late)

@@ -14,6 +14,7 @@ The next step may be planned while steps are under way. A request's blocks are r
 after every step that includes the request has been collected.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -36,9 +37,12 @@ from engine.scheduling.running_set import RunningSet
 from engine.scheduling.verification import Verification
 from engine.step import UNLIMITED, SampledToken, ScheduledRequest, StepLimits, StepPlan
 
+log = logging.getLogger(__name__)
+
 NO_LIMITS = StepLimits()
 MIN_REPORTED_ROWS = 16  # prompt positions that a step can report with any number of running requests
 FLUSH_SECONDS = 1.0  # time limit for writing dirty blocks when all requests are aborted
+HANGING_SECONDS = 10.0  # seconds that a flush then waits for a copy under way, which may be to a disk that hangs
 
 
 class Scheduler:
@@ -188,10 +192,16 @@ class Scheduler:
             self._memory.transfers.wait()
 
     def flush(self, seconds: float) -> None:
-        """Wait for copies under way, and write dirty blocks to files. No write starts later than `seconds` from now."""
+        """Wait for copies under way, and write dirty blocks to files. No write starts later than `seconds` from now.
+
+        A copy that has not ended HANGING_SECONDS later is left under way.
+        """
         until = self._clock() + seconds
         while self._memory.transfers or (self._memory.disk.has_dirty and self._clock() < until):
-            self._memory.transfers.wait()
+            if self._clock() >= until + HANGING_SECONDS:
+                log.warning("blocks are still being copied after %.0f s", seconds + HANGING_SECONDS)
+                return
+            self._memory.transfers.wait(HANGING_SECONDS)
             self._resume_arrived()
             if self._clock() < until:
                 self._memory.disk.write_back(at_once=True)
@@ -274,6 +284,12 @@ class Scheduler:
                 events += self._end(request, FinishReason.ABORT)
         self.flush(FLUSH_SECONDS)
         return events
+
+    def close(self) -> None:
+        """Stop the copies, and close the draft model. No request may be added afterwards."""
+        self._memory.close()
+        if self._verification.drafter is not None:
+            self._verification.drafter.close()
 
     def assert_empty(self) -> None:
         """Raise RuntimeError if a request or a block is still held."""

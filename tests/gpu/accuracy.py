@@ -45,6 +45,9 @@ class RecordingRunner:
     def recover(self) -> None:
         self.runner.recover()
 
+    def close(self) -> None:
+        self.runner.close()
+
 
 def figures(machine: Machine) -> Iterator[Figure]:
     model, tokens = (TINY, 8) if machine.dry else (SMALL, 512)

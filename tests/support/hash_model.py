@@ -200,6 +200,9 @@ class HashRunner:
         if self.launched:
             self._execute_up_to(self.launched[-1])
 
+    def close(self) -> None:
+        self.launched.clear()
+
     def _execute_up_to(self, ticket: HashTicket) -> None:
         while ticket.sampled is None:
             first = self.launched.pop(0)
@@ -341,9 +344,13 @@ class LateTransfer:
         if self.store is not None:
             self.store.forget(keys, first_keys)
 
-    def wait(self) -> None:
+    def wait(self, seconds: float | None = None) -> None:
         if self.under_way:
             self.random.choice(self.under_way).checks_left = 0
+
+    def close(self) -> None:
+        for ticket in tuple(self.under_way):
+            self.finish(ticket)
 
     def finish(self, ticket: LateHandle) -> None:
         if id(ticket) not in self.executed:

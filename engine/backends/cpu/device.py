@@ -125,7 +125,8 @@ class CpuDevice:
         kv = KVCache(kv_groups(model, self.layer_block), config.pool_sizes, config.host_pool_sizes)
         logits: LogitRows = loaded.forward(placeholder_batch(), kv)
         draw = CompiledDraw(load_draw(self._code_cache, self._target), logits.vocabulary)
-        return LoadedModel(CpuStep(enter, program, kv, logits, draw), kv)
+        step = CpuStep(enter, program, kv, logits, draw)
+        return LoadedModel(step, kv, close=step.workers.close)
 
     def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> ModelRunner:
         return ModelRunner(loaded, vocab_size, groups)

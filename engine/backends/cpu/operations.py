@@ -52,6 +52,8 @@ class CpuOperations:
         self.weights = weights
         self._program = program
         self._buffers = Buffers(program.arena, program.limits)
+        # not a method, because the recorder would then be in a reference cycle that keeps the weights alive
+        self._rewrite = partial(_rewrite, program, self._buffers)
         self._experts = ExpertRecorder(program, self._buffers, self._rewrite)
         self._recurrent = RecurrentRecorder(program, self._buffers)
 
@@ -327,23 +329,32 @@ class CpuOperations:
         """Return the rows of x in the form and column order that a part of a weight needs."""
         return x.rows(form) if order is None else self._rewrite(x.rows(Form.FLOAT), form, order=order)
 
-    def _rewrite(
-        self, source: Rows, form: Form, *, gather: bool = False, local: bool = False, order: Region | None = None
-    ) -> Rows:
-        selected = source.selected or gather
-        out = self._buffers.take(form, source.width, selected=selected, copies=local, each=source.each)
-        self._program.append(
-            Op.WRITE, local=local, selected=selected, gather=gather, each=source.each, form=form,
-            kernel=address_of(FORM_KERNELS[form].write_row), groups=source.width // GROUP,
-            order=order.address if order else 0, **source.words("x"), **out.words("out"),
-        )  # fmt: skip
-        return out
-
     def _floats(self, rows: Rows) -> Activation:
         def write(form: Form) -> Rows:
             return rows if form is Form.FLOAT else self._rewrite(rows, form)
 
         return Activation(rows.width, rows.selected, write)
+
+
+def _rewrite(
+    program: Program,
+    buffers: Buffers,
+    source: Rows,
+    form: Form,
+    *,
+    gather: bool = False,
+    local: bool = False,
+    order: Region | None = None,
+) -> Rows:
+    """Record an instruction that writes rows of floats in another form, and return the written rows."""
+    selected = source.selected or gather
+    out = buffers.take(form, source.width, selected=selected, copies=local, each=source.each)
+    program.append(
+        Op.WRITE, local=local, selected=selected, gather=gather, each=source.each, form=form,
+        kernel=address_of(FORM_KERNELS[form].write_row), groups=source.width // GROUP,
+        order=order.address if order else 0, **source.words("x"), **out.words("out"),
+    )  # fmt: skip
+    return out
 
 
 def _heads(qkv: Activation, kv: LayerKV, attention: Attention) -> dict[str, int]:

@@ -42,13 +42,22 @@ class WorkerPool:
         self._job = 0
         self._wake = [threading.Semaphore(0) for _ in range(threads)]
         kept = (self._keep, self._shared, self._tickets)  # kept alive for a worker that may briefly outlive the pool
-        for number in range(1, threads):
-            worker = threading.Thread(
+        self._workers = [
+            threading.Thread(
                 target=_work, args=(enter, self._words, number, threads, self._wake[number], kept), daemon=True
             )
+            for number in range(1, threads)
+        ]
+        for worker in self._workers:
             worker.start()
         stop_at = (shared - self._shared.ctypes.data + Shared.STOP) // 8
-        self.close = weakref.finalize(self, _stop, enter, self._words, threads, self._wake, self._shared, stop_at)
+        self._stop = weakref.finalize(self, _stop, enter, self._words, threads, self._wake, self._shared, stop_at)
+
+    def close(self) -> None:
+        """End the threads, and wait until none of them uses the program any more."""
+        self._stop()
+        for worker in self._workers:
+            worker.join()
 
     def run(self, tokens: int, threads: int | None = None) -> None:
         """Compute the step that the header describes, with `threads` threads.

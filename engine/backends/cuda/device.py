@@ -114,7 +114,7 @@ class CudaDevice:
                 self._compile_kernels(loaded, config)
                 config = config.with_pools(self._fitting_pools(loaded, config))
             step = self._largest_step(loaded, config)
-        return LoadedModel(step, step.kv, self._gpu.synchronize)
+        return LoadedModel(step, step.kv, self._gpu.synchronize, step.close)
 
     def compile_kernels(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> None:
         """Compile the model's kernels into the cache on disk. Loads the weights, but allocates no KV cache."""

@@ -121,6 +121,12 @@ class StepGraphs:
         self._waits.clear()
         self._stream.reset()
 
+    def close(self) -> None:
+        """Release the memory of all graphs and of their tensors. No graph can be captured afterwards."""
+        self.clear()
+        self._tiles.clear()
+        del self._compute, self._logits
+
     def _capture_again(self, size: GraphSize, tensors: BatchTensors) -> bool:
         """Capture a missing graph, unless a capture failed fewer than RETRY_STEPS steps ago."""
         if wait := self._waits.get(size, 0):

@@ -85,6 +85,11 @@ class CudaRunner:
             gc.collect()
             self._gpu.drop_caches()
 
+    def close(self) -> None:
+        self._masks.close()
+        self._last = None
+        self._step.close()
+
     def prepare(self) -> None:
         """Capture the graphs of all sizes, and compile the kernels of greedy and random sampling.
 

@@ -3,6 +3,7 @@
 Steps in which every request has one token are replayed as CUDA graphs; others are launched kernel by kernel.
 """
 
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 
@@ -88,6 +89,15 @@ class CudaStep:
             self.gpu.synchronize()
             self._graphs.clear()
             self._buffers.invalidate_tables()
+            self.gpu.drop_caches()
+
+    def close(self) -> None:
+        """Wait for launched work, and free the memory. Nothing may be launched afterwards."""
+        with self.gpu.current(), suppress(RuntimeError):  # the GPU may have stopped working
+            self.gpu.synchronize()
+        self._graphs.close()
+        del self.kv, self._compute, self._buffers
+        with self.gpu.current(), suppress(RuntimeError):
             self.gpu.drop_caches()
 
 

@@ -65,6 +65,11 @@ class DiskTier:
     def has_dirty(self) -> bool:
         return bool(self._dirty)
 
+    def close(self) -> None:
+        """Drop the store, and the queue of blocks that have not been written."""
+        self._store = None
+        self._dirty.clear()
+
     # -- lookup
 
     def find(self, group: int, held: RequestBlocks, index: int, token_ids: Sequence[int]) -> DiskBlock | None:

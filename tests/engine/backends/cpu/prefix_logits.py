@@ -64,6 +64,9 @@ class CheckedRunner:
     def recover(self) -> None:
         self._runner.recover()
 
+    def close(self) -> None:
+        self._runner.close()
+
 
 def perturbed_compute(step: CpuStep, rng: random.Random) -> Compute:
     """Return a function that computes with random thread counts, from buffers full of NaN, and checks all guards."""
