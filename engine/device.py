@@ -29,6 +29,7 @@ class Needs:
 
     weights: int  # bytes of the weights after loading
     steps: int  # bytes of the buffers that steps use, and of the structures prepared for steps
+    loading: int = 0  # bytes that loading needs besides the weights, and frees before caches are written
 
     @property
     def total(self) -> int:
@@ -93,11 +94,6 @@ class Device(Protocol):
         ...
 
     @property
-    def host_cache(self) -> int:
-        """Default size of the host pool in bytes. Devices that compute in the host's memory need no host pool."""
-        ...
-
-    @property
     def step_depth(self) -> int:
         """Maximum number of steps that are launched before the first of them is collected."""
         ...
@@ -121,12 +117,19 @@ class Device(Protocol):
         """Return the number of bytes that a model may use on this device."""
         ...
 
+    def host_pool(self, weights: int) -> int:
+        """Return the size of the host pools in bytes. Devices that compute in the host's memory need none.
+
+        `weights`: bytes of the weights that stay in the host's memory. Raises OutOfMemory if they do not fit.
+        """
+        ...
+
     def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
         """Return the memory that a model with these weights will need. Does not read the weights."""
         ...
 
     def weight_bytes(self, stored: Mapping[str, StoredWeight]) -> int:
-        """Return the size of the weights in their files that the device's memory will hold."""
+        """Return the size of the weights that the device's memory will hold: in the files, or as loaded if known."""
         ...
 
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 from engine import models
 from engine.backends.device_choice import KV_TYPES, cuda_device, gpu_for, host_device
-from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight, stored_bytes
+from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight, host_weight_bytes, stored_bytes
+from engine.config import MemoryLimit
 from engine.device import Device, Needs
 from engine.errors import OutOfMemory, UnsupportedModel
-from engine.kv.budget import MIN_CONTEXT, host_memory
+from engine.kv.budget import MIN_CONTEXT
 from engine.load_options import LoadOptions
 from engine.loading import cache_budget
 from engine.model_config import ModelConfig
 from engine.models import ENCODERS
+from engine.system_memory import available_memory
 
 if TYPE_CHECKING:
     from engine.backends.cuda.gpu import Gpu
@@ -74,13 +76,75 @@ class Fit:
         return self.needs.total + (self.caches[0].size if self.caches else 0)
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The memory in bytes that a load would take, estimated from a checkpoint's headers."""
+
+    gpu: int | None  # index of the GPU; None: the model computes in the host's memory
+    weights: int
+    steps: int
+    loading: int  # memory besides the weights that loading takes and frees again, before caches are written
+    kv_least: int  # caches of the shortest useful context, or of the requested one
+    kv_wanted: int  # caches of the longest context, on a GPU for every request that can run at once
+    host_weights: int = 0  # weights that stay in the host's memory beside a GPU
+    host_pool: int = 0  # host pools; beside a GPU, they can be smaller
+
+    @property
+    def least(self) -> int:
+        """The memory of `gpu` without which the load fails."""
+        return self.weights + max(self.loading, self.steps + self.kv_least + self._own_pool)
+
+    @property
+    def most(self) -> int:
+        """The memory of `gpu` with which caches have the size that is wanted. More memory would stay unused."""
+        return max(self.least, self.weights + self.steps + self.kv_wanted + self._own_pool)
+
+    @property
+    def _own_pool(self) -> int:
+        return self.host_pool if self.gpu is None else 0
+
+    def allotted(self, options: LoadOptions, memory: int, host: int = 0) -> LoadOptions:
+        """Return `options` of a load that takes at most `memory` bytes, and beside a GPU `host` bytes of the host's."""
+        if self.gpu is None:
+            return replace(options, device="cpu", host_memory=memory)
+        return replace(options, device=f"cuda:{self.gpu}", gpu_memory=MemoryLimit(memory), host_memory=host)
+
+
+def plan_memory(checkpoint: Checkpoint, options: LoadOptions) -> MemoryPlan:
+    """Return what a load would take of the device that the engine would try first. Loads nothing.
+
+    The result does not depend on the free memory, except for the default size of host pools. Raises the errors of
+    `fit`.
+    """
+    gpu = gpu_for(options)
+    index = None if gpu is None else gpu.index
+    if checkpoint.metadata.architecture in ENCODERS:
+        return MemoryPlan(index, stored_bytes(checkpoint.weights(Names({}))), 0, 0, 0, 0)
+    model, stored = models.read_config(checkpoint.metadata), models.stored_weights(checkpoint)
+    _, device = next(_devices(checkpoint, options, model, stored, 0))
+    needs, budget = device.needs(model, stored), cache_budget(model, device)
+    wanted = min(options.context_length or model.context_length, model.context_length)
+    least = budget.bytes(wanted if options.context_length else min(wanted, MIN_CONTEXT))
+    host_weights = 0 if index is None else host_weight_bytes(stored)
+    return MemoryPlan(
+        gpu=index,
+        weights=needs.weights,
+        steps=needs.steps,
+        loading=needs.loading,
+        kv_least=least,
+        kv_wanted=budget.bytes(device.contexts * wanted),
+        host_weights=host_weights,
+        host_pool=device.host_pool(host_weights),
+    )
+
+
 def fit(checkpoint: Checkpoint, options: LoadOptions, memory: int = 0) -> Fit:
     """Return the fit for the device that the engine would try first.
 
     `memory`: device memory to assume, in bytes; 0: the actual memory of the device. Raises UnsupportedModel,
     UnsupportedTier, ModelFileError, or UnsupportedQuantization.
     """
-    options = replace(options, host_memory=memory) if memory else options
+    options = replace(options, assumed_memory=memory) if memory else options
     if checkpoint.metadata.architecture in ENCODERS:
         return _encoder_fit(checkpoint, memory)
     model, stored = models.read_config(checkpoint.metadata), models.stored_weights(checkpoint)
@@ -167,4 +231,4 @@ def _type_names(kinds: Mapping[str, object], chosen: str) -> list[str]:
 def _encoder_fit(checkpoint: Checkpoint, memory: int) -> Fit:
     """Return the fit of an embedding model, which has no cache and needs little besides its weights."""
     weights = stored_bytes(checkpoint.weights(Names({})))
-    return Fit("cpu", host_memory(memory), Needs(weights, 0), (), 0, 0)
+    return Fit("cpu", memory or available_memory(), Needs(weights, 0), (), 0, 0)

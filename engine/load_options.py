@@ -30,10 +30,14 @@ class LoadOptions:
     activation_bits: int = 0  # number of bits to which CPU kernels round activations, 8 or 14
     cpu_tier: str = "auto"  # instruction set tier of the CPU kernels, one of `quant.cpu.tiers.CHOICES`
     kv_type: str = "auto"  # one of the KV cache types of the device
-    host_cache: int | None = None  # size of the host pool in bytes; None: the device's default (on a CPU: no host pool)
+    # limit of the size of the host pools in bytes; None: the device's default (on a CPU: no host pools)
+    host_cache: int | None = None
     device: str = ANY_DEVICE  # auto, cpu, cuda, or cuda:N
     gpu_memory: MemoryLimit = ALL_FREE
-    host_memory: int = 0  # bytes of host memory that a model may use on the CPU; 0: all free memory
+    # bytes of host memory that a load may take: on a CPU all, beside a GPU those of host pools and of weights that stay
+    # in the host's memory; 0: a share of the free memory
+    host_memory: int = 0
+    assumed_memory: int = 0  # bytes of free host memory to assume in estimates; 0: the actual free memory
     deterministic: bool = False  # make results on a GPU independent of other requests, as they are on the CPU
     step_depth: int = 0
     drafts: bool = True  # whether to verify drafted tokens where this is expected to be faster

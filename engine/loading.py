@@ -12,7 +12,7 @@ from engine import models
 from engine.backends.device_choice import cuda_device, gpu_for, host_device
 from engine.backends.device_errors import first_line, raising_out_of_memory
 from engine.backends.runner import ModelRunner, Ticket
-from engine.checkpoints.checkpoint import Checkpoint
+from engine.checkpoints.checkpoint import Checkpoint, host_weight_bytes
 from engine.checkpoints.gguf import GGUFCheckpoint
 from engine.checkpoints.quantizing import QuantizedCheckpoint
 from engine.checkpoints.safetensors import SafetensorsCheckpoint
@@ -40,8 +40,6 @@ from quant.errors import InglenookError, UnsupportedQuantization
 log = logging.getLogger(__name__)
 
 ModelEngine = Engine[Any]
-
-MAX_LOADING_THREADS = 4  # more threads would be limited by memory bandwidth
 
 
 def open_checkpoint(path: Path, quantize: str | None = None) -> Checkpoint:
@@ -124,7 +122,7 @@ def load_draft_model(
     with raising_out_of_memory():
         device = host_device(options, model, checkpoint.path, stored)
         config = _resolve(model, device, options, ("drafts",), device.weight_bytes(stored))
-        weights = Weights(checkpoint.path, stored, progress, min(device.threads, MAX_LOADING_THREADS))
+        weights = Weights(checkpoint.path, stored, progress, device.threads)
         loaded, config = _load_weights(device, model, weights, config)
         runner = device.runner(loaded, model.vocab_size, config.groups)
         drafting = DraftModel(config, model.vocab_size, engine.vocab_size, runner)
@@ -142,7 +140,7 @@ def compile_gpu_kernels(checkpoint: Checkpoint, options: LoadOptions, progress: 
         with raising_out_of_memory():
             device = cuda_device(gpu, options, model)
             config = _resolve(model, device, options, (), device.weight_bytes(stored))
-            weights = Weights(checkpoint.path, stored, progress, min(device.threads, MAX_LOADING_THREADS))
+            weights = Weights(checkpoint.path, stored, progress, device.threads)
             device.compile_kernels(model, weights, config)
 
 
@@ -162,8 +160,8 @@ def _load_on(
 ) -> ModelEngine:
     stored = models.stored_weights(checkpoint)
     identity = options.fingerprint, checkpoint.digest
-    config = _resolve(model, device, options, identity, device.weight_bytes(stored))
-    weights = output.weights(checkpoint.path, stored, progress, min(device.threads, MAX_LOADING_THREADS))
+    config = _resolve(model, device, options, identity, device.weight_bytes(stored), host_weight_bytes(stored))
+    weights = output.weights(checkpoint.path, stored, progress, device.threads)
     loaded, config = _load_weights(device, model, weights, config)
     store = _open_store(options, config, loaded.kv, str(device.kv_type).removeprefix("torch."))
     block_transfer = ThreadedTransfer(loaded.kv, store) if config.host_pool_sizes or store else None
@@ -195,15 +193,19 @@ def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type
 
 
 def _resolve(
-    model: ModelConfig, device: Device, options: LoadOptions, identity: tuple[str, ...], weight_bytes: int = 0
+    model: ModelConfig,
+    device: Device,
+    options: LoadOptions,
+    identity: tuple[str, ...],
+    weight_bytes: int = 0,
+    host_weights: int = 0,
 ) -> EngineConfig:
     """Resolve all options of a run. Raises UnsupportedModel if the context does not fit into memory."""
     budget = cache_budget(model, device)
     room = device.kv_memory(model, weight_bytes)
-    host_cache = device.host_cache if options.host_cache is None else options.host_cache
     limit = budget.limit(room, device.kv_share, options.context_length)
     context = budget.context(options.context_length, limit)
-    groups = budget.groups(budget.tokens(limit, device.contexts * context), host_cache)
+    groups = budget.groups(budget.tokens(limit, device.contexts * context), device.host_pool(host_weights))
     shape = repr((model.ropes, model.long_ropes(context), model.layers))
     return EngineConfig(
         backend=device.name,

@@ -12,7 +12,7 @@ from pathlib import Path
 from app.errors import AppError, ModelNotFound, Offline
 from app.models.decode_rate import expected_speed, is_fluent, likely_rate, measured_rate
 from app.models.hub_listing import list_repository
-from app.models.load.kernel_preparation import common_options
+from app.models.load.kernel_preparation import chat_options, common_options
 from app.models.machine_memory import is_likely_to_fit, machine_memory
 from app.models.remote_headers import choices_of, remote_headers
 from app.models.repository import RepositoryName
@@ -22,7 +22,7 @@ from app.progress import Progress, SilentProgress, format_bytes
 from app.settings.settings import Settings
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.errors import OutOfMemory
-from engine.fit import Fit, fit
+from engine.fit import Fit, MemoryPlan, fit, plan_memory
 from engine.load_options import LoadOptions
 from engine.loading import open_checkpoint
 from engine.system_memory import resident_bytes
@@ -207,6 +207,15 @@ def plan_loading(
     numbers = f"it needs {format_bytes(plan.needed)} of memory, and {format_bytes(plan.memory)} is free"
     remedy = "; ".join(advice(found)) or "Choose a smaller model, or close other programs."
     raise OutOfMemory(f"{stored.name} does not fit: {numbers}", remedy)
+
+
+def memory_plan(stored: StoredModel, settings: Settings) -> MemoryPlan:
+    """Return the memory that loading a stored model would take. It does not include a draft model.
+
+    Raises ModelFileError, UnsupportedModel, UnsupportedTier, or UnsupportedQuantization.
+    """
+    with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
+        return plan_memory(checkpoint, chat_options(settings))
 
 
 def recommended_fit(settings: Settings, progress: Progress | None = None) -> ModelFit:

@@ -14,10 +14,10 @@ import torch
 from engine import models
 from engine.backends.reference import ReferenceDevice
 from engine.checkpoints.checkpoint import Checkpoint, StoredWeight
-from engine.checkpoints.weights import matrix_samples
+from engine.checkpoints.weights import MAX_LOADING_THREADS, matrix_samples
 from engine.device import Device
 from engine.errors import UnsupportedModel
-from engine.kv.budget import host_memory
+from engine.kv.budget import HostMemory
 from engine.load_options import ANY_DEVICE, LoadOptions
 from engine.model_config import ModelConfig
 from quant.cpu import tiers
@@ -71,7 +71,7 @@ def cuda_device(gpu: "Gpu", options: LoadOptions, model: ModelConfig) -> "CudaDe
         raise UnsupportedModel(f"The GPU kernels cannot run this model: {problem}", "Use --device cpu.")
     tiles = read_tiles(options.code_cache, gpu.card)
     kv_type = GPU_KV_TYPES[options.kv_type]
-    chosen = CudaOptions(kv_type, options.deterministic, options.gpu_memory, tiles)
+    chosen = CudaOptions(kv_type, options.deterministic, options.gpu_memory, _host_memory(options), tiles)
     if options.report_kernels is not None:
         chosen = replace(chosen, report_kernels=options.report_kernels)
     return CudaDevice(gpu, chosen)
@@ -161,13 +161,17 @@ def host_device(options: LoadOptions, model: ModelConfig, path: Path, stored: Ma
 
         problem = why_unsupported(model, matrix_samples(stored))
         if problem is None:
+            from engine.backends.cpu.memory import loading_bytes
+
+            threads = options.threads or physical_cores()
+            loading = loading_bytes(stored, min(threads, MAX_LOADING_THREADS))
             return CpuDevice(
-                options.threads or physical_cores(),
+                threads,
                 options.activation_bits or default_activation_bits(model.matrix_elements),
                 tiers.choose(options.cpu_tier),
                 options.code_cache,
                 KV_TYPES[options.kv_type],
-                options.host_memory,
+                replace(_host_memory(options), loading=loading),
             )
         if options.backend == "cpu":
             raise UnsupportedModel(f"The fast CPU kernels cannot run {path}: {problem}", "Use --kernels auto.")
@@ -176,10 +180,13 @@ def host_device(options: LoadOptions, model: ModelConfig, path: Path, stored: Ma
         raise UnsupportedModel(
             f"The reference kernels store keys and values as float32 only, not as {options.kv_type}", AUTO_KV_TYPE
         )
-    keep = float32_bytes(model) <= host_memory(options.host_memory) // 2
-    return ReferenceDevice(
-        keep_dequantized=keep, threads=options.threads or _spare_threads(), memory=options.host_memory
-    )
+    memory = _host_memory(options)
+    keep = float32_bytes(model) <= memory.limit // 2
+    return ReferenceDevice(keep_dequantized=keep, threads=options.threads or _spare_threads(), memory=memory)
+
+
+def _host_memory(options: LoadOptions) -> HostMemory:
+    return HostMemory(options.host_memory, options.assumed_memory, options.host_cache)
 
 
 def _spare_threads() -> int:

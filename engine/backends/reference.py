@@ -18,7 +18,7 @@ from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.device import LoadedModel, Needs
 from engine.kernels import reference
-from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
+from engine.kv.budget import ANY_MEMORY, MAX_RUNNING, HostMemory
 from engine.kv.cache import KVCache, LayerBlock, LayerKV, LayerState, kv_groups
 from engine.mixer_config import CacheConfig
 from engine.model_config import Gate, ModelConfig
@@ -36,14 +36,13 @@ class ReferenceDevice:
     max_logit_rows = 0  # unlimited
     kv_share = 1.0  # of a share of the host's memory
     contexts = step_depth = 1
-    host_cache = 0
     verifies_drafts = True
     kv_type = torch.float32
     numerics = ("reference", "2")  # increase the number when a change to the kernels changes result bits
 
-    def __init__(self, *, keep_dequantized: bool, threads: int, memory: int = 0) -> None:
+    def __init__(self, *, keep_dequantized: bool, threads: int, memory: HostMemory = ANY_MEMORY) -> None:
         self.threads = threads
-        self._memory = memory  # bytes; 0: all free memory
+        self._memory = memory
         self._keep_dequantized = keep_dequantized
 
     def layer_block(self, cache: CacheConfig) -> LayerBlock:
@@ -53,7 +52,10 @@ class ReferenceDevice:
         return 256
 
     def free_memory(self) -> int:
-        return host_memory(self._memory)
+        return self._memory.limit
+
+    def host_pool(self, weights: int) -> int:
+        return self._memory.pools or 0
 
     def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
         return Needs(self._loaded(model, self.weight_bytes(stored)), 0)
@@ -62,7 +64,7 @@ class ReferenceDevice:
         return stored_bytes(stored)
 
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
-        return host_kv_memory(self._loaded(model, weight_bytes), self._memory)
+        return self._memory.kv_bytes(self._loaded(model, weight_bytes), 0)
 
     def _loaded(self, model: ModelConfig, weight_bytes: int) -> int:
         return 4 * model.matrix_elements if self._keep_dequantized else weight_bytes

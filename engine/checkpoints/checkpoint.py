@@ -55,6 +55,11 @@ def stored_bytes(stored: Mapping[str, StoredWeight]) -> int:
     return sum(weight.nbytes for weight in stored.values())
 
 
+def host_weight_bytes(stored: Mapping[str, StoredWeight]) -> int:
+    """Return the size of the weights that stay in the host's memory on every device, in their files."""
+    return sum(weight.nbytes for name, weight in stored.items() if name in HOST_WEIGHTS)
+
+
 class Checkpoint(Protocol):
     """An open checkpoint."""
 

@@ -14,6 +14,8 @@ from quant.errors import ModelFileError
 from quant.kernels.reference import dequantize
 from quant.tensor import PlainTensor, QTensor
 
+MAX_LOADING_THREADS = 4  # more threads would be limited by memory bandwidth
+
 # (bytes read so far, total bytes); called from any thread, one call at a time
 LoadProgress = Callable[[int, int], None]
 
@@ -37,7 +39,7 @@ class Weights:
         self._total = stored_bytes(stored)
         self._done = 0
         self._progress = progress
-        self._threads = threads
+        self._threads = min(threads, MAX_LOADING_THREADS)
         self._lock = Lock()
         self._cancelled = False
 

@@ -28,7 +28,6 @@ from engine.embedding.encoder import Embedder, Encoder, EncoderModel, Pooling
 from engine.embedding.pooling import PoolingConfig, has_pooling_config, is_cross_encoder, read_pooling
 from engine.errors import UnsupportedModel
 from engine.load_options import LoadOptions
-from engine.loading import MAX_LOADING_THREADS
 from engine.model_config import EncoderConfig
 from engine.models import ENCODERS
 from engine.system_memory import available_memory
@@ -111,7 +110,7 @@ def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPro
         pooling = PoolingConfig() if ranks else read_pooling(checkpoint.path, checkpoint.metadata)
         stored = checkpoint.weights(_names(family, checkpoint))
         threads = options.threads or physical_cores()
-        weights = Weights(checkpoint.path, stored, progress, min(threads, MAX_LOADING_THREADS))
+        weights = Weights(checkpoint.path, stored, progress, threads)
         gpu = _gpu(options, config)
         backend = _backend(checkpoint, options, config, stored) if gpu is None else _gpu_backend(gpu, options)
         model = family.Model.load(config, weights, backend)

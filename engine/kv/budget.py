@@ -1,6 +1,6 @@
 """KVBudget: the context length that fits into memory, and the number of blocks in each KV group's pool."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.config import BLOCK_SIZE, CHECKPOINT_TOKENS, GroupConfig
@@ -152,28 +152,57 @@ def with_host_pools(groups: "Sequence[GroupConfig]", num_bytes: int) -> tuple[Gr
     return tuple(replace(group, host_blocks=1 + max(1, tokens // group.block_tokens)) for group in groups)
 
 
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """The host memory that a load may take, in bytes."""
+
+    allotted: int = 0  # all that weights, steps, caches, and host pools may take; 0: a share of the free memory
+    free: int = 0  # free memory to assume in estimates; 0: the actual free memory
+    pools: int | None = None  # size of the host pools; None: the device's default
+    loading: int = 0  # memory that loading needs besides the weights, and frees again
+
+    @property
+    def limit(self) -> int:
+        return self.allotted or self.free or available_memory()
+
+    def kv_bytes(self, weights: int, steps: int) -> int:
+        """Return the size of the caches of a model that computes in the host's memory.
+
+        Raises OutOfMemory if the weights do not fit.
+        """
+        pools, limit = self.pools or 0, self.limit
+        rest = limit - weights - steps - pools
+        needed = weights + max(steps + pools, self.loading)  # caches are not written before the weights are loaded
+        if rest <= 0 or needed > limit:
+            raise OutOfMemory(
+                f"The model needs {needed / 1e9:.1f} GB of memory, but only {limit / 1e9:.1f} GB are free", LESS_MEMORY
+            )
+        return rest if self.allotted else min(int(limit * KV_SHARE), rest)
+
+    def pool_bytes(self, default: int, weights: int) -> int:
+        """Return the size of the host pools of a device with its own memory.
+
+        `weights`: weights that stay in the host's memory. Raises OutOfMemory if more memory than allotted is needed for
+        them.
+        """
+        asked = default if self.pools is None else self.pools
+        if not self.allotted:
+            return asked
+        if weights > self.allotted:
+            raise OutOfMemory(
+                f"The model keeps {weights / 1e9:.1f} GB of weights in the computer's memory, but may use only "
+                f"{self.allotted / 1e9:.1f} GB of it",
+                LESS_MEMORY,
+            )
+        return min(asked, self.allotted - weights)
+
+
+ANY_MEMORY = HostMemory()
+
+
 def host_share() -> int:
     """Return the number of bytes of host memory that caches may take.
 
     It is a share of the free memory; weights that are loaded later are not subtracted.
     """
     return int(available_memory() * KV_SHARE)
-
-
-def host_kv_memory(needed: int, memory: int = 0) -> int:
-    """Return the number of bytes of host memory that caches may take in addition to weights and steps.
-
-    `needed` is the size of weights and steps in bytes. `memory` is the host memory to assume, in bytes; 0: all free
-    memory. Raises OutOfMemory if `needed` bytes do not fit.
-    """
-    free = host_memory(memory)
-    if needed >= free:
-        raise OutOfMemory(
-            f"The model needs {needed / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free", LESS_MEMORY
-        )
-    return min(int(free * KV_SHARE), free - needed)
-
-
-def host_memory(given: int) -> int:
-    """Return `given`, or the host's free memory in bytes if `given` is 0."""
-    return given or available_memory()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.models.stored_model import StoredModel
 from app.process.uninterruptible import run_uninterruptible
@@ -10,22 +10,41 @@ from app.progress import Progress
 from app.settings.settings import Settings
 from engine.backends.device_choice import compile_layouts, layouts_are_compiled, why_code_is_not_cached
 from engine.checkpoints.weights import LoadProgress
-from engine.load_options import KernelReport, LoadOptions
+from engine.config import ALL_FREE, Preemption
+from engine.load_options import ANY_DEVICE, KernelReport, LoadOptions
 from quant.cpu.layouts import Layout
 
+DEFAULT_OPTIONS = LoadOptions()
 
-def common_options(settings: Settings) -> LoadOptions:
-    """Return the load options that depend on settings only."""
-    return LoadOptions(
+
+def common_options(settings: Settings, base: LoadOptions = DEFAULT_OPTIONS) -> LoadOptions:
+    """Return the load options of all models: those of the settings, and others from `base`.
+
+    A limit of the GPU memory in `base` replaces that of the settings.
+    """
+    return replace(
+        base,
         backend=settings.kernels,
         context_length=settings.context,
         threads=settings.threads,
         activation_bits=settings.activation_bits,
         cpu_tier=settings.cpu_tier,
-        device=settings.device,
-        gpu_memory=settings.gpu_memory,
+        device=settings.device if base.device == ANY_DEVICE else base.device,
+        gpu_memory=settings.gpu_memory if base.gpu_memory == ALL_FREE else base.gpu_memory,
         deterministic=settings.deterministic,
         code_cache=settings.cache_dir,
+    )
+
+
+def chat_options(settings: Settings, base: LoadOptions = DEFAULT_OPTIONS) -> LoadOptions:
+    """Return the load options of a chat model, as `common_options` does."""
+    return replace(
+        common_options(settings, base),
+        kv_type=settings.kv_type,
+        host_cache=settings.kv_host_bytes,
+        preemption=Preemption(settings.preemption),
+        target_latency=settings.latency_ms / 1000,
+        drafts=settings.drafts == "auto",
     )
 
 

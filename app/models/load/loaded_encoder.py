@@ -9,7 +9,13 @@ from gguf.constants import Keys
 
 from app.errors import UnsupportedTokenizer
 from app.generation.embedding_service import InputTokenizer
-from app.models.load.kernel_preparation import common_options, loading, lowered_context, prepare_kernels
+from app.models.load.kernel_preparation import (
+    DEFAULT_OPTIONS,
+    common_options,
+    loading,
+    lowered_context,
+    prepare_kernels,
+)
 from app.models.stored_model import StoredModel, record_use
 from app.progress import Progress
 from app.settings.settings import Settings
@@ -18,6 +24,7 @@ from engine.checkpoints.checkpoint import Checkpoint
 from engine.embedding import loading as embedders
 from engine.embedding.encoder import Embedder
 from engine.errors import UnsupportedModel
+from engine.load_options import LoadOptions
 from engine.loading import open_checkpoint
 from quant.checkpoint_files import read_bytes
 
@@ -42,12 +49,14 @@ def is_embedding_model(stored: StoredModel) -> bool:
         return embedders.is_embedding_model(checkpoint)
 
 
-def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progress) -> LoadedEncoder:
-    """Load a stored model for which `is_embedding_model` is true.
+def load_encoder_model(
+    stored: StoredModel, settings: Settings, progress: Progress, base: LoadOptions = DEFAULT_OPTIONS
+) -> LoadedEncoder:
+    """Load a stored model for which `is_embedding_model` is true. `base` has the load options that are not settings.
 
     Raises ModelFileError, UnsupportedModel, UnsupportedTier, UnsupportedTokenizer, or OSError.
     """
-    options = common_options(settings)
+    options = common_options(settings, base)
     with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
         prepare_kernels(embedders.embedder_layouts(checkpoint, options), options, progress)
         tokenizer = _tokenizer(checkpoint)

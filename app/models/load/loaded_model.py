@@ -10,14 +10,14 @@ from app.models.catalog import Sampling, load_catalog
 from app.models.digests import DIGESTS, digest_of
 from app.models.fit import compare_with_plan, plan_loading
 from app.models.load.draft_models import add_draft_model, find_draft_model, tokenizer_of
-from app.models.load.kernel_preparation import common_options, loading, lowered_context, prepare_kernels
+from app.models.load.kernel_preparation import DEFAULT_OPTIONS, chat_options, loading, lowered_context, prepare_kernels
 from app.models.sampling_defaults import DEFAULT_SAMPLING, catalogued_sampling, read_sampling
 from app.models.stored_model import StoredModel, record_use
 from app.progress import Progress
 from app.settings.settings import Settings
 from app.text.tokenizer import Tokenizer
 from engine.backends.device_choice import layouts_to_compile
-from engine.config import EngineConfig, Preemption
+from engine.config import EngineConfig
 from engine.errors import OutOfMemory, UnsupportedModel
 from engine.load_options import DiskOptions, LoadOptions
 from engine.loading import ModelEngine, compile_gpu_kernels, load_engine, open_checkpoint
@@ -37,14 +37,16 @@ class ChatModel:
     weight_bytes: int = 0  # size of the loaded weights that compute one token; 0: unknown
 
 
-def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> ChatModel:
-    """Load a stored model.
+def load_model(
+    stored: StoredModel, settings: Settings, progress: Progress, base: LoadOptions = DEFAULT_OPTIONS
+) -> ChatModel:
+    """Load a stored model. `base` has the load options that are not settings, such as limits of memory.
 
     Raises OutOfMemory if it does not fit, before its weights are read; ModelFileError, UnsupportedModel,
     UnsupportedTier, UnsupportedTokenizer, or OSError if it cannot be read. A draft model can cause the same errors, and
     those of `pull`.
     """
-    options = _options(settings)
+    options = chat_options(settings, base)
     with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
         read_config(checkpoint.metadata)  # raises for a model that cannot chat, before its vocabulary is read
         plan = plan_loading(checkpoint, options, stored, settings, progress)
@@ -96,23 +98,12 @@ def compile_for_gpu(stored: StoredModel, settings: Settings, progress: Progress)
         with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
             read_config(checkpoint.metadata)
             with loading(stored, progress) as reports:
-                options = replace(_options(settings), report_kernels=reports.compiled)
+                options = replace(chat_options(settings), report_kernels=reports.compiled)
                 compile_gpu_kernels(checkpoint, options, reports.read)
     except OutOfMemory as problem:
         progress.say(f"The kernels of {stored.name} were not compiled for the GPU. {problem.message}.")
     except Exception as problem:  # noqa: BLE001 # the model has been downloaded, whatever the GPU does
         log.info("the kernels of %s were not compiled: %s", stored.name, problem)
-
-
-def _options(settings: Settings) -> LoadOptions:
-    return replace(
-        common_options(settings),
-        kv_type=settings.kv_type,
-        host_cache=settings.kv_host_bytes,
-        preemption=Preemption(settings.preemption),
-        target_latency=settings.latency_ms / 1000,
-        drafts=settings.drafts == "auto",
-    )
 
 
 def _keeping_on_disk(options: LoadOptions, stored: StoredModel, settings: Settings, progress: Progress) -> LoadOptions:

@@ -20,11 +20,11 @@ from engine.backends.cpu.thread_pool import MAX_POOL_THREADS, WorkerPool
 from engine.backends.cpu.token_draw import CompiledDraw
 from engine.backends.runner import ModelRunner
 from engine.batch import Batch, placeholder_batch
-from engine.checkpoints.checkpoint import StoredWeight, stored_bytes
+from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.device import LoadedModel, Needs
-from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
+from engine.kv.budget import ANY_MEMORY, MAX_RUNNING, HostMemory
 from engine.kv.cache import KVCache, LayerBlock, kv_groups
 from engine.mixer_config import AttentionConfig, CacheConfig, ConvConfig, DeltaConfig
 from engine.model_config import ExpertConfig, HeadNorm, MLPConfig, ModelConfig
@@ -57,7 +57,6 @@ class CpuDevice:
     max_logit_rows = 0  # unlimited
     kv_share = 1.0  # of a share of the host's memory
     contexts = step_depth = 1
-    host_cache = 0
     verifies_drafts = True
 
     def __init__(
@@ -67,7 +66,7 @@ class CpuDevice:
         target: Target,
         code_cache: Path | None,
         kv_type: torch.dtype = torch.float16,
-        memory: int = 0,  # bytes; 0: all free memory
+        memory: HostMemory = ANY_MEMORY,
     ) -> None:
         self.threads = min(threads, MAX_POOL_THREADS)
         self._form = ACTIVATION_FORMS[activation_bits]
@@ -94,16 +93,19 @@ class CpuDevice:
         return min(1 << tokens.bit_length() - 1, MAX_STEP_TOKENS)
 
     def free_memory(self) -> int:
-        return host_memory(self._memory)
+        return self._memory.limit
+
+    def host_pool(self, weights: int) -> int:
+        return self._memory.pools or 0
 
     def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
-        return Needs(packed_bytes(stored), self._step_bytes(model))
+        return Needs(self.weight_bytes(stored), self._step_bytes(model), self._memory.loading)
 
     def weight_bytes(self, stored: Mapping[str, StoredWeight]) -> int:
-        return stored_bytes(stored)
+        return packed_bytes(stored)
 
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
-        return host_kv_memory(weight_bytes + self._step_bytes(model), self._memory)
+        return self._memory.kv_bytes(weight_bytes, self._step_bytes(model))
 
     def _step_bytes(self, model: ModelConfig) -> int:
         return step_bytes(model, self.step_tokens(model), self.max_running)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from engine.checkpoints.checkpoint import StoredWeight
+from engine.checkpoints.checkpoint import StoredWeight, host_weight_bytes, stored_bytes
 from engine.checkpoints.weights import smallest_matrices
 from engine.model_config import ModelConfig
 from quant.cpu.ggml_formats import PAIR, TILE
@@ -13,6 +13,7 @@ from quant.errors import InglenookError
 
 FLOAT = 4  # bytes of a float32
 PACKED_RATIO = 1.03  # upper bound of packed bytes per byte of the file, used if no sample can be packed
+DECODED_RATIO = 1.4  # upper bound of the bytes of a decoded matrix per byte of the file, as measured
 FIXED_BYTES = 32 << 20  # bytes for compiled kernels, the recorded program, and torch's sampling, as measured
 
 
@@ -52,6 +53,19 @@ def _rates(weight: StoredWeight) -> _Rates:
         elements = math.prod(weight.shape) if weight.shape else weight.nbytes
         return _Rates(PACKED_RATIO * weight.nbytes / elements, PACKED_RATIO)
     return _Rates(tile / (TILE * columns), whole / weight.nbytes)
+
+
+def loading_bytes(stored: Mapping[str, StoredWeight], threads: int) -> int:
+    """Return the approximate memory that loading needs besides the loaded weights, and frees again.
+
+    Each thread holds decoded matrices of a layer, at most two at once, while it packs them. The tables are packed
+    before the layers, but the embeddings that each layer has after them.
+    """
+    layers = [weight.nbytes for name, weight in stored.items() if name.startswith("blk.")]
+    last = host_weight_bytes(stored)
+    first = stored_bytes(stored) - sum(layers) - last
+    decoded = DECODED_RATIO * max(2 * threads * max(layers, default=0), last)
+    return int(max(decoded, DECODED_RATIO * first - sum(layers) - last))
 
 
 def step_bytes(model: ModelConfig, tokens: int, rows: int) -> int:

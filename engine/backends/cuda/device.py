@@ -18,13 +18,13 @@ from engine.backends.cuda.operations import CudaOperations
 from engine.backends.cuda.runner import CudaRunner
 from engine.backends.cuda.step import CudaStep, largest_batch
 from engine.backends.device_errors import first_line
-from engine.checkpoints.checkpoint import HOST_WEIGHTS, StoredWeight
+from engine.checkpoints.checkpoint import StoredWeight, host_weight_bytes, stored_bytes
 from engine.checkpoints.weights import Weights
 from engine.config import ALL_FREE, BLOCK_SIZE, EngineConfig, GroupConfig, MemoryLimit
 from engine.device import LoadedModel, Needs
 from engine.errors import OutOfMemory
 from engine.kernels.attention_tiles import tile_queries
-from engine.kv.budget import KVBudget
+from engine.kv.budget import ANY_MEMORY, HostMemory, KVBudget
 from engine.kv.cache import LayerBlock, kv_groups
 from engine.mixer_config import CacheConfig
 from engine.model_config import ModelConfig
@@ -54,6 +54,7 @@ class CudaOptions:
     kv_type: torch.dtype = torch.bfloat16
     deterministic: bool = False
     memory: MemoryLimit = ALL_FREE
+    host_memory: HostMemory = ANY_MEMORY
     tiles: MeasuredTiles = field(default_factory=dict)  # tiles that replace the default ones
     report_kernels: Report = lambda done, total: None  # shows the progress of compilation
 
@@ -77,7 +78,7 @@ class CudaDevice:
         self.kv_type = options.kv_type
         self._gpu = gpu
         self._deterministic = options.deterministic
-        self._memory = GpuMemory(gpu, options.memory)
+        self._memory = GpuMemory(gpu, options.memory, options.host_memory)
 
     def layer_block(self, cache: CacheConfig) -> LayerBlock:
         return LayerBlock((2, cache.kv_heads, BLOCK_SIZE, cache.head_dim), self.kv_type)  # k, v
@@ -91,9 +92,8 @@ class CudaDevice:
     def kv_share(self) -> float:
         return self._memory.kv_share
 
-    @property
-    def host_cache(self) -> int:
-        return self._memory.host_cache()
+    def host_pool(self, weights: int) -> int:
+        return self._memory.host_pool(weights)
 
     def free_memory(self) -> int:
         return self._memory.allowed()
@@ -102,13 +102,14 @@ class CudaDevice:
         return self._memory.needs(model, self.weight_bytes(stored), self.step_tokens(model), self.max_running)
 
     def weight_bytes(self, stored: Mapping[str, StoredWeight]) -> int:
-        return sum(weight.nbytes for name, weight in stored.items() if name not in HOST_WEIGHTS)
+        return stored_bytes(stored) - host_weight_bytes(stored)
 
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
         return self._memory.kv_bytes_before_loading(model, weight_bytes, self.step_tokens(model), self.max_running)
 
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
         with self._gpu.current():
+            self._memory.start_loading()
             loaded = self._loaded(model, weights, config)
             if not self._gpu.card.interpreted:
                 self._compile_kernels(loaded, config)

@@ -189,7 +189,10 @@ class Gpu:
         return torch.cuda.memory_reserved(self.index)
 
     def peak_memory(self, work: Callable[[], object]) -> int:
-        """Run `work`, and return the peak of the bytes that it allocates."""
+        """Run `work`, and return the peak of the bytes that it allocates.
+
+        The allocator counts for the whole process, so no other engine may compute on this GPU meanwhile.
+        """
         before = torch.cuda.memory_allocated(self.index)
         torch.cuda.reset_peak_memory_stats(self.index)
         work()

@@ -9,7 +9,7 @@ from engine.backends.cuda.gpu import Gpu
 from engine.config import ALL_FREE, MemoryLimit
 from engine.device import Needs
 from engine.errors import OutOfMemory
-from engine.kv.budget import host_share
+from engine.kv.budget import ANY_MEMORY, HostMemory, host_share
 from engine.model_config import ModelConfig
 from engine.system_memory import available_memory
 from quant.cuda.loading import SLAB_BYTES
@@ -30,18 +30,34 @@ USE_LESS = "Choose a shorter context with --context, a smaller model, or close o
 class GpuMemory:
     """The GPU memory that one engine may use."""
 
-    def __init__(self, gpu: Gpu, limit: MemoryLimit) -> None:
+    def __init__(self, gpu: Gpu, limit: MemoryLimit, host_memory: HostMemory = ANY_MEMORY) -> None:
         self._gpu = gpu
         self._limit = limit
+        self._host_memory = host_memory
+        self._before: int | None = None  # bytes that this process held when loading started; None: it has not started
 
     @property
     def kv_share(self) -> float:
         """Share of the memory left by the model that the KV cache takes, so that other programs can use the GPU."""
         return KV_SHARE if self._limit == ALL_FREE and not self._gpu.card.interpreted else 1.0
 
-    def host_cache(self) -> int:
-        """Return the size in bytes of the host pools, which hold blocks of preempted requests and cached prefixes."""
-        return 0 if self._gpu.card.interpreted else min(int(HOST_SHARE * available_memory()), MAX_HOST)
+    def host_pool(self, weights: int) -> int:
+        """Return the size in bytes of the host pools, which hold blocks of preempted requests and cached prefixes.
+
+        `weights`: bytes of the weights that stay in the host's memory. Raises OutOfMemory if they do not fit.
+        """
+        share = 1.0 if self._host_memory.allotted else HOST_SHARE
+        default = 0 if self._gpu.card.interpreted else min(int(share * self._host_memory.limit), MAX_HOST)
+        return self._host_memory.pool_bytes(default, weights)
+
+    def start_loading(self) -> None:
+        """Exclude what this process holds on the GPU now, such as other engines, from this engine's memory.
+
+        Until all pools are allocated, no other engine of the process may be loaded or closed on this GPU.
+        """
+        if not self._gpu.card.interpreted:
+            self._gpu.drop_caches()
+            self._before = self._gpu.own_memory()
 
     def kv_bytes_before_loading(self, model: ModelConfig, weight_bytes: int, step_tokens: int, rows: int) -> int:
         """Return the size of the KV cache in bytes, estimated before the weights are loaded.
@@ -73,14 +89,15 @@ class GpuMemory:
         return self.allowed() - step_bytes - MARGIN_BYTES
 
     def allowed(self) -> int:
-        """Return the number of bytes that this engine may still allocate."""
+        """Return the number of bytes that this engine may still allocate: its limit, minus what it has allocated."""
         if self._gpu.card.interpreted:
             return self._limit.num_bytes or available_memory()
         self._gpu.drop_caches()  # cached memory may be too fragmented for the KV cache, or belong to graphs
         total, free = self._gpu.card.memory_bytes, self._gpu.free_memory()
         limit = self._limit.num_bytes or int(self._limit.share * total)
         if limit:
-            return min(limit - self._gpu.own_memory(), free)
+            allocated = 0 if self._before is None else self._gpu.own_memory() - self._before
+            return min(limit - allocated, free)
         return free - min(MAX_RESERVE, int(RESERVE_SHARE * total))
 
 

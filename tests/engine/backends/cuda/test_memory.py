@@ -7,10 +7,10 @@ import pytest
 
 from engine.backends.cuda.device import CudaDevice, CudaOptions, why_unsupported
 from engine.backends.cuda.gpu import Gpu, planned_gpu
-from engine.backends.cuda.memory import MARGIN_BYTES, MAX_RESERVE, GpuMemory, loading_bytes, step_bytes
+from engine.backends.cuda.memory import MARGIN_BYTES, MAX_HOST, MAX_RESERVE, GpuMemory, loading_bytes, step_bytes
 from engine.config import ALL_FREE, BLOCK_SIZE, MemoryLimit
 from engine.errors import OutOfMemory
-from engine.kv.budget import USEFUL_CONTEXT
+from engine.kv.budget import USEFUL_CONTEXT, HostMemory
 from engine.load_options import LoadOptions
 from engine.loading import _resolve, cache_budget
 from engine.model_config import ModelConfig, NormRule, RopeConfig
@@ -55,10 +55,28 @@ def test_kv_cache_excludes_reserve_and_memory_of_other_programs() -> None:
     assert 8 * GIB - memory(free=8 * GIB, card=small).kv_bytes_after_loading(0) - MARGIN_BYTES == int(0.06 * 8 * GIB)
 
 
-def test_limit_includes_allocated_memory_and_respects_free_memory() -> None:
-    assert memory(MemoryLimit(num_bytes=10 * GIB), own=4 * GIB).kv_bytes_after_loading(0) == 6 * GIB - MARGIN_BYTES
-    assert memory(MemoryLimit(share=0.5), own=4 * GIB).kv_bytes_after_loading(0) == 8 * GIB - MARGIN_BYTES
+def test_limit_includes_memory_of_this_engine_only_and_respects_free_memory() -> None:
+    """Another engine of the process holds 4 GiB when this one starts to load, and this one then allocates 3."""
+    for limit in (MemoryLimit(num_bytes=10 * GIB), MemoryLimit(share=10 / 24)):
+        gpu = FakeGpu(20 * GIB, own=4 * GIB)
+        engine = GpuMemory(cast(Gpu, gpu), limit)
+        assert engine.allowed() == 10 * GIB
+        engine.start_loading()
+        assert engine.allowed() == 10 * GIB
+        gpu.own += 3 * GIB
+        assert engine.kv_bytes_after_loading(GIB) == 6 * GIB - MARGIN_BYTES
     assert memory(MemoryLimit(share=1.0), free=3 * GIB).kv_bytes_after_loading(0) == 3 * GIB - MARGIN_BYTES
+
+
+def test_host_pools_take_a_quarter_of_the_free_memory_or_what_is_allotted() -> None:
+    def pool(host: HostMemory, weights: int = 0) -> int:
+        return GpuMemory(cast(Gpu, FakeGpu(GIB)), ALL_FREE, host).host_pool(weights)
+
+    assert pool(HostMemory(free=8 * GIB)) == 2 * GIB
+    assert pool(HostMemory(free=8 * GIB, pools=GIB)) == GIB
+    assert pool(HostMemory(allotted=3 * GIB), weights=GIB) == 2 * GIB
+    assert pool(HostMemory(allotted=3 * GIB, pools=GIB), weights=GIB) == GIB
+    assert pool(HostMemory(allotted=90 * GIB)) == MAX_HOST
 
 
 def test_caches_are_dropped_before_free_memory_is_read() -> None:

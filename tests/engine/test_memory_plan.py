@@ -1,0 +1,158 @@
+"""The memory that a load promises to take, compared with what it takes on the CPU."""
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.backends.cuda.gpu import planned_gpu
+from engine.config import MemoryLimit
+from engine.errors import OutOfMemory, UnsupportedModel
+from engine.fit import MemoryPlan, plan_memory
+from engine.freed_memory import return_freed_memory
+from engine.kv import budget
+from engine.kv.budget import ANY_MEMORY, HostMemory
+from engine.load_options import LoadOptions
+from engine.loading import ModelEngine, load_engine, open_checkpoint
+from engine.sampling_params import SamplingParams
+from engine.system_memory import resident_bytes
+from tests.engine.models import family_checkpoints, tiny_bert
+from tests.engine.models.tiny_llama import make
+from tests.support.random_gguf import Shape, write
+
+MIB = 1 << 20
+SHAPE = Shape(4, 256, 4, 4, 64, 512, 100_000, context=32_768)  # large tables and long contexts
+POOL = 48 * MIB
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.gguf"
+    write(path, "Q6_K", SHAPE)
+    return path
+
+
+def options_of(cpu_kernels: Path, context: int = 0) -> LoadOptions:
+    return LoadOptions(backend="cpu", threads=2, host_cache=POOL, code_cache=cpu_kernels, context_length=context)
+
+
+def plan_of(path: Path, options: LoadOptions) -> MemoryPlan:
+    with open_checkpoint(path) as checkpoint:
+        return plan_memory(checkpoint, options)
+
+
+def load(path: Path, options: LoadOptions) -> ModelEngine:
+    with open_checkpoint(path) as checkpoint:
+        return load_engine(checkpoint, options)
+
+
+def use_all(engine: ModelEngine) -> None:
+    """Run a request, and write every byte of all pools."""
+    engine.add(engine.request(tuple(range(10, 400)), SamplingParams(max_tokens=4, ignore_eos=True), frozenset()))
+    while engine.has_requests:
+        engine.step()
+    kv = engine._runner._model.kv  # type: ignore[attr-defined]
+    for pool in (*kv.pools, *kv.host_pools):
+        pool.fill_(1)
+
+
+@contextmanager
+def measuring_peak() -> Iterator[list[int]]:
+    """Measure the growth of the memory that no file backs. The list receives the largest one at the end."""
+    peak, ending, result = 0, threading.Event(), list[int]()
+
+    def watch() -> None:
+        nonlocal peak
+        while not ending.wait(0.001):
+            peak = max(peak, resident_bytes() or 0)
+
+    return_freed_memory()
+    before = resident_bytes() or 0
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    yield result
+    peak = max(peak, resident_bytes() or 0)
+    ending.set()
+    watcher.join()
+    result.append(peak - before)
+
+
+@pytest.mark.skipif(resident_bytes() is None, reason="the system does not report the memory")
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0], ids=["least", "between", "most"])
+def test_load_takes_at_most_the_allotted_memory(model: Path, cpu_kernels: Path, share: float) -> None:
+    options = options_of(cpu_kernels)
+    plan = plan_of(model, options)
+    use_all(load(model, replace(options, context_length=512)))  # compiled code is not memory of a model
+    gc.collect()
+    allotted = plan.least + int(share * (plan.most - plan.least))
+    with measuring_peak() as peak:
+        engine = load(model, plan.allotted(options, allotted))
+        use_all(engine)
+    assert 0.7 * allotted < peak[0] <= allotted
+    assert (engine.config.context_length == SHAPE.context) == (share == 1.0)
+
+
+def test_least_memory_suffices_and_less_does_not(model: Path, cpu_kernels: Path) -> None:
+    for context in (0, 3000):
+        options = options_of(cpu_kernels, context)
+        plan = plan_of(model, options)
+        load(model, plan.allotted(options, plan.least))
+        with pytest.raises((OutOfMemory, UnsupportedModel)):
+            load(model, plan.allotted(options, plan.least - MIB))
+
+
+def test_plan_does_not_depend_on_the_free_memory(
+    model: Path, cpu_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(model, options_of(cpu_kernels))
+    monkeypatch.setattr(budget, "available_memory", lambda: 1 << 10)
+    assert plan_of(model, options_of(cpu_kernels)) == plan
+    assert (plan.gpu, plan.host_weights, plan.host_pool) == (None, 0, POOL)
+
+
+def test_weights_in_the_hosts_memory_are_listed_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.fit.gpu_for", lambda options: planned_gpu(8 << 30))
+    path = family_checkpoints.make(tmp_path, "gemma4 embeddings per layer", "folder").path
+    options = LoadOptions(host_cache=POOL, context_length=64)
+    plan = plan_of(path, options)
+    assert plan.gpu == 0
+    assert plan.host_weights > 0
+    assert plan.host_pool == POOL
+    assert plan.least == plan.weights + plan.steps + plan.kv_least
+    assert plan.most - plan.least > 50 * plan.kv_least  # for 128 requests
+    limited = plan.allotted(options, 7 * MIB, host=9 * MIB)
+    assert (limited.device, limited.gpu_memory, limited.host_memory) == ("cuda:0", MemoryLimit(7 * MIB), 9 * MIB)
+
+
+def test_embedding_model_promises_its_weights(tmp_path: Path) -> None:
+    plan = plan_of(tiny_bert.make(tmp_path).folder, LoadOptions(device="cpu"))
+    assert plan.least == plan.most == plan.weights > 0
+
+
+def test_model_of_the_reference_kernels_is_planned(tmp_path: Path) -> None:
+    path = make(tmp_path).path
+    plan = plan_of(path, LoadOptions(device="cpu"))
+    config = load(path, plan.allotted(LoadOptions(), plan.most)).config
+    assert config.context_length == config.model_context_length
+
+
+def test_allotted_memory_is_used_whole_and_free_memory_by_half() -> None:
+    assert HostMemory(allotted=100).kv_bytes(40, 10) == 50
+    assert HostMemory(free=100).kv_bytes(10, 10) == 50
+    assert HostMemory(free=100).kv_bytes(60, 10) == 30
+    assert HostMemory(allotted=100, pools=20).kv_bytes(40, 10) == 30
+    assert HostMemory(allotted=100, loading=60).kv_bytes(40, 10) == 50
+    with pytest.raises(OutOfMemory, match="needs"):
+        HostMemory(allotted=100, loading=61).kv_bytes(40, 10)
+
+
+def test_host_pools_shrink_to_the_allotted_memory() -> None:
+    assert ANY_MEMORY.pool_bytes(50, 10) == 50
+    assert HostMemory(pools=70).pool_bytes(50, 10) == 70
+    assert HostMemory(allotted=60, pools=70).pool_bytes(50, 10) == 50
+    with pytest.raises(OutOfMemory, match="keeps"):
+        HostMemory(allotted=9).pool_bytes(0, 10)
