@@ -2,7 +2,7 @@
 
 import click
 
-from app.commands.options import engine_options, model_option
+from app.commands.options import engine_options
 from app.progress import progress_on_stderr
 from app.settings.settings import load_settings
 
@@ -11,6 +11,7 @@ EXAMPLES = """\b
 Examples:
   ingle serve
   ingle serve --model ./model.gguf --port 8000
+  ingle serve --model qwen3:8b --model all-minilm
   ingle serve --model ./model.gguf --alias gpt-4o,my-model
   ingle serve --ollama-port
   ingle serve --host 0.0.0.0 --api-key-file ./keys
@@ -19,7 +20,14 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@model_option
+@click.option(
+    "-m",
+    "--model",
+    "models",
+    multiple=True,
+    help="Model to load at the start: a short name, a Hugging Face repository, or the path of a GGUF file or a folder. "
+    "Repeat it to list further models, which load when a request names them. Default: smollm2:135m.",
+)
 @click.option(
     "--alias",
     "--served-model-name",
@@ -59,16 +67,18 @@ Examples:
 )
 @engine_options
 @click.option("-q", "--quiet", is_flag=True, help="Print no progress and no log lines.")
-def serve(quiet: bool, **options: str | int | None) -> None:
-    """Serve a model to other programs until Ctrl-C.
+def serve(quiet: bool, models: tuple[str, ...], **options: str | int | None) -> None:
+    """Serve the models of this machine to other programs until Ctrl-C.
 
-    The server speaks the APIs of OpenAI, Anthropic, Ollama, LM Studio, and llama.cpp. The model is downloaded on first
-    use. `ingle run` uses a running server of the same model.
+    The server speaks the APIs of OpenAI, Anthropic, Ollama, LM Studio, and llama.cpp. It loads any stored model that a
+    request names, and unloads others if their memory is needed. The model of --model is downloaded on first use.
+    `ingle run` uses a running server.
 
     Ctrl-C and `ingle stop` end the running replies, and then the server, with exit status 0. A second Ctrl-C ends it at
     once.
     """
-    settings = load_settings(**options)
+    first, *others = models or (None,)
+    settings = load_settings(model=first, more_models=",".join(filter(None, others)) or None, **options)
     from app.server.host import run_host
 
     run_host(settings, progress_on_stderr(quiet=quiet))

@@ -15,6 +15,7 @@ from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
 _FILE = "decode-rate.json"
+_LARGE = 1_000_000_000  # bytes of weights from which memory reads dominate the time of a decode step
 _FLUENT = 5.0  # tokens per second at which replies appear about as fast as users read
 # Rates by device, for machines that have not measured one: half of the memory bandwidth of a slow desktop. With a GPU,
 # each model that fits is fast.
@@ -26,6 +27,16 @@ class DecodeRate(Struct, frozen=True):
 
     device: str  # name of the backend
     bytes_per_second: float
+
+
+def decode_rate(weight_bytes: int, step_seconds: float) -> float:
+    """Return the weight bytes per second of steps with one token; 0 if it is unknown.
+
+    `weight_bytes`: size of the weights that compute one token; 0: unknown. The rate is unknown if `step_seconds` is 0
+    (not measured). It is also unknown for small weights: their steps spend most of the time outside of memory reads, so
+    that the rate would make large models look slow.
+    """
+    return weight_bytes / step_seconds if step_seconds and weight_bytes >= _LARGE else 0.0
 
 
 def expected_speed(bytes_per_second: float, weight_bytes: int | None) -> float | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 from app.generation.template import ChatTemplateRenderer
 from app.generation.template_features import TemplateFeatures, probe_template
@@ -15,6 +15,8 @@ from app.models.repository import RepositoryName
 from app.models.sampling_defaults import catalogued_sampling
 from app.models.stored_model import StoredModel
 from app.models.tensor_classes import UNUSED, TensorClass, classes_of
+
+Kind: TypeAlias = Literal["chat", "embedding"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class ModelDetails:
     sampling: Sampling | None
     license: str | None
     tensors: list[TensorClass]
+    chat_template: str = ""
     active_parameters: int = 0  # number of weights that compute one token; less than all in a mixture of experts
     problem: str = ""  # why this version of ingle cannot run the model; empty: no reason is known
 
@@ -67,6 +70,15 @@ class ModelDetails:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Facts about a model from its files."""
+
+    details: ModelDetails
+    kind: Kind = "chat"
+    context_length: int = 0  # length of the context that would fit into memory, in tokens
+
+
 def details_of(
     stored: StoredModel, catalog: Catalog, models: HubModels, renderer: ChatTemplateRenderer | None = None
 ) -> ModelDetails:
@@ -94,6 +106,7 @@ def details_of(
         sampling=catalogued_sampling(stored.name, stored.path, catalog) or header.sampling,
         license=known_license(stored, catalog, models) or header.license,
         tensors=classes,
+        chat_template=header.chat_template or "",
         active_parameters=parameters - header.support.idle_parameters,
         problem=header.support.problem,
     )

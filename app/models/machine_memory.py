@@ -3,6 +3,9 @@
 They do not read the model. `app.models.fit` gives exact numbers.
 """
 
+from collections.abc import Mapping
+
+from app.models.ledger import HOST
 from app.settings.settings import Settings
 
 _ROOM = 1.15  # bytes of memory per byte of the files, with a context of medium length
@@ -28,6 +31,22 @@ def memory_without_gpu() -> int | None:
     from engine.system_memory import available_memory
 
     return available_memory() if driver_version() is None else None
+
+
+def memories(settings: Settings) -> Mapping[str, int]:
+    """Return the bytes of each memory that can be allocated now: of the machine, and of the GPU that runs models."""
+    from engine.backends.cuda.driver import driver_version
+    from engine.system_memory import available_memory
+
+    free = {HOST: available_memory()}
+    if settings.device != "cpu" and driver_version() is not None:
+        free[gpu_name(settings)] = machine_memory(settings)
+    return free
+
+
+def gpu_name(settings: Settings) -> str:
+    """Return the name of the memory of the GPU that runs models."""
+    return settings.device if settings.device.startswith("cuda:") else "cuda:0"
 
 
 def is_likely_to_fit(size: int, memory: int) -> bool:

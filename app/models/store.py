@@ -91,6 +91,18 @@ class ModelStore:
         repository = self.repository(name)
         return str(repository) if repository else None
 
+    def find_known(self, name: str) -> StoredModel | None:
+        """Return a stored model by its name in the catalog, on the Hub, or in another tool; None if there is none.
+
+        Unlike `resolve`, it never looks at a path or an address. Raises the errors of `find`.
+        """
+        if entry := self.catalog.find(name):
+            return self.find(entry)
+        if other := self.other_tool(name):
+            return other[0].find(other[1])
+        repository = self.families.repository(name) or RepositoryName.parse(name)
+        return self.hub_models.find(repository) if repository else None
+
     def lasting_name(self, name: str) -> str:
         """Return a name that means the same model in any folder: a path becomes absolute."""
         path = Path(name).expanduser()

@@ -3,7 +3,7 @@ server.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -17,14 +17,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.generation.embedding_service import EmbeddingService
 from app.generation.service import ChatService
-from app.models.details import ModelDetails
-from app.server.dialects.anthropic.endpoints import MESSAGE_ROUTES, AnthropicEndpoints
-from app.server.dialects.anthropic.errors import ERRORS as MESSAGE_ERRORS
+from app.generation.token_streams import TokenStreams
+from app.server.dialects.anthropic.endpoints import AnthropicEndpoints
 from app.server.dialects.llama_cpp.embeddings import LlamaCppEmbeddingEndpoints
 from app.server.dialects.llama_cpp.endpoints import LlamaCppEndpoints
-from app.server.dialects.lm_studio import endpoints as lm_studio
 from app.server.dialects.lm_studio.endpoints import LMStudioEndpoints
 from app.server.dialects.ollama.embeddings import OllamaEmbeddingEndpoints
 from app.server.dialects.ollama.endpoints import OllamaEndpoints
@@ -32,20 +29,20 @@ from app.server.dialects.ollama.store import ModelPulls, StoreEndpoints
 from app.server.dialects.openai.embeddings import EmbeddingEndpoints
 from app.server.dialects.openai.endpoints import OpenAIEndpoints
 from app.server.dialects.openai.errors import ERRORS as OPENAI_ERRORS
-from app.server.dialects.responses.endpoints import RESPONSE_ROUTES, ResponseEndpoints
+from app.server.dialects.responses.endpoints import ResponseEndpoints
 from app.server.dialects.responses.stored_responses import StoredResponses
 from app.server.http.access import HEALTH_PATHS, Authenticator, RequestLimits
 from app.server.http.access_middleware import LOOPBACK_NAMES, AccessMiddleware, AllowedOrigins
 from app.server.http.connection import CancelOnDisconnect
 from app.server.http.endpoint import TEXT, Endpoint
 from app.server.http.errors import ErrorFormats, InvalidRequest, UnhandledErrors, error_response
+from app.server.http.holds import RequestHolds
 from app.server.http.openapi import OpenAPI
 from app.server.machine import Machine
 from app.server.metrics import Metrics
 from app.server.origin import CLASS_NAMES, caller_of
 from app.server.own_endpoints import OwnEndpoints
-from app.server.refusals import NO_TEXT
-from app.server.served_model import ServedModel
+from app.server.served_models import ServedModels
 from engine.freed_memory import return_freed_memory
 from engine.request import ServiceClass
 from quant.errors import InglenookError
@@ -88,72 +85,41 @@ DEFAULT_POLICY = AccessPolicy()
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """Objects and options that an application needs besides its model."""
+    """Objects and options that an application needs besides its models."""
 
     policy: AccessPolicy = DEFAULT_POLICY
-    aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models; see `ServedModel`
-    describe: Callable[[], ModelDetails] | None = None  # reads details from the model's files; see `ServedModel`
     pulls: ModelPulls | None = None  # downloads models; None: requests to download are refused
     state_dir: Path | None = None  # folder of stored responses; None: in memory
     machine: Machine = field(default_factory=Machine)  # disk and GPU memory that the server reports
     keep_changing_lines: bool = False  # whether prompts keep lines that change with every request
-    other_names: Sequence[str] = ()  # further names of the served model
-    loaded_as: str = ""  # name under which the model was loaded; empty: the service's name
 
 
 DEFAULT_CONTEXT = ServerContext()
 
 
-def create_application(service: ChatService, context: ServerContext = DEFAULT_CONTEXT) -> Starlette:
-    """Return the application of a chat service whose token streams are running."""
-    model = _served_model(service, context)
-    openai = OpenAIEndpoints(service, model)
-    responses = ResponseEndpoints(service, model, StoredResponses(context.state_dir))
+def create_application(models: ServedModels, context: ServerContext = DEFAULT_CONTEXT) -> Starlette:
+    """Return the application that serves these models."""
+    openai, embeddings = OpenAIEndpoints(models), EmbeddingEndpoints(models)
+    responses = ResponseEndpoints(models, StoredResponses(context.state_dir))
     endpoints = [
         *openai.endpoints(),
+        *embeddings.endpoints(),
         *responses.endpoints(),
-        *OllamaEndpoints(service, model).endpoints(),
-        *StoreEndpoints(model, context.pulls).endpoints(),
-        *LMStudioEndpoints(service, model, openai, responses).endpoints(),
-        *LlamaCppEndpoints(service, model).endpoints(),
-        *OwnEndpoints(service, context.machine).endpoints(),
-        *AnthropicEndpoints(service, model, keep_changing_lines=context.keep_changing_lines).endpoints(),
-        *_health_endpoints(lambda: _health(service)),
-        Endpoint("GET", "/metrics", Metrics(service).scrape, "Return the metrics in Prometheus' format", gives=TEXT),
+        *OllamaEndpoints(models).endpoints(),
+        *OllamaEmbeddingEndpoints(models).endpoints(),
+        *StoreEndpoints(models, context.pulls).endpoints(),
+        *LMStudioEndpoints(models, openai, embeddings, responses).endpoints(),
+        *LlamaCppEndpoints(models).endpoints(),
+        *LlamaCppEmbeddingEndpoints(models).endpoints(),
+        *OwnEndpoints(models, context.machine).endpoints(),
+        *AnthropicEndpoints(models, keep_changing_lines=context.keep_changing_lines).endpoints(),
+        *_health_endpoints(models),
+        Endpoint("GET", "/metrics", Metrics(models).scrape, "Return the metrics in Prometheus' format", gives=TEXT),
     ]
-    return _application(endpoints, model, context.policy)
+    return _application(endpoints, models, context.policy)
 
 
-def create_embedding_application(service: EmbeddingService, context: ServerContext = DEFAULT_CONTEXT) -> Starlette:
-    """Return the application of a model that returns vectors or ranks documents."""
-    model = _served_model(service, context)
-    openai = EmbeddingEndpoints(service, model)
-    endpoints = [
-        *openai.endpoints(),
-        *OllamaEmbeddingEndpoints(service, model).endpoints(),
-        *StoreEndpoints(model, context.pulls).endpoints(),
-        *lm_studio.embedding_endpoints(model, openai, ranks=service.ranks),
-        *LlamaCppEmbeddingEndpoints(service, model).endpoints(),
-        *NO_TEXT.endpoints(MESSAGE_ROUTES, MESSAGE_ERRORS),
-        *NO_TEXT.endpoints(RESPONSE_ROUTES),
-        *_health_endpoints(lambda: _embedding_health(service)),
-    ]
-    return _application(endpoints, model, context.policy)
-
-
-def _served_model(service: ChatService | EmbeddingService, context: ServerContext) -> ServedModel:
-    return ServedModel(
-        service.name,
-        service.context_length,
-        service.vocab_size,
-        context.aliases,
-        context.describe,
-        other_names=context.other_names,
-        loaded_as=context.loaded_as,
-    )
-
-
-def _application(endpoints: Sequence[Endpoint], model: ServedModel, policy: AccessPolicy) -> Starlette:
+def _application(endpoints: Sequence[Endpoint], models: ServedModels, policy: AccessPolicy) -> Starlette:
     access = Middleware(
         AccessMiddleware,
         authenticator=policy.authenticator,
@@ -162,11 +128,12 @@ def _application(endpoints: Sequence[Endpoint], model: ServedModel, policy: Acce
         origins=AllowedOrigins(policy.allowed_origins),
     )
     application = Starlette(
-        routes=[*endpoints, OpenAPI(endpoints, model.names, OPENAI_ERRORS).endpoint],
+        routes=[*endpoints, OpenAPI(endpoints, models.names.given_names, OPENAI_ERRORS).endpoint],
         middleware=[
             Middleware(MemoryTrim),
             Middleware(CancelOnDisconnect),
             Middleware(ErrorFormats, endpoints=endpoints, default=OPENAI_ERRORS),
+            Middleware(RequestHolds),
             Middleware(UnhandledErrors),
             access,
         ],
@@ -213,44 +180,43 @@ class MemoryTrim:
         asyncio.get_running_loop().run_in_executor(None, return_freed_memory)
 
 
-def _health_endpoints(health: Callable[[], Health]) -> list[Endpoint]:
+def _health_endpoints(models: ServedModels) -> list[Endpoint]:
     """Return the routes of the health check. Without a key, the reply says only whether the server works."""
 
     async def answer(request: Request) -> Response:
-        health_now = health()
-        status = 503 if health_now.status == "unavailable" else 200
-        body = health_now if caller_of(request).is_authenticated else HealthStatus(health_now.status)
+        health = _health(models)
+        status = 503 if health.status == "unavailable" else 200
+        body = health if caller_of(request).is_authenticated else HealthStatus(health.status)
         return Response(msgspec.json.encode(body), status, media_type="application/json")
 
     summary = "Report the health and the load of the server"
     return [Endpoint("GET", path, answer, summary, gives=Health, fails_with=Health) for path in HEALTH_PATHS]
 
 
-def _health(service: ChatService) -> Health:
-    """Report the state of the service from its heartbeats, without waiting for the engine or other work."""
-    streams = service.streams
-    problem, state, running = service.problem(), streams.state(), streams.running_by_class()
-    return Health(
-        status="unavailable" if problem else "ok",
-        running=state.running,
-        waiting=sum(state.waiting),
-        running_by_class={name: running[service] for name, service in CLASS_NAMES.items()},
-        waiting_by_class={name: state.waiting_in(service) for name, service in CLASS_NAMES.items()},
-        kv_blocks=state.kv_blocks,
-        kv_blocks_held=state.kv_blocks_held,
-        reason=problem,
-    )
+def _health(models: ServedModels) -> Health:
+    """Add up the states of all loaded models, from their heartbeats: nothing here waits for an engine."""
+    services = [resident.loaded.service for resident in models.residents if resident.loaded is not None]
+    problem = next(filter(None, (service.problem() for service in services)), "")
+    none = dict.fromkeys(CLASS_NAMES, 0)
+    health = Health("unavailable" if problem else "ok", 0, 0, dict(none), dict(none), 0, 0, reason=problem)
+    for service in services:
+        if isinstance(service, ChatService):
+            _add_chat(health, service.streams)
+        else:
+            health.running += service.requests
+            health.running_by_class[ServiceClass.NORMAL.name.lower()] += service.requests
+    return health
 
 
-def _embedding_health(service: EmbeddingService) -> Health:
-    """Report the health of an embedding model, in the same fields as for a chat model.
-
-    All requests are of one class, none waits for a slot, and there is no cache.
-    """
-    none, problem = dict.fromkeys(CLASS_NAMES, 0), service.problem()
-    running = {**none, ServiceClass.NORMAL.name.lower(): service.requests}
-    status: Status = "unavailable" if problem else "ok"
-    return Health(status, service.requests, 0, running, none, kv_blocks=0, kv_blocks_held=0, reason=problem)
+def _add_chat(health: Health, streams: TokenStreams) -> None:
+    state, running = streams.state(), streams.running_by_class()
+    health.running += state.running
+    health.waiting += sum(state.waiting)
+    health.kv_blocks += state.kv_blocks
+    health.kv_blocks_held += state.kv_blocks_held
+    for name, service in CLASS_NAMES.items():
+        health.running_by_class[name] += running[service]
+        health.waiting_by_class[name] += state.waiting_in(service)
 
 
 async def _error_response(request: Request, error: Exception) -> Response:

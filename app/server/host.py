@@ -10,22 +10,20 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, InvalidSetting
-from app.generation.template import ChatTemplateRenderer
-from app.models.decode_rate import DecodeRate, remember_rate
-from app.models.details import details_of
 from app.models.pulls import Pulls
+from app.models.resident import LoadTask
+from app.models.residents import Residents
 from app.models.sources import pull
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
@@ -39,11 +37,10 @@ from app.settings.settings import Settings
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
-    from app.generation.options import DefaultSampling
-    from app.models.load.loaded_encoder import LoadedEncoder
-    from app.models.load.loaded_model import ChatModel
+    from app.models.load.model_loader import LoadedChat, LoadedEmbedder, ModelLoader
     from app.server.application import AccessPolicy, ServerContext
     from app.server.machine import Machine
+    from app.server.served_models import GivenModel, LoadedModel, ServedModels
 
 # seconds for the current step, and for clients to read their last event; then connections are aborted
 STOP_SECONDS = 1.8
@@ -57,39 +54,70 @@ SWITCH_SECONDS = 0.0005
 
 
 def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None = None) -> None:
-    """Download and load the model, then serve it until SIGINT, SIGTERM, or SIGHUP, or until the `leases` expire.
+    """Download and load the default model, then serve all models until SIGINT, SIGTERM, or SIGHUP, or until the
+    `leases` expire.
 
     Raises PortTaken, InvalidSetting, and the errors of `pull` and `load_model`. A second Ctrl-C ends the process.
     """
     policy = _access_policy(settings)
-    with closing(_listen(settings)) as sockets, ChatTemplateRenderer() as renderer:
-        stored = pull(settings.model, settings, progress)
-        renderer.start()
-        from app.models.load.loaded_encoder import is_embedding_model, load_encoder_model
-        from app.models.load.loaded_model import load_model  # imports torch, which takes a second
+    with closing(_listen(settings)) as sockets:
+        given = [pull(name, settings, progress) for name in (settings.model, *settings.more_models)]
+        from app.models.load.model_loader import ModelLoader  # imports torch, which takes a second
         from app.server.application import ServerContext
 
-        load = load_encoder_model if is_embedding_model(stored) else load_model
-        model = load(stored, settings, progress)
-        instance = _instance(stored, settings.host, sockets.port)
-        kind: Literal["server", "chat"] = "server" if leases is None else "chat"
-        instance = replace(instance, kind=kind, context_length=_context_length(model))
         store = ModelStore(settings)
-        pulls = Pulls(settings, store)
-        context = ServerContext(
-            policy=policy,
-            aliases=settings.model_aliases,
-            other_names=settings.alias[1:],
-            loaded_as=stored.name,
-            describe=partial(details_of, stored, store.catalog, store.hub_models, renderer),
-            pulls=pulls,
-            state_dir=settings.state_dir,
-            machine=_machine(model, settings),
-            keep_changing_lines=settings.keep_changing_lines,
-        )
-        with recorded(instance, settings):
-            name = settings.alias[0] if settings.alias else stored.served_name
-            asyncio.run(_serve(model, name, renderer, sockets, instance, context, pulls, settings, progress, leases))
+        names = _given_models(given, settings)
+        titles = {model.key: model.names[0] for model in names}
+        with closing(ModelLoader(settings, store, {one.name: one for one in given}, titles, progress)) as loader:
+            model = loader.load(given[0].name, {}, LoadTask())
+            models = _served_models(loader, store, names, settings)
+            instance = replace(
+                _instance(given[0], settings.host, sockets.port),
+                kind="server" if leases is None else "chat",
+                context_length=_context_length(model),
+            )
+            pulls = Pulls(settings, store)
+            context = ServerContext(
+                policy=policy,
+                pulls=pulls,
+                state_dir=settings.state_dir,
+                machine=_machine(settings),
+                keep_changing_lines=settings.keep_changing_lines,
+            )
+            with recorded(instance, settings):
+                work = _PendingWork(models.residents, pulls)
+                asyncio.run(_serve(models, model, sockets, instance, context, work, settings, progress, leases))
+
+
+def _given_models(given: Sequence[StoredModel], settings: Settings) -> "list[GivenModel]":
+    """Return the models of the command line with their names. The first of them has the names of --alias."""
+    from app.server.served_models import GivenModel
+
+    default, *others = given
+    names = tuple(settings.alias) or (default.served_name,)
+    return [GivenModel(default.name, names), *(GivenModel(one.name, (one.served_name,)) for one in others)]
+
+
+def _served_models(
+    loader: "ModelLoader", store: ModelStore, given: "Sequence[GivenModel]", settings: Settings
+) -> "ServedModels":
+    """Return the models of the server: the given ones, and all that are stored on this machine."""
+    from app.server.served_models import ModelNames, ServedModels
+
+    def known(name: str) -> str | None:
+        found = store.find_known(name)
+        return None if found is None else found.name
+
+    def stored_names() -> list[str]:
+        return [model.name for model in store.entries()]
+
+    return ServedModels(
+        Residents(loader, {model.key: model.names[0] for model in given}),
+        ModelNames(given, settings.model_aliases, known, stored_names),
+        loader.describe,
+        generic_tools=settings.generic_tools,
+        uses_recommended=settings.sampling_defaults != "none",
+    )
 
 
 def _access_policy(settings: Settings) -> "AccessPolicy":
@@ -111,18 +139,15 @@ def _access_policy(settings: Settings) -> "AccessPolicy":
     return AccessPolicy(authenticator, names, settings.allowed_origins, settings.max_requests)
 
 
-def _machine(model: "ChatModel | LoadedEncoder", settings: Settings) -> "Machine":
+def _machine(settings: Settings) -> "Machine":
     from app.models.load.kernel_preparation import common_options
-    from app.models.load.loaded_model import ChatModel
     from app.server.machine import GpuMemory, Machine
     from engine.backends.device_choice import gpu_for
 
-    if not isinstance(model, ChatModel):
-        return Machine()
-    gpu = gpu_for(common_options(settings)) if model.engine.config.backend == "cuda" else None
+    gpu = gpu_for(common_options(settings))
     memory = None if gpu is None else GpuMemory(gpu.card.memory_bytes, gpu.free_memory, gpu.own_memory)
     limit = settings.kv_disk_limit
-    return Machine(None if limit == 0 else settings.kv_disk_dir, limit, memory, weight_bytes=model.weight_bytes)
+    return Machine(None if limit == 0 else settings.kv_disk_dir, limit, memory)
 
 
 def _listen(settings: Settings) -> ListeningSockets:
@@ -156,110 +181,56 @@ def _instance(stored: StoredModel, host: str, port: int) -> Instance:
     return Instance(os.getpid(), port, url, stored.name, path, now)
 
 
-def _context_length(model: "ChatModel | LoadedEncoder") -> int | None:
-    from app.models.load.loaded_model import ChatModel
+def _context_length(model: "LoadedChat | LoadedEmbedder") -> int | None:
+    from app.models.load.model_loader import LoadedChat
 
-    return model.engine.config.context_length if isinstance(model, ChatModel) else None
+    return model.service.context_length if isinstance(model, LoadedChat) else None
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingWork:
     """All work for which requests wait."""
 
-    computing: "Computing"
+    residents: "Residents[LoadedModel]"
     pulls: Pulls
 
     @property
     def failure(self) -> str:
-        return self.computing.failure
+        return self.residents.failure
 
     async def stop(self) -> None:
-        await asyncio.gather(self.computing.stop(), self.pulls.close())
+        await asyncio.gather(self.residents.close(), self.pulls.close())
 
 
 async def _serve(
-    model: "ChatModel | LoadedEncoder",
-    name: str,
-    renderer: ChatTemplateRenderer,
+    models: "ServedModels",
+    default: "LoadedChat | LoadedEmbedder",
     sockets: ListeningSockets,
     instance: Instance,
     context: "ServerContext",
-    pulls: Pulls,
+    work: "_PendingWork",
     settings: Settings,
     progress: Progress,
     leases: EngineLeases | None,
 ) -> None:
     from app.generation.request_log import write_request_log
-    from app.models.load.loaded_encoder import LoadedEncoder
-
-    served = (
-        _embeddings(model, name, context)
-        if isinstance(model, LoadedEncoder)
-        else _chat(model, renderer, name, context, settings)
-    )
-    async with served as (application, work):
-        server = HTTPServer(
-            server_config(application if leases is None else leases.track_requests(application)),
-            _PendingWork(work, pulls),
-            lambda: _announce(name, instance, settings, progress),
-            lambda status: _exit_now(instance, settings, status),
-        )
-        server.stop_on_signals()
-        _tune_interpreter()
-        if leases is not None:
-            leases.exit_when_unused()
-        with write_request_log(progress.say):
-            await server.serve_until_failure(sockets.sockets)
-
-
-@asynccontextmanager
-async def _chat(
-    model: "ChatModel", renderer: ChatTemplateRenderer, name: str, context: "ServerContext", settings: Settings
-) -> AsyncIterator[tuple[ASGIApp, "Computing"]]:
-    """Create the application of a model that generates text, and the work to stop at the end."""
-    from app.generation.reply_token_cache import ReplyTokenCache
-    from app.generation.service import ChatService
-    from app.generation.token_streams import TokenStreams
     from app.server.application import create_application
 
-    async with TokenStreams(model.engine) as streams:
-        service = ChatService(
-            name,
-            model.tokenizer,
-            streams,
-            renderer,
-            ReplyTokenCache(settings.replies_dir),
-            sampling=_default_sampling(model, settings),
-            generic_tools=settings.generic_tools,
-        )
-        preparing = asyncio.create_task(service.prepare_when_idle())
-        try:
-            yield create_application(service, context), service
-        finally:
-            preparing.cancel()
-            measured = context.machine.decode_rate(streams.state().decode_seconds)
-            remember_rate(settings.state_dir, DecodeRate(model.engine.config.backend, measured))
-
-
-def _default_sampling(model: "ChatModel", settings: Settings) -> "DefaultSampling":
-    from app.generation.options import API_DEFAULTS, DefaultSampling
-
-    return API_DEFAULTS if settings.sampling_defaults == "none" else DefaultSampling(model.sampling.values)
-
-
-@asynccontextmanager
-async def _embeddings(
-    model: "LoadedEncoder", name: str, context: "ServerContext"
-) -> AsyncIterator[tuple[ASGIApp, "Computing"]]:
-    """Create the application of an embedding model, and the work to stop at the end."""
-    from app.generation.embedding_service import EmbeddingService
-    from app.server.application import create_embedding_application
-
-    service = EmbeddingService(name, model.tokenizer, model.encoder)
-    try:
-        yield create_embedding_application(service, context), service
-    finally:
-        await service.stop()
+    await default.start()
+    models.residents.adopt(models.names.default.key, default)
+    application = create_application(models, context)
+    server = HTTPServer(
+        server_config(application if leases is None else leases.track_requests(application)),
+        work,
+        lambda: _announce(models.names.default.names[0], instance, settings, progress),
+        lambda status: _exit_now(instance, settings, status),
+    )
+    server.stop_on_signals()
+    _tune_interpreter()
+    if leases is not None:
+        leases.exit_when_unused()
+    with write_request_log(progress.say):
+        await server.serve_until_failure(sockets.sockets)
 
 
 def server_config(application: ASGIApp) -> uvicorn.Config:

@@ -16,7 +16,6 @@ from engine.kv.disk.folder import resolve_limit, segment_files
 from engine.system_memory import resident_bytes
 
 _SCAN_SECONDS = 5.0  # seconds between two scans of the folder
-_LARGE = 1_000_000_000  # bytes of weights from which memory reads dominate the time of a decode step
 
 
 class AmountReport(Struct):
@@ -46,18 +45,16 @@ class Machine:
         disk_limit: int | None = None,
         gpu: GpuMemory | None = None,
         clock: Callable[[], float] = time.monotonic,
-        weight_bytes: int = 0,
     ) -> None:
         """Set the sources of the report.
 
         `disk` is the cache folder of all models, or None if nothing is written. `disk_limit` is in bytes; None derives
-        it from the free space. `weight_bytes` is the size of the loaded weights; 0: unknown.
+        it from the free space.
         """
         self._disk = disk
         self._limit = disk_limit
         self._gpu = gpu
         self._clock = clock
-        self._weight_bytes = weight_bytes
         self._last_scan: tuple[float, AmountReport] | None = None  # the time of the last scan and its result
 
     def disk(self) -> AmountReport | None:
@@ -73,14 +70,6 @@ class Machine:
         if self._gpu is None:
             return None
         return AmountReport(max(0, self._gpu.total - self._gpu.free()), self._gpu.total)
-
-    def decode_rate(self, step_seconds: float) -> float:
-        """Return the weight bytes per second of steps with one token; 0 if it is unknown.
-
-        It is unknown if `step_seconds` is 0 (not measured). It is also unknown for small weights: their steps spend
-        most of the time outside of memory reads, so that the rate would make large models look slow.
-        """
-        return self._weight_bytes / step_seconds if step_seconds and self._weight_bytes >= _LARGE else 0.0
 
     def room(self) -> int:
         """Return the memory in bytes that another model could use once this process has ended.

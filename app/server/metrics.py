@@ -16,11 +16,11 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.generation.cache_tracker import CacheTracker
 from app.generation.latencies import Histogram, Latencies
 from app.generation.service import ChatService
-from app.generation.token_streams import TokenStreams
+from app.models.resident import Reason, State
 from app.server.origin import CLASS_NAMES
+from app.server.served_models import ServedModels
 from engine.counters import EngineState
 from engine.draft import Source
 from engine.request import ServiceClass
@@ -181,9 +181,9 @@ _LABELED_METRICS: Sequence[tuple[type[Family], str, str, str, Mapping[str, ReadS
 class Metrics:
     """The endpoint of GET /metrics."""
 
-    def __init__(self, service: ChatService) -> None:
+    def __init__(self, models: ServedModels) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Collector(service))
+        self._registry.register(_Collector(models))
 
     async def scrape(self, request: Request) -> Response:
         """Return all metrics. Runs on the event loop of the token streams, where the values are written.
@@ -194,82 +194,141 @@ class Metrics:
 
 
 class _Collector(Collector):
-    def __init__(self, service: ChatService) -> None:
-        self._model = service.name
-        self._streams = service.streams
-        self._cache = service.cache
+    """Collects the metrics of all models, with the name of the model as a label."""
+
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
 
     def describe(self) -> Iterable[Metric]:
         """Return no metrics, so that registering the endpoint does not read from the engine."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        streams, state = self._streams, self._streams.state()
+        yield from self._model_metrics()
+        services = self._services()
+        states = [(service.name, service.streams.state()) for service in services]
         for kind, name, meaning, read in _METRICS:
-            yield self._metric(kind, name, meaning, read(state))
+            yield _metric(kind, name, meaning, {model: read(state) for model, state in states})
         for kind, name, meaning, label, reads in _LABELED_METRICS:
-            values = {value: read(state) for value, read in reads.items()}
-            yield self._labeled_metric(kind, name, meaning, label, values)
-        yield from self._stream_metrics(streams)
-        yield from self._latency_metrics(streams.latencies)
-        yield from self._cache_metrics(self._cache)
+            values = {(model, value): read(state) for model, state in states for value, read in reads.items()}
+            yield _labeled_metric(kind, name, meaning, label, values)
+        yield from _stream_metrics(services)
+        yield from _latency_metrics(services)
+        yield from _cache_metrics(services)
 
-    def _stream_metrics(self, streams: TokenStreams) -> Iterator[Metric]:
-        healthy = 0 if streams.problem() else 1
-        yield self._metric(GaugeMetricFamily, "healthy", "1 while the engine can serve, else 0.", healthy)
-        of_class = streams.running_by_class()
-        running = {name: of_class[service] for name, service in CLASS_NAMES.items()}
-        name, meaning = "num_requests_running_by_class", "Running requests."
-        yield self._labeled_metric(GaugeMetricFamily, name, meaning, "service_class", running)
+    def _services(self) -> list[ChatService]:
+        loaded = (resident.loaded for resident in self._models.residents)
+        services = (model.service for model in loaded if model is not None)
+        return [service for service in services if isinstance(service, ChatService)]
 
-    def _latency_metrics(self, latencies: Latencies) -> Iterator[Metric]:
-        ends = {finish.value: count for finish, count in latencies.ends.items()}
-        name, meaning = "request_success", "Ended requests, by finish reason."
-        yield self._labeled_metric(CounterMetricFamily, name, meaning, "finished_reason", ends)
-        for name, meaning, histograms in (
-            (
-                "time_to_first_token_seconds",
-                "Time from the arrival of a request to its first token.",
-                latencies.first_token,
-            ),
-            ("inter_token_latency_seconds", "Time between consecutive tokens of a request.", latencies.between_tokens),
-            (
-                "e2e_request_latency_seconds",
-                "Time from the arrival of a request to its last token. Aborted requests are not counted.",
-                latencies.whole_reply,
-            ),
-        ):
-            yield self._histogram(name, meaning, histograms)
-
-    def _cache_metrics(self, cache: CacheTracker) -> Iterator[Metric]:
-        misses = {reason.value: count for reason, count in cache.misses.items()}
-        name, meaning = "cache_misses", "Prompts whose prefix was only partly in the cache or not at all, by reason."
-        yield self._labeled_metric(CounterMetricFamily, name, meaning, "reason", misses)
-        meaning = (
-            "Time to restore the cached blocks of a prompt from the host pool and from files, if it has any there."
+    def _model_metrics(self) -> Iterator[Metric]:
+        residents = self._models.residents
+        states = {(model.title, state.value): float(model.state is state) for model in residents for state in State}
+        yield _labeled_metric(
+            GaugeMetricFamily, "model_state", "1 for the current state of each model, else 0.", "state", states
         )
-        yield self._histogram("cache_restore_seconds", meaning, cache.restores)
+        family = GaugeMetricFamily(
+            _PREFIX + "memory_bytes",
+            "Bytes that each model may use, by purpose and memory.",
+            labels=("model_name", "what", "where"),
+        )
+        for model in residents:
+            memories = {} if model.loaded is None else model.loaded.memories()
+            for where, held in memories.items():
+                for what in ("weights", "steps", "cache", "host_pool", "touched"):
+                    family.add_metric((model.title, what, where), getattr(held, what))
+        yield family
+        loads = {model.title: float(model.loads) for model in residents}
+        yield _metric(CounterMetricFamily, "loads", "Loads of each model.", loads)
+        failed = {model.title: float(model.failed_loads) for model in residents}
+        yield _metric(CounterMetricFamily, "failed_loads", "Loads that failed.", failed)
+        unloads = {(model.title, why.value): float(model.unloads[why]) for model in residents for why in Reason}
+        meaning = "Unloads by reason: memory for another model, idle, request, or failure of the engine."
+        yield _labeled_metric(CounterMetricFamily, "unloads", meaning, "reason", unloads)
 
-    def _metric(self, kind: type[Family], name: str, meaning: str, value: float) -> Family:
-        family = kind(_PREFIX + name, meaning, labels=("model_name",))
-        family.add_metric((self._model,), value)
-        return family
 
-    def _labeled_metric(
-        self, kind: type[Family], name: str, meaning: str, label: str, values: Mapping[str, float]
-    ) -> Family:
-        family = kind(_PREFIX + name, meaning, labels=("model_name", label))
-        for label_value, value in values.items():
-            family.add_metric((self._model, label_value), value)
-        return family
+def _stream_metrics(services: Sequence[ChatService]) -> Iterator[Metric]:
+    healthy = {service.name: 0.0 if service.streams.problem() else 1.0 for service in services}
+    yield _metric(GaugeMetricFamily, "healthy", "1 while the engine can serve, else 0.", healthy)
+    running = {
+        (service.name, name): float(service.streams.running_by_class()[of_class])
+        for service in services
+        for name, of_class in CLASS_NAMES.items()
+    }
+    name, meaning = "num_requests_running_by_class", "Running requests."
+    yield _labeled_metric(GaugeMetricFamily, name, meaning, "service_class", running)
 
-    def _histogram(
-        self, name: str, meaning: str, histograms: Mapping[ServiceClass, Histogram]
-    ) -> HistogramMetricFamily:
-        family = HistogramMetricFamily(_PREFIX + name, meaning, labels=("model_name", "service_class"))
+
+def _latency_metrics(services: Sequence[ChatService]) -> Iterator[Metric]:
+    ends = {
+        (service.name, finish.value): float(count)
+        for service in services
+        for finish, count in service.streams.latencies.ends.items()
+    }
+    name, meaning = "request_success", "Ended requests, by finish reason."
+    yield _labeled_metric(CounterMetricFamily, name, meaning, "finished_reason", ends)
+    latencies = {service.name: service.streams.latencies for service in services}
+    for name, meaning, read in _LATENCIES:
+        yield _histogram(name, meaning, {model: read(measured) for model, measured in latencies.items()})
+
+
+_LATENCIES: Sequence[tuple[str, str, Callable[[Latencies], Mapping[ServiceClass, Histogram]]]] = (
+    (
+        "time_to_first_token_seconds",
+        "Time from the arrival of a request to its first token.",
+        lambda latencies: latencies.first_token,
+    ),
+    (
+        "inter_token_latency_seconds",
+        "Time between consecutive tokens of a request.",
+        lambda latencies: latencies.between_tokens,
+    ),
+    (
+        "e2e_request_latency_seconds",
+        "Time from the arrival of a request to its last token. Aborted requests are not counted.",
+        lambda latencies: latencies.whole_reply,
+    ),
+)
+
+
+def _cache_metrics(services: Sequence[ChatService]) -> Iterator[Metric]:
+    misses = {
+        (service.name, reason.value): float(count)
+        for service in services
+        for reason, count in service.cache.misses.items()
+    }
+    name, meaning = "cache_misses", "Prompts whose prefix was only partly in the cache or not at all, by reason."
+    yield _labeled_metric(CounterMetricFamily, name, meaning, "reason", misses)
+    meaning = "Time to restore the cached blocks of a prompt from the host pool and from files, if it has any there."
+    yield _histogram("cache_restore_seconds", meaning, {service.name: service.cache.restores for service in services})
+
+
+def _metric(kind: type[Family], name: str, meaning: str, values: Mapping[str, float]) -> Family:
+    """Return a metric with a value for each model."""
+    family = kind(_PREFIX + name, meaning, labels=("model_name",))
+    for model, value in values.items():
+        family.add_metric((model,), value)
+    return family
+
+
+def _labeled_metric(
+    kind: type[Family], name: str, meaning: str, label: str, values: Mapping[tuple[str, str], float]
+) -> Family:
+    """Return a metric with a value for each model and each value of the label."""
+    family = kind(_PREFIX + name, meaning, labels=("model_name", label))
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _histogram(
+    name: str, meaning: str, histograms: Mapping[str, Mapping[ServiceClass, Histogram]]
+) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(_PREFIX + name, meaning, labels=("model_name", "service_class"))
+    for model, by_class in histograms.items():
         for class_name, service in CLASS_NAMES.items():
-            histogram = histograms[service]
+            histogram = by_class[service]
             bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
             buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
-            family.add_metric((self._model, class_name), buckets, histogram.total_seconds)
-        return family
+            family.add_metric((model, class_name), buckets, histogram.total_seconds)
+    return family

@@ -81,14 +81,19 @@ def caller_of(request: Request) -> Caller:
 def _service_class(fields: OriginFields, headers: Mapping[str, str]) -> ServiceClass:
     candidates = (
         CLASS_NAMES.get(fields.service_class or ""),
-        _header_class(headers),
+        _class_in(headers),
         _CLASS_OF_TIER.get(fields.service_tier or ""),
         _CLASS_OF_PURPOSE[fields.purpose],
     )
     return next(one for one in candidates if one is not None)
 
 
-def _header_class(headers: Mapping[str, str]) -> ServiceClass | None:
+def class_of_header(request: Request) -> ServiceClass | None:
+    """Return the class in the header of a request; None: it has none. Raises InvalidRequest if it is unknown."""
+    return _class_in(request.headers)
+
+
+def _class_in(headers: Mapping[str, str]) -> ServiceClass | None:
     name = headers.get(CLASS_HEADER)
     if name is None:
         return None

@@ -1,5 +1,5 @@
 """Routes of this server's own API, which the terminal chat uses: engine state, abort, stop, token counts, and
-forgetting.
+forgetting. `app.server.model_endpoints` has those about models.
 
 A caller whose key has a separate cache sees and ends only requests with that key.
 """
@@ -7,7 +7,7 @@ A caller whose key has a separate cache sees and ends only requests with that ke
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -19,12 +19,16 @@ from starlette.responses import Response
 from app.generation.conversation import Conversation
 from app.generation.service import ChatService
 from app.generation.template import MAX_TEXT_CHARS
+from app.generation.token_streams import TokenStreams
+from app.models.decode_rate import decode_rate
 from app.server.dialects.openai.chat_requests import ChatMessage, TemplateVariables
 from app.server.http.endpoint import Endpoint
 from app.server.http.reply import json_reply
 from app.server.http.request_body import read_body
 from app.server.machine import AmountReport, Machine
 from app.server.origin import caller_of, caller_origin
+from app.server.request_fields import ModelName
+from app.server.served_models import ServedModels
 from engine.request import FinishReason
 from engine.request import Request as EngineRequest
 
@@ -35,7 +39,8 @@ Messages: TypeAlias = Annotated[list[ChatMessage], Meta(min_length=1)]
 class RequestReport(Struct):
     """A request that has not ended."""
 
-    id: str
+    id: str  # unique among all models
+    model: str
     client: str  # the user agent
     service_class: str
     phase: Phase
@@ -55,20 +60,20 @@ class TierReport(Struct):
 
 
 class EngineReport(Struct):
-    """State of the engine."""
+    """State of the engine of one model, and of the machine."""
 
     model: str
     context_length: int
-    requests: list[RequestReport]
-    tiers: list[TierReport]
-    block_bytes: int  # approximate bytes of one block; 0: unknown
+    requests: list[RequestReport]  # of all models
     disk: AmountReport | None  # disk space of the KV cache of all models; null: the disk cache is off
     memory: int  # bytes of the process; 0: unknown
     gpu: AmountReport | None  # memory of the GPU that runs the engine; null: the engine runs on the CPU
-    room: int  # bytes that another model could use instead of this one; 0: unknown
-    computed_tokens: int  # tokens of prompts and replies, since the start
-    generated_tokens: int
-    decode_rate: float  # weight bytes per second of steps with one token; 0: unknown
+    room: int  # bytes that another model could use instead of the loaded ones; 0: unknown
+    tiers: list[TierReport] = msgspec.field(default_factory=list)  # empty: the model is not loaded
+    block_bytes: int = 0  # approximate bytes of one block; 0: unknown
+    computed_tokens: int = 0  # tokens of prompts and replies, since the model was loaded
+    generated_tokens: int = 0
+    decode_rate: float = 0.0  # weight bytes per second of steps with one token; 0: unknown
 
 
 class AbortRequest(Struct):
@@ -96,11 +101,12 @@ class Stopped(Struct):
 
 
 class CountRequest(Struct):
-    """A text, or a conversation whose next prompt is counted."""
+    """A text, or a conversation whose next prompt is counted. Without a model, the default model counts."""
 
     text: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)] = ""
     messages: list[ChatMessage] = msgspec.field(default_factory=list)
     chat_template_kwargs: TemplateVariables | None = None
+    model: ModelName | None = None
 
 
 class Count(Struct):
@@ -113,6 +119,7 @@ class ForgetRequest(Struct):
 
     messages: Messages
     staying: Annotated[list[Messages], Meta(max_length=256)] = msgspec.field(default_factory=list)
+    model: ModelName | None = None
 
 
 class Forgotten(Struct):
@@ -120,10 +127,10 @@ class Forgotten(Struct):
 
 
 class OwnEndpoints:
-    """Endpoints for one chat service and the machine on which it runs."""
+    """Endpoints for the models of a server and the machine on which it runs."""
 
-    def __init__(self, service: ChatService, machine: Machine) -> None:
-        self._service = service
+    def __init__(self, models: ServedModels, machine: Machine) -> None:
+        self._models = models
         self._machine = machine
         self._abort_decoder = msgspec.json.Decoder(AbortRequest)
         self._stop_decoder = msgspec.json.Decoder(StopRequest)
@@ -142,68 +149,96 @@ class OwnEndpoints:
         ]
 
     async def report(self, request: Request) -> Response:
-        streams, state = self._service.streams, self._service.streams.state()
-        now = streams.now()
+        """Report the model in the query, or the default model, and the requests of all models. Loads no model."""
+        model = await self._models.describe(request.query_params.get("model"))
+        service, loaded = model.service, model.resident.loaded
         report = EngineReport(
-            model=self._service.name,
-            context_length=self._service.context_length,
-            requests=[_report(one, now) for one in streams.requests() if _may_see(request, one)],
-            tiers=[
-                TierReport("device", state.kv_blocks_held + state.kv_blocks_cached, state.kv_blocks),
-                TierReport("RAM", state.host_blocks_used, state.host_blocks),
+            model=model.name,
+            context_length=model.context_length,
+            requests=[
+                _report(number, name, one, streams.now())
+                for number, name, streams in self._streams()
+                for one in streams.requests()
+                if _may_see(request, one)
             ],
-            block_bytes=streams.block_bytes,
             disk=await asyncio.to_thread(self._machine.disk),
             memory=_resident_bytes(),
             gpu=self._machine.gpu(),
             room=self._machine.room(),
-            computed_tokens=state.counters.computed_tokens,
-            generated_tokens=state.counters.generated_tokens,
-            decode_rate=self._machine.decode_rate(state.decode_seconds),
         )
+        if isinstance(service, ChatService) and loaded is not None:
+            streams, state = service.streams, service.streams.state()
+            report.tiers = [
+                TierReport("device", state.kv_blocks_held + state.kv_blocks_cached, state.kv_blocks),
+                TierReport("RAM", state.host_blocks_used, state.host_blocks),
+            ]
+            report.block_bytes = streams.block_bytes
+            report.computed_tokens = state.counters.computed_tokens
+            report.generated_tokens = state.counters.generated_tokens
+            report.decode_rate = decode_rate(loaded.weight_bytes, state.decode_seconds)
         return json_reply(report)
+
+    def _streams(self) -> Iterator[tuple[int, str, TokenStreams]]:
+        """Yield the number, the name, and the streams of each loaded model that generates text."""
+        for number, resident in enumerate(self._models.residents):
+            if resident.loaded is not None and isinstance(service := resident.loaded.service, ChatService):
+                yield number, service.name, service.streams
 
     async def abort(self, request: Request) -> Response:
         body = await read_body(request, self._abort_decoder)
-        return json_reply(Aborted(self._end_requests(request, lambda one: str(one.id) == body.id, FinishReason.ABORT)))
+        return json_reply(Aborted(self._end_requests(request, lambda name, _: name == body.id, FinishReason.ABORT)))
 
     async def stop(self, request: Request) -> Response:
         body = await read_body(request, self._stop_decoder)
         return json_reply(
-            Stopped(self._end_requests(request, lambda one: one.origin.reply == body.reply, FinishReason.STOP))
+            Stopped(self._end_requests(request, lambda _, one: one.origin.reply == body.reply, FinishReason.STOP))
         )
 
-    def _end_requests(self, request: Request, is_meant: Callable[[EngineRequest], bool], reason: FinishReason) -> bool:
+    def _end_requests(
+        self, request: Request, is_meant: Callable[[str, EngineRequest], bool], reason: FinishReason
+    ) -> bool:
         """End requests that match and that the caller may see. Returns whether there were any."""
-        streams = self._service.streams
-        found = [one.id for one in streams.requests() if is_meant(one) and _may_see(request, one)]
-        for number in found:
-            streams.end(number, reason)
+        found = [
+            (streams, one.id)
+            for number, _, streams in self._streams()
+            for one in streams.requests()
+            if is_meant(_id_of(number, one), one) and _may_see(request, one)
+        ]
+        for streams, request_id in found:
+            streams.end(request_id, reason)
         return bool(found)
 
     async def count(self, request: Request) -> Response:
         """Count tokens, even if there are more than the context holds. Raises InvalidMessage and TemplateError."""
         body = await read_body(request, self._count_decoder)
+        service = (await self._models.chat(request, body.model)).service
         if body.messages:
             messages = [message.to_message() for message in body.messages]
             conversation = Conversation(messages, variables=dict(body.chat_template_kwargs or {}))
-            tokens = await self._service.count_tokens(conversation)
+            tokens = await service.count_tokens(conversation)
         else:
-            tokens = len(await self._service.tokenize(body.text))
-        return json_reply(Count(tokens, self._service.context_length))
+            tokens = len(await service.tokenize(body.text))
+        return json_reply(Count(tokens, service.context_length))
 
     async def forget(self, request: Request) -> Response:
         body = await read_body(request, self._forget_decoder)
         gone = [message.to_message() for message in body.messages]
         staying = [[message.to_message() for message in other] for other in body.staying]
-        await self._service.forget(gone, staying, caller_origin(request))
+        service = (await self._models.chat(request, body.model)).service
+        await service.forget(gone, staying, caller_origin(request))
         return json_reply(Forgotten())
 
 
-def _report(request: EngineRequest, now: float) -> RequestReport:
+def _id_of(number: int, request: EngineRequest) -> str:
+    """Return the id of a request. The ids of an engine are unique only among its own requests."""
+    return f"{number}.{request.id}"
+
+
+def _report(number: int, model: str, request: EngineRequest, now: float) -> RequestReport:
     total = len(request.prompt_ids)
     return RequestReport(
-        id=str(request.id),
+        id=_id_of(number, request),
+        model=model,
         client=request.origin.client,
         service_class=request.origin.service.name.lower(),
         phase=_phase(request),

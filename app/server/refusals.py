@@ -1,4 +1,4 @@
-"""Endpoints for requests that the served model cannot answer. Their errors say why, and which model or path can."""
+"""Errors for requests that a model cannot answer. They say why, and which model or path can."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,9 +30,12 @@ class Refusal:
             for path, body in bodies.items()
         ]
 
+    def error(self) -> InvalidRequest:
+        return InvalidRequest(self.message, self.remedy, parameter="model")
+
     async def _refuse(self, request: Request) -> NoReturn:
         await read_body(request, _any_request)
-        raise InvalidRequest(self.message, self.remedy, parameter="model")
+        raise self.error()
 
 
 class AnyRequest(Struct):
@@ -43,16 +46,16 @@ _any_request = msgspec.json.Decoder(AnyRequest)
 
 NO_VECTORS = Refusal(
     "Refused: this model returns no embeddings",
-    "This server's model generates text, and returns no embeddings",
-    "Serve an embedding model, such as all-MiniLM-L6-v2: ingle serve --model FOLDER.",
+    "This model generates text, and returns no embeddings",
+    "Name an embedding model, such as all-MiniLM-L6-v2.",
 )
 RANKS_ONLY = Refusal(
     "Refused: this model ranks documents, and returns no embeddings",
-    "This server's model ranks documents, and returns no embeddings",
-    "Use POST /v1/rerank, or serve an embedding model.",
+    "This model ranks documents, and returns no embeddings",
+    "Use POST /v1/rerank, or name an embedding model.",
 )
 NO_TEXT = Refusal(
     "Refused: this model generates no text",
-    "This server's model returns embeddings, and generates no text",
-    "Use POST /v1/embeddings or POST /v1/rerank, or serve a chat model: ingle serve.",
+    "This model returns embeddings, and generates no text",
+    "Use POST /v1/embeddings or POST /v1/rerank, or name a chat model.",
 )

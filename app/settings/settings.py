@@ -125,6 +125,9 @@ class Settings:
     """All settings, resolved by `load_settings`. The fields are the table of settings."""
 
     model: str = field(metadata=_read_by(text, "smollm2:135m", "Model to use if you name none. Default: smollm2:135m."))
+    more_models: tuple[str, ...] = field(
+        metadata=_read_by(text_list, (), "Further models that the server lists, separated by commas. Default: none.")
+    )
     model_aliases: Mapping[str, str] = field(
         metadata=_read_by(
             names,

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from app.generation.embedding_service import EmbeddingService
 from app.generation.template import ChatTemplateRenderer
-from app.server.application import ServerContext, create_embedding_application
+from app.server.application import create_application
 from app.text.encoder_tokenizer import from_json
 from app.text.gguf_tokenizer import from_gguf
 from quant.gguf import GGUFFile
 from tests.app.server.dialects.openai.test_embeddings import DigestEmbedder
+from tests.app.server.fixed_models import fixed_models
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.served_application import ServedApplication
 from tests.app.text.small_wordpiece import document
@@ -35,5 +36,5 @@ def chat_server(model: Path, aliases: Mapping[str, str]) -> Iterator[str]:
 def embedding_server(aliases: Mapping[str, str]) -> Iterator[str]:
     """Run the server and yield its URL."""
     service = EmbeddingService("digest", from_json(document()), DigestEmbedder())
-    with ServedApplication(create_embedding_application(service, ServerContext(aliases=aliases))) as server:
+    with ServedApplication(create_application(fixed_models(service, aliases))) as server:
         yield server.url

@@ -18,6 +18,7 @@ from app.settings.settings import Settings
 from app.text.tokenizer import Tokenizer
 from engine.backends.device_choice import layouts_to_compile
 from engine.config import EngineConfig
+from engine.device import Needs
 from engine.errors import OutOfMemory, UnsupportedModel
 from engine.load_options import DiskOptions, LoadOptions
 from engine.loading import ModelEngine, compile_gpu_kernels, load_engine, open_checkpoint
@@ -34,7 +35,8 @@ class ChatModel:
     engine: ModelEngine
     tokenizer: Tokenizer
     sampling: Sampling  # recommended by the catalog or the files, or the default
-    weight_bytes: int = 0  # size of the loaded weights that compute one token; 0: unknown
+    weight_bytes: int  # size of the loaded weights that compute one token; 0: unknown
+    needs: Needs  # memory of weights and steps
 
 
 def load_model(
@@ -71,7 +73,7 @@ def load_model(
         progress.say(lowered_context(settings, config.model_context_length))
     if not settings.context and config.context_length < config.model_context_length:
         progress.say(shortened_context(config))
-    return ChatModel(stored.name, engine, tokenizer, sampling or DEFAULT_SAMPLING, plan.active_weights)
+    return ChatModel(stored.name, engine, tokenizer, sampling or DEFAULT_SAMPLING, plan.active_weights, plan.needs)
 
 
 def shortened_context(config: EngineConfig) -> str:

@@ -27,7 +27,7 @@ from app.server.http.errors import raise_first
 from app.server.http.reply import json_reply_on_thread
 from app.server.http.request_body import read_body
 from app.server.request_fields import FieldTable, ModelName, PositiveCount, ignored, refused, supported
-from app.server.served_model import ServedModel
+from app.server.served_models import ServedModels
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 
@@ -145,11 +145,10 @@ class BareRank(Struct):
 
 
 class RerankEndpoints:
-    """Endpoints of one embedding model or cross-encoder."""
+    """Endpoints that rank documents, with an embedding model or a cross-encoder."""
 
-    def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
-        self._service = service
-        self._model = model
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
 
     def endpoints(self) -> list[Endpoint]:
         summary = "Rank documents by their relevance to a query"
@@ -158,26 +157,29 @@ class RerankEndpoints:
 
     async def rerank(self, request: Request) -> Response:
         body = await read_body(request, RERANK)
-        model = self._model.reply_name(body.model)
         body.check()
-        scores, tokens = await (self._by_pairs(body) if self._service.ranks else self._by_vectors(body))
-        return await json_reply_on_thread(self._service.texts, lambda _: _encode_ranking(scores, body, model, tokens))
+        served = await self._models.embedder(request, body.model)
+        service, model = served.service, served.name
+        scores, tokens = await (_by_pairs(service, body) if service.ranks else _by_vectors(service, body))
+        return await json_reply_on_thread(service.texts, lambda _: _encode_ranking(scores, body, model, tokens))
 
-    async def _by_pairs(self, body: RerankRequest) -> tuple[list[float], int]:
-        """Return the score of each document, and the total number of tokens that the model read."""
-        limit, documents = truncation_limit(self._service, body.truncation), body.documents_by_path
-        with convert_input_errors(self._service, ["query", *documents]):
-            pairs = await self._service.encode_pairs(body.query, list(documents.values()), limit)
-        for name, pair in zip(documents, pairs, strict=True):
-            check_sequence(self._service, name, pair.ids, limit)
-        scores = await self._service.scores(pairs, raw=bool(body.raw_scores))
-        return scores, sum(len(pair.ids) for pair in pairs)
 
-    async def _by_vectors(self, body: RerankRequest) -> tuple[list[float], int]:
-        inputs = {"query": body.query, **body.documents_by_path}
-        sequences = await read_inputs(self._service, inputs, body.truncation)
-        query, *documents = await self._service.embed(sequences)
-        return [float(query @ document) for document in documents], sum(map(len, sequences))
+async def _by_pairs(service: EmbeddingService, body: RerankRequest) -> tuple[list[float], int]:
+    """Return the score of each document, and the total number of tokens that the model read."""
+    limit, documents = truncation_limit(service, body.truncation), body.documents_by_path
+    with convert_input_errors(service, ["query", *documents]):
+        pairs = await service.encode_pairs(body.query, list(documents.values()), limit)
+    for name, pair in zip(documents, pairs, strict=True):
+        check_sequence(service, name, pair.ids, limit)
+    scores = await service.scores(pairs, raw=bool(body.raw_scores))
+    return scores, sum(len(pair.ids) for pair in pairs)
+
+
+async def _by_vectors(service: EmbeddingService, body: RerankRequest) -> tuple[list[float], int]:
+    inputs = {"query": body.query, **body.documents_by_path}
+    sequences = await read_inputs(service, inputs, body.truncation)
+    query, *documents = await service.embed(sequences)
+    return [float(query @ document) for document in documents], sum(map(len, sequences))
 
 
 def _encode_ranking(scores: Sequence[float], body: RerankRequest, model: str, tokens: int) -> bytes:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Framing:
     # Bytes for a client that waits for the next chunk, given the status of its request. Empty if clients would show
     # them.
     ping: Callable[[str], bytes]
+    failure: Callable[[msgspec.Raw], bytes]  # frames an encoded error that ends a stream
 
 
 def _event(piece: Any) -> bytes:
@@ -30,25 +32,30 @@ def _named_event(piece: msgspec.Struct) -> bytes:
     return f"event: {piece.__struct_config__.tag}\n".encode() + _event(piece)
 
 
+def _error_event(error: msgspec.Raw) -> bytes:
+    return b"event: error\n" + _event(error)
+
+
 def _comment(status: str) -> bytes:
     """Return an event without data, which clients ignore."""
     return f": {status}\n\n".encode()
 
 
-def _line(piece: msgspec.Struct) -> bytes:
+def _line(piece: Any) -> bytes:
     return msgspec.json.encode(piece) + b"\n"
 
 
 _EVENTS = "text/event-stream; charset=utf-8"
 
-EVENTS = Framing(_EVENTS, _event, b"data: [DONE]\n\n", _comment)
-BARE_EVENTS = Framing(_EVENTS, _event, b"", _comment)  # no event marks the end
+EVENTS = Framing(_EVENTS, _event, b"data: [DONE]\n\n", _comment, _event)
+BARE_EVENTS = Framing(_EVENTS, _event, b"", _comment, _event)  # no event marks the end
 # The name of each event is the tag of its type, which is also in its data.
-NAMED_EVENTS = Framing(_EVENTS, _named_event, b"", _comment)
-LINES = Framing("application/x-ndjson", _line, b"", lambda status: b"")
+NAMED_EVENTS = Framing(_EVENTS, _named_event, b"", _comment, _error_event)
+LINES = Framing("application/x-ndjson", _line, b"", lambda status: b"", _line)
 
 
 TEXT: Final = "text/plain"
+_FRAMING: Final = "inglenook.framing"  # key in an ASGI scope of the framing of the endpoint's streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +98,13 @@ class Endpoint(Route):
         self.fails_with = fails_with
         self.framing = framing
         self.errors = errors
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_FRAMING] = self.framing
+        await super().handle(scope, receive, send)
+
+
+def framing_of(scope: Scope) -> Framing:
+    """Return the framing of the streams of a request's endpoint."""
+    framing: Framing = scope[_FRAMING]
+    return framing

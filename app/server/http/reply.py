@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from app.generation.events import QUEUED, TokenCounts
 from app.process.work_pool import Check, WorkPool
@@ -96,6 +96,12 @@ class StreamedReply(Generic[ChunkT]):
             await stream.put(self.framing.end)
 
 
+def stream_head(framing: Framing) -> Message:
+    """Return the ASGI message that starts a stream."""
+    headers = [(b"content-type", framing.media_type.encode()), *_STREAM_HEADERS]
+    return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
 class _StreamedBody:
     """The body of a streamed reply. The head is sent with its first bytes."""
 
@@ -110,8 +116,7 @@ class _StreamedBody:
         async with self._sending:
             if not self.started:
                 self.started = True
-                headers = [(b"content-type", self._reply.framing.media_type.encode()), *_STREAM_HEADERS]
-                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+                await self._send(stream_head(self._reply.framing))
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self._sent_at = asyncio.get_running_loop().time()
 

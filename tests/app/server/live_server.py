@@ -20,6 +20,7 @@ from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.step import SampledToken, StepPlan
+from tests.app.server.fixed_models import fixed_models
 from tests.app.server.served_application import ServedApplication
 from tests.support.hash_model import HashRunner, HashTicket
 from tests.support.processes import until
@@ -102,8 +103,8 @@ class LiveServer(ServedApplication):
             name, tokenizer, self.streams, renderer, sampling=sampling, generic_tools=generic_tools
         )
         policy = policy or AccessPolicy(host_names=["ingle.test"])
-        context = ServerContext(policy, aliases or {}, describe, pulls, state_dir)
-        super().__init__(create_application(self.service, context))
+        self.models = fixed_models(self.service, aliases, describe)
+        super().__init__(create_application(self.models, ServerContext(policy, pulls, state_dir)))
 
     async def _main(self) -> None:
         async with self.streams:

@@ -31,7 +31,7 @@ def read(name: str) -> str:
 @pytest.fixture(scope="module")
 def routes(hash_server: LiveServer) -> set[tuple[str, str]]:
     """(method, path) of each route, including DELETE /api/delete, which only a server with downloads has."""
-    found: Any = create_application(hash_server.service).routes
+    found: Any = create_application(hash_server.models).routes
     return {("DELETE", "/api/delete"), *((route.method, route.path.replace(":path", "")) for route in found)}
 
 

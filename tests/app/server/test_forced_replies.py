@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,10 @@ QUESTION = "I want to go to Rome."
 class Templates:
     """Runs one model with any of many chat templates."""
 
-    def __init__(self, engine: Engine[Any], folder: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
-        self._engine = engine
+    def __init__(
+        self, load: Callable[[], Engine[Any]], folder: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+    ) -> None:
+        self._load = load
         self._folder = folder
         self.tokenizer = tokenizer
         self._renderer = renderer
@@ -101,7 +103,7 @@ class Templates:
     async def _service(self, template: str) -> AsyncIterator[ChatService]:
         tokenizer = copy.copy(self.tokenizer)
         tokenizer.chat_template = (self._folder / f"{template}.jinja").read_text(encoding="utf-8")
-        async with TokenStreams(self._engine) as streams:
+        async with TokenStreams(self._load()) as streams:
             service = ChatService("smollm2:135m", tokenizer, streams, self._renderer)
             service.grammars = self._grammars
             yield service
@@ -116,11 +118,12 @@ async def each(batches: AsyncGenerator[list[ChatCompletionChunk]]) -> AsyncGener
 @pytest.fixture(scope="module")
 def templates(
     smollm2: Path, cpu_kernels: Path, llama_cpp_models: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
-) -> Iterator[Templates]:
-    with open_checkpoint(smollm2) as checkpoint:
-        engine = load_engine(checkpoint, LoadOptions(context_length=1024, code_cache=cpu_kernels))
-    yield Templates(engine, llama_cpp_models / "templates", tokenizer, renderer)
-    engine.assert_empty()
+) -> Templates:
+    def load() -> Engine[Any]:
+        with open_checkpoint(smollm2) as checkpoint:
+            return load_engine(checkpoint, LoadOptions(context_length=1024, code_cache=cpu_kernels))
+
+    return Templates(load, llama_cpp_models / "templates", tokenizer, renderer)
 
 
 def check_calls(reply: Choice) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from app.models.decode_rate import decode_rate
 from app.server import machine as module
 from app.server.machine import AmountReport, GpuMemory, Machine
 from engine.kv.disk.segment_file import SUFFIX
@@ -51,9 +52,8 @@ def test_report_without_files_and_gpu_is_empty() -> None:
 
 
 def test_decode_rate_is_zero_until_a_step_is_measured() -> None:
-    machine = Machine(weight_bytes=2_000_000_000)
-    assert (machine.decode_rate(0.0), machine.decode_rate(0.5)) == (0.0, 4_000_000_000.0)
+    assert (decode_rate(2_000_000_000, 0.0), decode_rate(2_000_000_000, 0.5)) == (0.0, 4_000_000_000.0)
 
 
 def test_small_weights_measure_no_decode_rate() -> None:
-    assert Machine(weight_bytes=98_000_000).decode_rate(0.03) == 0.0
+    assert decode_rate(98_000_000, 0.03) == 0.0

@@ -1,7 +1,6 @@
 """Endpoints of Anthropic's API: each decodes a request and returns the response for its reply."""
 
-from collections.abc import Mapping
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -9,7 +8,6 @@ from starlette.responses import Response
 
 from app.generation.cache_report import CacheReport
 from app.generation.events import TokenCounts
-from app.generation.service import ChatService
 from app.server.dialects.anthropic import messages
 from app.server.dialects.anthropic.changing_lines import CHANGING_LINES, KEEP_ALL_LINES
 from app.server.dialects.anthropic.errors import ERRORS, error_body
@@ -20,17 +18,9 @@ from app.server.http.errors import convert_errors
 from app.server.http.reply import StreamedReply, WholeReply, json_reply
 from app.server.http.request_body import read_body
 from app.server.origin import origin_of
-from app.server.request_fields import FieldTable
-from app.server.served_model import ServedModel
+from app.server.served_models import ServedModels
 
-RequestT = TypeVar("RequestT", bound=TokenCountRequest)
 Reply: TypeAlias = StreamedReply[messages.Event] | WholeReply[messages.Event]
-
-
-MESSAGE_ROUTES: Mapping[str, type[Struct]] = {
-    "/v1/messages": MessageRequest,
-    "/v1/messages/count_tokens": TokenCountRequest,
-}
 
 
 class TokenCount(Struct):
@@ -38,12 +28,11 @@ class TokenCount(Struct):
 
 
 class AnthropicEndpoints:
-    """Endpoints of one model."""
+    """Endpoints that generate messages."""
 
-    def __init__(self, service: ChatService, model: ServedModel, *, keep_changing_lines: bool = False) -> None:
-        """Set the model. With `keep_changing_lines`, prompts keep lines that change with every request."""
-        self._service = service
-        self._model = model
+    def __init__(self, models: ServedModels, *, keep_changing_lines: bool = False) -> None:
+        """Set the models. With `keep_changing_lines`, prompts keep lines that change with every request."""
+        self._models = models
         self._changing_lines = KEEP_ALL_LINES if keep_changing_lines else CHANGING_LINES
 
     def endpoints(self) -> list[Endpoint]:
@@ -71,25 +60,22 @@ class AnthropicEndpoints:
         ]
 
     async def create_message(self, request: Request) -> Reply:
-        body = await self._read(request, MESSAGES)
+        body = await read_body(request, MESSAGES)
         origin = origin_of(request, body.origin_fields())
         conversation, left_out = body.conversation(self._changing_lines)
-        options = body.generation_options(self._service.sampling)
+        served = await self._models.chat(request, body.model, streams=bool(body.stream))
+        options = body.generation_options(served.service.sampling)
         counts = TokenCounts(cache=CacheReport(left_out=left_out))
-        replies = self._service.reply(conversation, options, origin, counts)
-        events = messages.events(replies, self._model.reply_name(body.model), counts)
+        replies = served.service.reply(conversation, options, origin, counts)
+        events = messages.events(replies, served.name, counts)
         if body.stream:
             return StreamedReply(events, error_body, messages.FRAMING)
         return WholeReply(events, messages.fold)
 
     async def count_tokens(self, request: Request) -> Response:
-        body = await self._read(request, TOKEN_COUNT)
+        body = await read_body(request, TOKEN_COUNT)
         conversation, _ = body.conversation(self._changing_lines)
+        served = await self._models.chat(request, body.model)
         with convert_errors("messages"):
-            prompt = await self._service.prompt(conversation)
+            prompt = await served.service.prompt(conversation)
         return json_reply(TokenCount(len(prompt.ids)))
-
-    async def _read(self, request: Request, table: FieldTable[RequestT]) -> RequestT:
-        body = await read_body(request, table)
-        self._model.check(body.model)
-        return body

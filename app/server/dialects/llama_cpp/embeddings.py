@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from torch import Tensor
 
-from app.generation.embedding_service import EmbeddingService
 from app.server.dialects.llama_cpp.errors import ERRORS
 from app.server.dialects.llama_cpp.fields import EMBEDDING
 from app.server.dialects.llama_cpp.token_requests import EmbeddingRequest
@@ -18,8 +17,7 @@ from app.server.http.endpoint import Endpoint
 from app.server.http.errors import InvalidRequest
 from app.server.http.reply import json_reply_on_thread
 from app.server.http.request_body import read_body
-from app.server.refusals import RANKS_ONLY
-from app.server.served_model import ServedModel
+from app.server.served_models import ServedModels
 
 PATH = "/embedding"
 # Path -> type of the request body, for paths that a model without vectors refuses.
@@ -37,15 +35,12 @@ class Vector(Struct):
 
 
 class LlamaCppEmbeddingEndpoints:
-    """Endpoints of one embedding model."""
+    """The endpoint that computes vectors."""
 
-    def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
-        self._service = service
-        self._model = model
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
 
     def endpoints(self) -> list[Endpoint]:
-        if self._service.ranks:
-            return RANKS_ONLY.endpoints(VECTORS, ERRORS)
         return [
             Endpoint(
                 "POST",
@@ -60,7 +55,6 @@ class LlamaCppEmbeddingEndpoints:
 
     async def embed(self, request: Request) -> Response:
         body = await read_body(request, EMBEDDING)
-        self._model.check(body.model)
         norm, inputs = EUCLIDEAN if body.embd_normalize is None else body.embd_normalize, body.inputs()
         if norm == NONE:
             problem = "embd_normalize: this version returns normalized vectors only"
@@ -68,8 +62,9 @@ class LlamaCppEmbeddingEndpoints:
         if len(inputs) > MAX_INPUTS:
             problem = f"content: {len(inputs)} inputs exceed the limit of {MAX_INPUTS}"
             raise InvalidRequest(problem, "Send several requests.", parameter="content")
-        vectors = await self._service.embed(await read_inputs(self._service, inputs, None))
-        return await json_reply_on_thread(self._service.texts, lambda _: _encode_vectors(vectors, norm))
+        service = (await self._models.embedder(request, body.model, vectors=True)).service
+        vectors = await service.embed(await read_inputs(service, inputs, None))
+        return await json_reply_on_thread(service.texts, lambda _: _encode_vectors(vectors, norm))
 
 
 def _encode_vectors(vectors: Sequence[Tensor], norm: int) -> bytes:

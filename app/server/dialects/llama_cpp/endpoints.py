@@ -8,7 +8,6 @@ from starlette.requests import Request
 from app.generation.events import TokenCounts
 from app.generation.service import ChatService
 from app.server.dialects.llama_cpp.biases import token_biases
-from app.server.dialects.llama_cpp.embeddings import VECTORS
 from app.server.dialects.llama_cpp.errors import ERRORS, error_body
 from app.server.dialects.llama_cpp.fields import COMPLETION, INFILL
 from app.server.dialects.llama_cpp.prompts import OnePrompt
@@ -22,8 +21,7 @@ from app.server.http.errors import convert_errors
 from app.server.http.reply import StreamedReply, WholeReply
 from app.server.http.request_body import read_body
 from app.server.origin import origin_of
-from app.server.refusals import NO_VECTORS
-from app.server.served_model import ServedModel
+from app.server.served_models import Served, ServedModels
 from app.server.text_prompts import infill_prompt_that_fits, text_prompt
 
 
@@ -44,11 +42,10 @@ COMPLETIONS = ("/completion", "/completions")
 
 
 class LlamaCppEndpoints:
-    """Endpoints of one model."""
+    """Endpoints that continue text, and those about tokens and properties."""
 
-    def __init__(self, service: ChatService, model: ServedModel) -> None:
-        self._service = service
-        self._model = model
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
 
     def endpoints(self) -> list[Endpoint]:
         generating = partial(
@@ -59,54 +56,52 @@ class LlamaCppEndpoints:
         return [
             *(completing("POST", path, self.complete, goes_on) for path in COMPLETIONS),
             generating("POST", "/infill", self.infill, missing, takes=InfillRequest),
-            *TokenEndpoints(self._service, self._model).endpoints(),
-            *PropertyEndpoints(self._service, self._model).endpoints(),
-            *NO_VECTORS.endpoints(VECTORS, ERRORS),
+            *TokenEndpoints(self._models).endpoints(),
+            *PropertyEndpoints(self._models).endpoints(),
         ]
 
     async def complete(self, request: Request) -> StreamedReply[Completion] | WholeReply[Completion]:
         body = await read_body(request, COMPLETION)
-        self._check(body)
-        prompts = [await encode_prompt(self._service, prompt, path) for path, prompt in body.prompts().items()]
-        return await self._reply(request, body, prompts)
+        served = await self._served(request, body)
+        prompts = [await encode_prompt(served.service, prompt, path) for path, prompt in body.prompts().items()]
+        return await _reply(request, served, body, prompts)
 
     async def infill(self, request: Request) -> StreamedReply[Completion] | WholeReply[Completion]:
         body = await read_body(request, INFILL)
-        self._check(body)
+        served = await self._served(request, body)
         reply_tokens = max(1, body.n_predict or 1)
-        prompt, left_out = await infill_prompt_that_fits(self._service, body.gap(), reply_tokens, "input_prefix")
-        return await self._reply(request, body, [prompt], truncated=left_out > 0)
+        prompt, left_out = await infill_prompt_that_fits(served.service, body.gap(), reply_tokens, "input_prefix")
+        return await _reply(request, served, body, [prompt], truncated=left_out > 0)
 
-    def _check(self, body: GeneratingRequest) -> None:
-        self._model.check(body.model)
+    async def _served(self, request: Request, body: GeneratingRequest) -> Served[ChatService]:
         body.check()
+        return await self._models.chat(request, body.model, streams=bool(body.stream))
 
-    async def _reply(
-        self,
-        request: Request,
-        body: GeneratingRequest,
-        prompts: Sequence[tuple[int, ...]],
-        *,
-        truncated: bool = False,
-    ) -> StreamedReply[Completion] | WholeReply[Completion]:
-        service = self._service
-        biases = await token_biases(service, body.logit_bias)
-        options = body.generation_options(service.sampling, biases)
-        origin = origin_of(request, body.origin_fields())
-        settings = [
-            GenerationSettings.of(one, service.context_length, body.echoed_fields) for one in options.candidates
-        ]
-        reports = ReportOptions(
-            self._model.reply_name(body.model),
-            prompts,
-            settings,
-            truncated=truncated,
-            progress=bool(body.return_progress),
-            timings=bool(body.timings_per_token),
-        )
-        counts = TokenCounts()
-        chunks = ChunkWriter(service, reports).chunks(service.reply(prompts, options, origin, counts))
-        fields = body.response_fields or ()
-        if body.stream:
-            return StreamedReply(chunks, error_body, framing(fields), counts)
-        return WholeReply(chunks, fold(reports_tokens=bool(body.return_tokens), fields=fields))
+
+async def _reply(
+    request: Request,
+    served: Served[ChatService],
+    body: GeneratingRequest,
+    prompts: Sequence[tuple[int, ...]],
+    *,
+    truncated: bool = False,
+) -> StreamedReply[Completion] | WholeReply[Completion]:
+    service = served.service
+    biases = await token_biases(service, body.logit_bias)
+    options = body.generation_options(service.sampling, biases)
+    origin = origin_of(request, body.origin_fields())
+    settings = [GenerationSettings.of(one, service.context_length, body.echoed_fields) for one in options.candidates]
+    reports = ReportOptions(
+        served.name,
+        prompts,
+        settings,
+        truncated=truncated,
+        progress=bool(body.return_progress),
+        timings=bool(body.timings_per_token),
+    )
+    counts = TokenCounts()
+    chunks = ChunkWriter(service, reports).chunks(service.reply(prompts, options, origin, counts))
+    fields = body.response_fields or ()
+    if body.stream:
+        return StreamedReply(chunks, error_body, framing(fields), counts)
+    return WholeReply(chunks, fold(reports_tokens=bool(body.return_tokens), fields=fields))

@@ -18,7 +18,7 @@ from app.server.dialects.llama_cpp.settings import GenerationSettings
 from app.server.http.endpoint import Endpoint
 from app.server.http.errors import InvalidRequest
 from app.server.http.reply import json_reply
-from app.server.served_model import ServedModel
+from app.server.served_models import ServedModels
 
 
 class Modalities(Struct):
@@ -62,11 +62,10 @@ class Slot(Struct, kw_only=True):
 
 
 class PropertyEndpoints:
-    """Endpoints of one model."""
+    """Endpoints about the server, and about the slots of one of its models."""
 
-    def __init__(self, service: ChatService, model: ServedModel) -> None:
-        self._service = service
-        self._model = model
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
 
     def endpoints(self) -> list[Endpoint]:
         endpoint = partial(Endpoint, errors=ERRORS)
@@ -78,9 +77,10 @@ class PropertyEndpoints:
         ]
 
     async def properties(self, request: Request) -> Response:
-        service, special = self._service, self._service.tokenizer.special_tokens
+        service = await self._service(request)
+        special = service.tokenizer.special_tokens
         properties = Properties(
-            default_generation_settings=DefaultSettings(service.context_length, self._default_settings()),
+            default_generation_settings=DefaultSettings(service.context_length, _default_settings(service)),
             total_slots=service.streams.max_running,
             model_alias=service.name,
             model_path=service.name,
@@ -94,16 +94,14 @@ class PropertyEndpoints:
         )
         return json_reply(properties)
 
-    def _default_settings(self) -> GenerationSettings:
-        default_request, service = CompletionRequest(prompt=""), self._service
-        options = default_request.generation_options(service.sampling)
-        settings = GenerationSettings.of(options.candidates[0], service.context_length, default_request.echoed_fields)
-        settings.seed = ANY_SEED
-        return settings
+    async def _service(self, request: Request) -> ChatService:
+        """Return the service of the model in the query, or of the default model."""
+        return (await self._models.chat(request, request.query_params.get("model"))).service
 
     async def slots(self, request: Request) -> Response:
         """Return a slot for each running request, and the free slots."""
-        streams, context = self._service.streams, self._service.context_length
+        service = await self._service(request)
+        streams, context = service.streams, service.context_length
         running = [it for it in streams.requests() if it.has_slot]
         free = max(0, streams.max_running - len(running))
         if not free and request.query_params.get("fail_on_no_slot"):
@@ -128,6 +126,14 @@ class PropertyEndpoints:
             "Do not send this request; the server keeps its cache on disk by itself.",
             status=501,
         )
+
+
+def _default_settings(service: ChatService) -> GenerationSettings:
+    default_request = CompletionRequest(prompt="")
+    options = default_request.generation_options(service.sampling)
+    settings = GenerationSettings.of(options.candidates[0], service.context_length, default_request.echoed_fields)
+    settings.seed = ANY_SEED
+    return settings
 
 
 def _tokens_left(limit: int | None, num_tokens: int) -> int:

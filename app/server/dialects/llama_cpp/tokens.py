@@ -17,7 +17,7 @@ from app.server.http.endpoint import Endpoint
 from app.server.http.errors import check_vocabulary, convert_errors
 from app.server.http.reply import json_reply, json_reply_on_thread
 from app.server.http.request_body import read_body
-from app.server.served_model import ServedModel
+from app.server.served_models import ServedModels
 
 
 class Piece(Struct):
@@ -46,11 +46,10 @@ class Prompt(Struct):
 
 
 class TokenEndpoints:
-    """Endpoints of one model."""
+    """Endpoints that convert between texts and token ids."""
 
-    def __init__(self, service: ChatService, model: ServedModel) -> None:
-        self._service = service
-        self._model = model
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
 
     def endpoints(self) -> list[Endpoint]:
         endpoint = partial(Endpoint, "POST", errors=ERRORS)
@@ -67,55 +66,60 @@ class TokenEndpoints:
 
     async def tokenize(self, request: Request) -> Response:
         body = await read_body(request, TOKENIZE)
-        self._model.check(body.model)
         body.check()
+        service = (await self._models.chat(request, body.model)).service
         if body.messages is not None:
             with convert_errors("messages"):
-                ids: Sequence[int] = (await self._service.prompt(body.conversation_of(body.messages))).ids
-            return await self._write_reply(lambda check: self._vllm_tokens(body, ids, check))
+                ids: Sequence[int] = (await service.prompt(body.conversation_of(body.messages))).ids
+            return await _reply(service, lambda check: _vllm_tokens(service, body, ids, check))
         if body.prompt is not None:
             add_bos = body.add_special_tokens is not False
-            ids = await self._encode_field("prompt", body.prompt, parse_special=True, add_bos=add_bos)
-            return await self._write_reply(lambda check: self._vllm_tokens(body, ids, check))
-        content = body.content or ""
-        ids = await self._encode_field("content", content, parse_special=body.parse_special, add_bos=body.add_special)
-        return await self._write_reply(lambda check: self._llama_cpp_tokens(body, ids, check))
-
-    async def _write_reply(self, write: Callable[[Check], Tokens]) -> Response:
-        return await json_reply_on_thread(self._service.texts, lambda check: msgspec.json.encode(write(check)))
-
-    def _llama_cpp_tokens(self, body: TokenizeRequest, ids: Sequence[int], check: Check) -> Tokens:
-        if not body.with_pieces:
-            return Tokens([*ids])
-        return Tokens([*map(Piece, ids, map(_piece, self._service.tokenizer.shown_bytes(ids, check)))])
-
-    def _vllm_tokens(self, body: TokenizeRequest, ids: Sequence[int], check: Check) -> Tokens:
-        check()
-        texts = [self._service.tokenizer.raw_text(one) for one in ids] if body.return_token_strs else None
-        return Tokens([*ids], len(ids), self._service.context_length, texts)
-
-    async def _encode_field(self, field: str, text: str, *, parse_special: bool, add_bos: bool) -> list[int]:
-        """Encode the text of a field. Raises InvalidRequest.
-
-        With `add_bos`, a BOS token is added if the model uses one.
-        """
-        with convert_errors(field):
-            ids = await self._service.tokenize(text, parse_special=parse_special)
-        tokenizer = self._service.tokenizer
-        return [tokenizer.bos_id, *ids] if add_bos and tokenizer.add_bos and tokenizer.bos_id is not None else ids
+            ids = await _encode_field(service, "prompt", body.prompt, parse_special=True, add_bos=add_bos)
+            return await _reply(service, lambda check: _vllm_tokens(service, body, ids, check))
+        text, add_bos = body.content or "", body.add_special
+        ids = await _encode_field(service, "content", text, parse_special=body.parse_special, add_bos=add_bos)
+        return await _reply(service, lambda check: _llama_cpp_tokens(service, body, ids, check))
 
     async def detokenize(self, request: Request) -> Response:
         body = await read_body(request, DETOKENIZE)
-        self._model.check(body.model)
-        text = await decode_ids(self._service, body.tokens)
+        text = await decode_ids((await self._models.chat(request, body.model)).service, body.tokens)
         return json_reply(Text(prompt=text) if body.model else Text(content=text))
 
     async def apply_template(self, request: Request) -> Response:
         body = await read_body(request, TEMPLATE)
-        self._model.check(body.model)
+        service = (await self._models.chat(request, body.model)).service
         with convert_errors("messages"):
-            prompt = await self._service.prompt(body.conversation())
-        return json_reply(Prompt(await decode_ids(self._service, prompt.ids)))
+            prompt = await service.prompt(body.conversation())
+        return json_reply(Prompt(await decode_ids(service, prompt.ids)))
+
+
+async def _reply(service: ChatService, write: Callable[[Check], Tokens]) -> Response:
+    return await json_reply_on_thread(service.texts, lambda check: msgspec.json.encode(write(check)))
+
+
+def _llama_cpp_tokens(service: ChatService, body: TokenizeRequest, ids: Sequence[int], check: Check) -> Tokens:
+    if not body.with_pieces:
+        return Tokens([*ids])
+    return Tokens([*map(Piece, ids, map(_piece, service.tokenizer.shown_bytes(ids, check)))])
+
+
+def _vllm_tokens(service: ChatService, body: TokenizeRequest, ids: Sequence[int], check: Check) -> Tokens:
+    check()
+    texts = [service.tokenizer.raw_text(one) for one in ids] if body.return_token_strs else None
+    return Tokens([*ids], len(ids), service.context_length, texts)
+
+
+async def _encode_field(
+    service: ChatService, field: str, text: str, *, parse_special: bool, add_bos: bool
+) -> list[int]:
+    """Encode the text of a field. Raises InvalidRequest.
+
+    With `add_bos`, a BOS token is added if the model uses one.
+    """
+    with convert_errors(field):
+        ids = await service.tokenize(text, parse_special=parse_special)
+    tokenizer = service.tokenizer
+    return [tokenizer.bos_id, *ids] if add_bos and tokenizer.add_bos and tokenizer.bos_id is not None else ids
 
 
 async def decode_ids(service: ChatService, ids: Sequence[int]) -> str:

@@ -42,8 +42,9 @@ LOAD = FieldTable(
     LoadRequest,
     {"model": "hash"},
     [
-        supported("model", STUDIO, "hash", "Must name the served model."),
-        supported("context_length", STUDIO, 2048, "Must not exceed the context length of the served model."),
+        supported("model", STUDIO, "hash", "Must name a model of this machine."),
+        supported("context_length", STUDIO, 2048, "Must not exceed the context length of the loaded model."),
+        supported("ttl", STUDIO, 300, "Seconds after the last request until the model is unloaded."),
         supported("echo_load_config", STUDIO, True),
         ignored("eval_batch_size", STUDIO, 512, _LOADED),
         ignored("flash_attention", STUDIO, True, _LOADED),
@@ -52,9 +53,7 @@ LOAD = FieldTable(
         ignored("offload_kv_cache_to_gpu", STUDIO, True, _LOADED),
     ],
 )
-UNLOAD = FieldTable(
-    UnloadRequest, {"instance_id": "hash"}, [supported("instance_id", STUDIO, "hash", "Every such request is refused.")]
-)
+UNLOAD = FieldTable(UnloadRequest, {"instance_id": "hash"}, [supported("instance_id", STUDIO, "hash")])
 _REFUSED = "Every request on this path is refused."
 DOWNLOAD = FieldTable(
     DownloadRequest,

@@ -97,6 +97,7 @@ class LoadRequest(Struct, kw_only=True):
     model: Name
     context_length: PositiveCount | None = None
     echo_load_config: bool | None = None
+    ttl: Annotated[float, Meta(ge=0)] | None = None  # seconds after the last request until the model is unloaded
 
 
 class UnloadRequest(Struct):

@@ -13,7 +13,7 @@ from app.server.dialects.openai.chat import ChatCompletion
 from app.server.dialects.openai.completions import Completion
 from app.server.dialects.openai.reports import VERSION
 from app.server.http.reply import StreamedReply, WholeReply
-from app.server.served_model import ServedModel
+from app.server.served_models import ServedModels
 from app.server.usage import Timings
 from app.settings.settings import APP_NAME
 
@@ -56,18 +56,18 @@ class CompletionWithStats(Completion, kw_only=True):
     runtime: Runtime
 
 
-def with_stats(handler: Handler, model: ServedModel, kind: type[ChatWithStats | CompletionWithStats]) -> Handler:
+def with_stats(handler: Handler, models: ServedModels, kind: type[ChatWithStats | CompletionWithStats]) -> Handler:
     """Wrap `handler` so that a whole reply is of type `kind`, with statistics. Streams are not changed."""
 
     async def reply(request: Request) -> StreamedReply[Any] | WholeReply[Any]:
         plain = await handler(request)
         if isinstance(plain, StreamedReply):
             return plain
-        details = await model.details()
 
         async def fold(chunks: AsyncGenerator[Any]) -> Struct:
             whole = await plain.fold(chunks)
-            info = _info(details, model.context_length)
+            model = await models.describe(whole.model)
+            info = _info(model.details, model.context_length)
             return kind(**asdict(whole), stats=_stats(whole), model_info=info, runtime=Runtime())
 
         return replace(plain, fold=fold)

@@ -13,14 +13,12 @@ from torch import Tensor
 from app.generation.embedding_service import EmbeddingService, truncate
 from app.server.dialects.ollama.errors import ERRORS
 from app.server.dialects.ollama.fields import EMBED, EMBEDDINGS
-from app.server.dialects.ollama.models import ModelEndpoints, check_model
 from app.server.dialects.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest
 from app.server.embedding_inputs import check_dimensions, read_inputs
 from app.server.http.endpoint import Endpoint
 from app.server.http.reply import json_reply, json_reply_on_thread
 from app.server.http.request_body import read_body
-from app.server.refusals import NO_TEXT, RANKS_ONLY
-from app.server.served_model import ServedModel
+from app.server.served_models import ServedModels
 
 WHOLE_TEXT = -1  # limit that cuts each text to the context length
 
@@ -44,22 +42,12 @@ VECTORS: Mapping[str, type[Struct]] = {"/api/embed": EmbedRequest, "/api/embeddi
 
 
 class OllamaEmbeddingEndpoints:
-    """Endpoints of one embedding model."""
+    """Endpoints that compute vectors."""
 
-    def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
-        self._service = service
-        self._model = model
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
 
     def endpoints(self) -> list[Endpoint]:
-        return [
-            *ModelEndpoints(self._model, self._capabilities, None).endpoints(),
-            *self._embeddings(),
-            *NO_TEXT.endpoints(GENERATING, ERRORS),
-        ]
-
-    def _embeddings(self) -> list[Endpoint]:
-        if self._service.ranks:
-            return RANKS_ONLY.endpoints(VECTORS, ERRORS)
         endpoint = partial(Endpoint, errors=ERRORS)
         several, one, path = "Compute the vectors of texts", "Compute the vector of a text", "/api/embeddings"
         return [
@@ -69,28 +57,26 @@ class OllamaEmbeddingEndpoints:
 
     async def embed(self, request: Request) -> Response:
         body = await read_body(request, EMBED)
-        check_model(self._model, body)
-        check_dimensions(self._service, body.dimensions)
+        service = (await self._models.embedder(request, body.required_name(), vectors=True)).service
+        check_dimensions(service, body.dimensions)
         started_at = time.monotonic()
-        vectors, tokens = await self._vectors(body.inputs(), None if body.truncate is False else WHOLE_TEXT)
+        vectors, tokens = await _vectors(service, body.inputs(), None if body.truncate is False else WHOLE_TEXT)
         seconds = time.monotonic() - started_at
-        return await json_reply_on_thread(
-            self._service.texts, lambda _: _encode_embeddings(body, vectors, tokens, seconds)
-        )
+        return await json_reply_on_thread(service.texts, lambda _: _encode_embeddings(body, vectors, tokens, seconds))
 
     async def embed_one(self, request: Request) -> Response:
         body = await read_body(request, EMBEDDINGS)
-        check_model(self._model, body)
-        vectors, _ = await self._vectors({"prompt": body.prompt} if body.prompt else {}, WHOLE_TEXT)
+        service = (await self._models.embedder(request, body.required_name(), vectors=True)).service
+        vectors, _ = await _vectors(service, {"prompt": body.prompt} if body.prompt else {}, WHOLE_TEXT)
         return json_reply(Embedding([number for one in vectors for number in one.tolist()]))
 
-    async def _vectors(self, inputs: Mapping[str, str], truncate: int | None) -> tuple[list[Tensor], int]:
-        """Return the vector of each text, and the number of tokens of all texts."""
-        sequences = await read_inputs(self._service, inputs, truncate)
-        return await self._service.embed(sequences), sum(map(len, sequences))
 
-    async def _capabilities(self) -> Sequence[str]:
-        return ["embedding"]
+async def _vectors(
+    service: EmbeddingService, inputs: Mapping[str, str], truncate: int | None
+) -> tuple[list[Tensor], int]:
+    """Return the vector of each text, and the number of tokens of all texts."""
+    sequences = await read_inputs(service, inputs, truncate)
+    return await service.embed(sequences), sum(map(len, sequences))
 
 
 def _encode_embeddings(body: EmbedRequest, vectors: Sequence[Tensor], tokens: int, seconds: float) -> bytes:

@@ -1,8 +1,7 @@
 """Ollama's endpoints about models, and the page at `/` for browsers."""
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from html import escape
 from typing import Any
@@ -11,16 +10,16 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from app.generation.options import API_DEFAULTS, DefaultSampling
+from app.generation.generic_tools import ToolSupport
 from app.models.details import ModelDetails
+from app.models.ledger import HOST
 from app.server.dialects.ollama.errors import ERRORS
 from app.server.dialects.ollama.fields import SHOW
-from app.server.dialects.ollama.requests import ModelRequest, ShowRequest
+from app.server.dialects.ollama.requests import ShowRequest
 from app.server.http.endpoint import TEXT, Endpoint
-from app.server.http.errors import InvalidRequest
 from app.server.http.reply import json_reply
 from app.server.http.request_body import read_body
-from app.server.served_model import ServedModel
+from app.server.served_models import ModelDescription, ServedModels
 
 # The page loads nothing and runs no scripts.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -41,7 +40,7 @@ To chat, run <code>ingle</code> in a terminal.</p>
 """
 
 
-def front_page(model: ServedModel, base: str) -> HTMLResponse:
+def front_page(model: ModelDescription, base: str) -> HTMLResponse:
     """Return the page of a server at the URL `base`, which has no slash at its end."""
     page = _PAGE.format(model=escape(model.name), context=model.context_length, base=escape(base))
     return HTMLResponse(page, headers={"content-security-policy": _POLICY})
@@ -49,7 +48,6 @@ def front_page(model: ServedModel, base: str) -> HTMLResponse:
 
 VERSION = "0.14.0"  # version of Ollama's API
 NEVER = "9999-12-31T23:59:59Z"
-LATEST = ":latest"  # Ollama's clients append it to a name without a tag
 UNKNOWN = "unknown"
 # name of a sampling parameter -> Ollama's name, if it differs
 _PARAMETER_NAMES = {"repetition_penalty": "repeat_penalty"}
@@ -94,7 +92,7 @@ class RunningModels(Struct):
     models: list[RunningModel]
 
 
-class ModelDescription(Struct, kw_only=True):
+class ShownModel(Struct, kw_only=True):
     """The reply to /api/show."""
 
     modelfile: str
@@ -112,111 +110,125 @@ class Version(Struct):
 
 
 class ModelEndpoints:
-    """Endpoints about one model."""
+    """Endpoints about models."""
 
-    def __init__(
-        self,
-        model: ServedModel,
-        capabilities: Callable[[], Awaitable[Sequence[str]]],
-        template: str | None,
-        sampling: DefaultSampling = API_DEFAULTS,
-    ) -> None:
-        self._model = model
-        self._capabilities = capabilities
-        self._template = template or ""
-        self._sampling = sampling
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
+        self._created = datetime.now(UTC).isoformat()  # reported for a model whose files tell no time
 
     def endpoints(self) -> list[Endpoint]:
         endpoint = partial(Endpoint, errors=ERRORS)
-        shown = "Describe the model and its capabilities"
+        shown = "Describe a model and its capabilities"
         return [
             endpoint("GET", "/", self.greet, "Report that the server runs", gives=TEXT),
             endpoint("GET", "/api/version", self.version, "Return the version of Ollama's API", gives=Version),
             endpoint("GET", "/api/tags", self.list_models, "List the models", gives=ModelList),
             endpoint("GET", "/api/ps", self.list_running, "List the loaded models", gives=RunningModels),
-            endpoint("POST", "/api/show", self.show, shown, takes=ShowRequest, gives=ModelDescription),
+            endpoint("POST", "/api/show", self.show, shown, takes=ShowRequest, gives=ShownModel),
         ]
 
     async def greet(self, request: Request) -> Response:
         """Return the text that programs look for, or a page if a browser asks."""
         if "text/html" in request.headers.get("accept", ""):
-            return front_page(self._model, str(request.base_url).rstrip("/"))
+            return front_page(await self._models.describe(None), str(request.base_url).rstrip("/"))
         return PlainTextResponse("Ollama is running")
 
     async def version(self, request: Request) -> Response:
         return json_reply(Version(VERSION))
 
     async def list_models(self, request: Request) -> Response:
-        details = await self._model.details()
         models = [
             ListedModel(
                 name=name,
                 model=name,
-                modified_at=self._modified_at(details),
-                size=details.size,
-                digest=_digest(details),
-                details=_details(details),
+                modified_at=self._modified_at(model),
+                size=model.details.size,
+                digest=_digest(model),
+                details=_details(model.details),
             )
-            for name in self._model.names
+            for model in await self._models.descriptions()
+            for name in model.names
         ]
         return json_reply(ModelList(models))
 
     async def list_running(self, request: Request) -> Response:
-        details = await self._model.details()
         models = [
             RunningModel(
                 name=name,
                 model=name,
-                size=details.size,
-                digest=_digest(details),
-                details=_details(details),
-                expires_at=NEVER,
-                size_vram=0,
-                context_length=self._model.context_length,
+                size=_size(model),
+                digest=_digest(model),
+                details=_details(model.details),
+                expires_at=self._expires_at(model),
+                size_vram=_gpu_size(model),
+                context_length=model.context_length,
             )
-            for name in self._model.names
+            for model in await self._models.descriptions()
+            if model.is_loaded
+            for name in model.names
         ]
         return json_reply(RunningModels(models))
 
     async def show(self, request: Request) -> Response:
         body = await read_body(request, SHOW)
-        check_model(self._model, body)
-        details, capabilities = await self._model.details(), list(await self._capabilities())
+        model = await self._models.describe(body.required_name())
+        details, capabilities = model.details, capability_names(model)
         architecture = details.architecture or UNKNOWN
-        shown = ModelDescription(
-            modelfile=f"FROM {self._model.name}",
-            parameters=self._parameters(),
-            template=self._template + (_INSERTS if "insert" in capabilities else ""),
+        shown = ShownModel(
+            modelfile=f"FROM {model.name}",
+            parameters=_parameters(model),
+            template=model.chat_template + (_INSERTS if "insert" in capabilities else ""),
             details=_details(details),
             model_info={
                 "general.architecture": architecture,
-                "general.basename": self._model.name.rpartition("/")[2],
+                "general.basename": model.name.rpartition("/")[2],
                 "general.parameter_count": details.parameters,
-                f"{architecture}.context_length": self._model.context_length,
-                f"{architecture}.vocab_size": self._model.vocab_size,
+                f"{architecture}.context_length": model.context_length,
+                f"{architecture}.vocab_size": model.vocab_size,
             },
             capabilities=capabilities,
-            modified_at=self._modified_at(details),
+            modified_at=self._modified_at(model),
             license=details.license or UNSET,
         )
         return json_reply(shown)
 
-    def _parameters(self) -> str:
-        """Return Ollama's parameters, one per line."""
-        recommended = self._sampling.recommended or {}
-        lines = (f"{_PARAMETER_NAMES.get(name, name)} {value:.7g}" for name, value in recommended.items())
-        return "\n".join((f"num_ctx {self._model.context_length}", *lines))
+    def _modified_at(self, model: ModelDescription) -> str:
+        return model.details.stored_at or self._created
 
-    def _modified_at(self, details: ModelDetails) -> str:
-        return details.stored_at or datetime.fromtimestamp(self._model.created, UTC).isoformat()
+    def _expires_at(self, model: ModelDescription) -> str:
+        seconds = self._models.seconds_left(model)
+        return NEVER if seconds is None else (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
 
 
-def check_model(model: ServedModel, body: ModelRequest) -> None:
-    """Raise InvalidRequest for the name of another model."""
-    name = body.model_name
-    if not name:
-        raise InvalidRequest("model: it is required", parameter="model")
-    model.check(name if model.has_name(name) else name.removesuffix(LATEST))
+def capability_names(model: ModelDescription) -> list[str]:
+    """Return the abilities of a model by Ollama's names."""
+    if model.kind == "embedding":
+        return ["embedding"]
+    capabilities = model.capabilities
+    abilities_by_name = {
+        "tools": capabilities.tools,
+        "insert": capabilities.insertion,
+        "thinking": capabilities.thinking,
+        # an extension of this server: tools are described in the prompt
+        "generic_tools": capabilities.tool_support is ToolSupport.GENERIC,
+    }
+    return ["completion", *(name for name, is_able in abilities_by_name.items() if is_able)]
+
+
+def _parameters(model: ModelDescription) -> str:
+    """Return Ollama's parameters, one per line."""
+    recommended = model.sampling.recommended or {}
+    lines = (f"{_PARAMETER_NAMES.get(name, name)} {value:.7g}" for name, value in recommended.items())
+    return "\n".join((f"num_ctx {model.context_length}", *lines))
+
+
+def _size(model: ModelDescription) -> int:
+    """Return the bytes that a loaded model may use; if they are unknown, the size of its files."""
+    return sum(it.total for it in model.memory.values()) or model.details.size
+
+
+def _gpu_size(model: ModelDescription) -> int:
+    return sum(it.total for memory, it in model.memory.items() if memory != HOST)
 
 
 def _details(details: ModelDetails) -> Details:
@@ -235,6 +247,6 @@ def _parameter_count_text(parameters: int) -> str:
     return f"{parameters / 1e9:.2f}B" if parameters >= 1e9 else f"{parameters / 1e6:.2f}M"
 
 
-def _digest(details: ModelDetails) -> str:
+def _digest(model: ModelDescription) -> str:
     """Return the digest by which clients tell models apart: that of the file, if known, or else of the name."""
-    return details.sha256 or hashlib.sha256(details.name.encode()).hexdigest()
+    return model.details.sha256 or hashlib.sha256(model.details.name.encode()).hexdigest()

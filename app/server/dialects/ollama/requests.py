@@ -13,7 +13,7 @@ from app.generation.options import API_DEFAULTS, PLAIN_REPLY, DefaultSampling, G
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
 from app.server.dialects.openai.chat_requests import ToolChoice, ToolDefinitions, tool_options
 from app.server.embedding_inputs import MAX_INPUTS
-from app.server.http.errors import raise_first
+from app.server.http.errors import InvalidRequest, raise_first
 from app.server.origin import OriginFields, Purpose
 from app.server.request_fields import LogprobCount, ModelName, PositiveCount, TokenId
 from app.server.structured_output import Schema, format_grammar
@@ -29,6 +29,12 @@ class ModelRequest(Struct, kw_only=True):
     @property
     def model_name(self) -> str:
         return self.model or self.name
+
+    def required_name(self) -> str:
+        """Return the name of the model. Raises InvalidRequest if there is none."""
+        if not self.model_name:
+            raise InvalidRequest("model: it is required", parameter="model")
+        return self.model_name
 
 
 class ShowRequest(ModelRequest, kw_only=True):

@@ -14,13 +14,13 @@ from app.models.pulls import PullProgress, PullState
 from app.models.stored_model import Removal
 from app.server.dialects.ollama.errors import ERRORS, error_body
 from app.server.dialects.ollama.fields import DELETE, PULL
-from app.server.dialects.ollama.requests import DeleteRequest, ModelRequest, PullRequest
+from app.server.dialects.ollama.requests import DeleteRequest, PullRequest
 from app.server.http.endpoint import LINES, Endpoint
 from app.server.http.errors import InvalidRequest
 from app.server.http.reply import StreamedReply, WholeReply
 from app.server.http.request_body import read_body
 from app.server.refusals import AnyRequest, Refusal
-from app.server.served_model import ServedModel
+from app.server.served_models import ServedModels
 
 
 class ModelPulls(Protocol):
@@ -54,10 +54,10 @@ REFUSED_ROUTES: Mapping[str, type[Struct]] = dict.fromkeys(("/api/create", "/api
 
 
 class StoreEndpoints:
-    """Endpoints that manage stored models. The served model cannot be deleted."""
+    """Endpoints that manage stored models. A loaded model cannot be deleted."""
 
-    def __init__(self, model: ServedModel, pulls: ModelPulls | None) -> None:
-        self._model = model
+    def __init__(self, models: ServedModels, pulls: ModelPulls | None) -> None:
+        self._models = models
         self._pulls = pulls
 
     def endpoints(self) -> list[Endpoint]:
@@ -80,23 +80,17 @@ class StoreEndpoints:
 
     async def pull(self, pulls: ModelPulls, request: Request) -> StreamedReply[Progress] | WholeReply[Progress]:
         body = await read_body(request, PULL)
-        chunks = _pull_chunks(pulls, _required_name(body))
+        chunks = _pull_chunks(pulls, body.required_name())
         return WholeReply(chunks, _fold) if body.stream is False else StreamedReply(chunks, error_body, LINES)
 
     async def delete(self, pulls: ModelPulls, request: Request) -> Response:
         body = await read_body(request, DELETE)
-        name = _required_name(body)
-        if self._model.has_name(name):
-            problem, remedy = f"model: {name} is the served model", "Stop the server first: ingle stop."
+        name = body.required_name()
+        if await self._models.is_loaded(name):
+            problem, remedy = f"model: {name} is loaded", f"Unload it first: ingle unload {name}."
             raise InvalidRequest(problem, remedy, parameter="model", status=409)
         await pulls.delete(name)
         return Response()
-
-
-def _required_name(body: ModelRequest) -> str:
-    if not body.model_name:
-        raise InvalidRequest("model: it is required", parameter="model")
-    return body.model_name
 
 
 async def _pull_chunks(pulls: ModelPulls, name: str) -> AsyncGenerator[list[Progress]]:

@@ -1,7 +1,7 @@
 """OpenAI's embeddings: the endpoint and the list of vectors."""
 
 import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -10,28 +10,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from torch import Tensor
 
-from app.generation.embedding_service import EmbeddingService, truncate
-from app.server.dialects.openai.chat_requests import ChatCompletionRequest
-from app.server.dialects.openai.completion_requests import CompletionRequest
+from app.generation.embedding_service import truncate
 from app.server.dialects.openai.embedding_requests import EmbeddingRequest, Encoding
 from app.server.dialects.openai.fields import EMBEDDINGS as EMBEDDING_FIELDS
-from app.server.dialects.openai.models import ModelEndpoints
-from app.server.dialects.rerank import PATHS as RERANKING
-from app.server.dialects.rerank import RerankEndpoints, RerankRequest
+from app.server.dialects.rerank import RerankEndpoints
 from app.server.embedding_inputs import check_dimensions, read_inputs
 from app.server.http.endpoint import Endpoint
 from app.server.http.reply import json_reply_on_thread
 from app.server.http.request_body import read_body
-from app.server.refusals import NO_TEXT, RANKS_ONLY
-from app.server.served_model import ServedModel
+from app.server.served_models import ServedModels
 
 EMBEDDINGS = "/v1/embeddings"
 BARE_EMBEDDINGS = "/embeddings"  # llama.cpp's path, which returns a list; requests with an encoding get OpenAI's reply
-GENERATING: Mapping[str, type[Struct]] = {
-    "/v1/chat/completions": ChatCompletionRequest,
-    "/chat/completions": ChatCompletionRequest,
-    "/v1/completions": CompletionRequest,
-}
 
 
 class Embedding(Struct):
@@ -59,31 +49,16 @@ class BareEmbedding(Struct):
     embedding: list[Raw]
 
 
-# Request body type by path, for the paths that are refused if the model computes no embeddings.
-VECTORS: Mapping[str, type[Struct]] = {
-    **dict.fromkeys((EMBEDDINGS, BARE_EMBEDDINGS), EmbeddingRequest),
-    **dict.fromkeys(RERANKING, RerankRequest),
-}
-
-
 class EmbeddingEndpoints:
-    """Endpoints of one embedding model."""
+    """Endpoints that compute vectors, and those that rank documents."""
 
-    def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
-        self._service = service
-        self._model = model
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
 
     def endpoints(self) -> list[Endpoint]:
-        return [
-            *ModelEndpoints(self._model).endpoints(),
-            *self._embeddings(),
-            *RerankEndpoints(self._service, self._model).endpoints(),
-            *NO_TEXT.endpoints(GENERATING),
-        ]
+        return [*self._embeddings(), *RerankEndpoints(self._models).endpoints()]
 
     def _embeddings(self) -> list[Endpoint]:
-        if self._service.ranks:
-            return RANKS_ONLY.endpoints(dict.fromkeys((EMBEDDINGS, BARE_EMBEDDINGS), EmbeddingRequest))
         summary, answers = (
             "Compute the vectors of texts",
             {EMBEDDINGS: self.create_embeddings, BARE_EMBEDDINGS: self.create_bare},
@@ -106,13 +81,14 @@ class EmbeddingEndpoints:
         return await self._answer(request, body, _bare_body if body.encoding_format is None else _list_body)
 
     async def _answer(self, request: Request, body: EmbeddingRequest, write: "Write") -> Response:
-        model = self._model.reply_name(body.model)
-        check_dimensions(self._service, body.dimensions)
+        served = await self._models.embedder(request, body.model, vectors=True)
+        service, model = served.service, served.name
+        check_dimensions(service, body.dimensions)
         named = {f"input[{index}]": one for index, one in enumerate(body.inputs())}
-        sequences = await read_inputs(self._service, named, body.truncate_prompt_tokens)
-        vectors, tokens = await self._service.embed(sequences), sum(map(len, sequences))
+        sequences = await read_inputs(service, named, body.truncate_prompt_tokens)
+        vectors, tokens = await service.embed(sequences), sum(map(len, sequences))
         return await json_reply_on_thread(
-            self._service.texts, lambda _: write(_encoded_vectors(vectors, body), model, tokens)
+            service.texts, lambda _: write(_encoded_vectors(vectors, body), model, tokens)
         )
 
 

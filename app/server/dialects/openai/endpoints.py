@@ -15,7 +15,6 @@ from app.generation.service import ChatService
 from app.server.dialects.openai import chat, completions
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.completion_requests import CompletionRequest
-from app.server.dialects.openai.embeddings import VECTORS
 from app.server.dialects.openai.errors import error_body
 from app.server.dialects.openai.fields import CHAT, COMPLETION
 from app.server.dialects.openai.models import ModelEndpoints
@@ -26,9 +25,8 @@ from app.server.http.errors import convert_errors
 from app.server.http.reply import ChunkT, StreamedReply, WholeReply, json_reply
 from app.server.http.request_body import read_body
 from app.server.origin import origin_of
-from app.server.refusals import NO_VECTORS
 from app.server.request_fields import FieldTable
-from app.server.served_model import ServedModel
+from app.server.served_models import Served, ServedModels
 
 CHATS = ("/v1/chat/completions", "/chat/completions")
 COMPLETIONS = "/v1/completions"  # the path without /v1 belongs to llama.cpp's API
@@ -45,15 +43,14 @@ class InputTokens(Struct):
 
 
 class OpenAIEndpoints:
-    """Endpoints of one model."""
+    """Endpoints that generate text."""
 
-    def __init__(self, service: ChatService, model: ServedModel) -> None:
-        self._service = service
-        self._model = model
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
 
     def endpoints(self) -> list[Endpoint]:
         return [
-            *ModelEndpoints(self._model, self._service.sampling).endpoints(),
+            *ModelEndpoints(self._models).endpoints(),
             *map(self._chat, CHATS),
             *map(self._count, CHATS),
             Endpoint(
@@ -65,7 +62,6 @@ class OpenAIEndpoints:
                 gives=completions.Completion,
                 streams=completions.Completion,
             ),
-            *NO_VECTORS.endpoints(VECTORS),
         ]
 
     def _chat(self, path: str) -> Endpoint:
@@ -90,30 +86,29 @@ class OpenAIEndpoints:
         )
 
     async def create_chat_completion(self, request: Request) -> Reply[chat.ChatCompletionChunk]:
-        body, model = await self._read(request, CHAT)
-        identity, counts = Identity.new("chatcmpl", model, body.request_id), TokenCounts()
+        body, served = await self._read(request, CHAT)
+        identity, counts = Identity.new("chatcmpl", served.name, body.request_id), TokenCounts()
         origin = origin_of(request, body.origin_fields(), identity.id)
-        chunks = chat.chunks(self._service, body, identity, origin, counts)
+        chunks = chat.chunks(served.service, body, identity, origin, counts)
         return _reply(body, chunks, chat.fold, counts)
 
     async def count_input_tokens(self, request: Request) -> Response:
-        body, _ = await self._read(request, CHAT)
+        body, served = await self._read(request, CHAT)
         with convert_errors("messages"):
-            return json_reply(InputTokens(await self._service.count_tokens(body.conversation())))
+            return json_reply(InputTokens(await served.service.count_tokens(body.conversation())))
 
     async def create_completion(self, request: Request) -> Reply[completions.Completion]:
-        body, model = await self._read(request, COMPLETION)
-        identity, counts = Identity.new("cmpl", model, body.request_id), TokenCounts()
+        body, served = await self._read(request, COMPLETION)
+        identity, counts = Identity.new("cmpl", served.name, body.request_id), TokenCounts()
         origin = origin_of(request, body.origin_fields())
-        chunks = completions.chunks(self._service, body, identity, origin, counts)
+        chunks = completions.chunks(served.service, body, identity, origin, counts)
         return _reply(body, chunks, completions.fold, counts)
 
-    async def _read(self, request: Request, fields: FieldTable[RequestT]) -> tuple[RequestT, str]:
-        """Return the validated body of a request, and the model name for its reply."""
+    async def _read(self, request: Request, fields: FieldTable[RequestT]) -> tuple[RequestT, Served[ChatService]]:
+        """Return the validated body of a request, and its model."""
         body = await read_body(request, fields)
-        model = self._model.reply_name(body.model)
         body.check()
-        return body, model
+        return body, await self._models.chat(request, body.model, streams=bool(body.stream))
 
 
 def _reply(

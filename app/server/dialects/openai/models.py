@@ -1,17 +1,18 @@
-"""OpenAI's list of models: the served model under each of its names."""
+"""OpenAI's list of models, each under each of its names."""
 
+import time
 from datetime import UTC, datetime
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.generation.options import API_DEFAULTS, DefaultSampling
+from app.models.resident import Resident
 from app.server.dialects.openai.reports import VERSION
 from app.server.http.endpoint import Endpoint
 from app.server.http.reply import json_reply
-from app.server.served_model import ServedModel
+from app.server.served_models import LoadedModel, ModelDescription, ServedModels
 from app.settings.settings import APP_NAME
 
 MODELS = ("/v1/models", "/models")
@@ -31,6 +32,14 @@ class ModelMeta(Struct):
     n_params: int | None  # null: unknown
 
 
+class ModelStatus(Struct):
+    """The members of the `status` of llama.cpp's router that clients read."""
+
+    value: str  # unloaded, waiting, loading, loaded, unloading, or failed
+    failed: str | UnsetType = UNSET  # why the model could not be loaded
+    progress: float | UnsetType = UNSET  # share of the load that is done, from 0 to 1
+
+
 class Model(Struct):
     """A name that requests may use.
 
@@ -47,8 +56,9 @@ class Model(Struct):
     context_length: int  # tokens of a prompt and its reply together
     max_model_len: int
     meta: ModelMeta
-    root: str  # the served model's own name
+    root: str  # the model's own name
     default_sampling: dict[str, float] | None  # used by requests that set none; null: each API uses its own
+    status: ModelStatus
     object: Literal["model"] = "model"
     type: Literal["model"] = "model"
     lifecycle: Literal["active"] = "active"
@@ -65,11 +75,11 @@ class ModelList(Struct):
 
 
 class ModelEndpoints:
-    """Endpoints that list the served model under each of its names."""
+    """Endpoints that list each model under each of its names."""
 
-    def __init__(self, served: ServedModel, sampling: DefaultSampling = API_DEFAULTS) -> None:
-        self._served = served
-        self._sampling = sampling
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
+        self._created = int(time.time())
 
     def endpoints(self) -> list[Endpoint]:
         all_names, one = "List the model names that requests may use", "Describe the model with a given name"
@@ -83,22 +93,32 @@ class ModelEndpoints:
         return json_reply(Version(VERSION))
 
     async def list_models(self, request: Request) -> Response:
-        names, parameters = self._served.names, await self._served.parameters()
-        return json_reply(ModelList([self._model(name, parameters) for name in names], names[0], names[-1]))
+        models = await self._models.descriptions()
+        listed = [self._model(model, name) for model in models for name in model.names]
+        return json_reply(ModelList(listed, listed[0].id, listed[-1].id))
 
     async def retrieve_model(self, request: Request) -> Response:
-        name = self._served.reply_name(request.path_params["model"])
-        return json_reply(self._model(name, await self._served.parameters()))
+        name = request.path_params["model"]
+        model = await self._models.describe(name)
+        return json_reply(self._model(model, model.name if name == model.key else name))
 
-    def _model(self, name: str, parameters: int | None) -> Model:
-        served = self._served
-        length, created = served.context_length, datetime.fromtimestamp(served.created, UTC)
-        meta = ModelMeta(length, served.vocab_size, parameters)
+    def _model(self, model: ModelDescription, name: str) -> Model:
+        length, recommended = model.context_length, model.sampling.recommended
         return Model(
-            name, served.created, created, name, length, length, length, meta, served.name, self._recommended_sampling
+            name,
+            self._created,
+            datetime.fromtimestamp(self._created, UTC),
+            name,
+            length,
+            length,
+            length,
+            ModelMeta(length, model.vocab_size, model.details.parameters or None),
+            model.name,
+            None if recommended is None else dict(recommended),
+            _status(model.resident),
         )
 
-    @property
-    def _recommended_sampling(self) -> dict[str, float] | None:
-        recommended = self._sampling.recommended
-        return None if recommended is None else dict(recommended)
+
+def _status(resident: Resident[LoadedModel]) -> ModelStatus:
+    problem = "" if resident.problem is None else resident.problem.message
+    return ModelStatus(resident.state.value, problem or UNSET, resident.task.fraction if resident.task else UNSET)

@@ -1,7 +1,7 @@
 """Endpoints of the Responses API, which generate, store, retrieve, cancel, and delete responses."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal, NoReturn, TypeAlias, TypeVar
 
 import msgspec
@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response as HTTPResponse
 
 from app.errors import TemplateError
-from app.generation.service import ChatService
 from app.server.dialects.openai.errors import error_body
 from app.server.dialects.responses import stored_responses
 from app.server.dialects.responses.background import FROM_START, BackgroundReplies
@@ -27,10 +26,9 @@ from app.server.http.errors import InvalidRequest, convert_errors
 from app.server.http.reply import StreamedReply, WholeReply, json_reply
 from app.server.http.request_body import read_body
 from app.server.origin import OriginFields, Purpose, caller_of, caller_origin, origin_of
-from app.server.served_model import ServedModel
+from app.server.served_models import ServedModels
 
 RESPONSES = "/v1/responses"
-RESPONSE_ROUTES: Mapping[str, type[Struct]] = {RESPONSES: ResponseRequest}
 
 QueryT = TypeVar("QueryT", bound=Struct)
 Reply: TypeAlias = StreamedReply[Event] | WholeReply[Event] | HTTPResponse
@@ -71,11 +69,10 @@ class _Page(Struct):
 
 
 class ResponseEndpoints:
-    """Endpoints of one model."""
+    """Endpoints that generate and store responses."""
 
-    def __init__(self, service: ChatService, model: ServedModel, stored: StoredResponses) -> None:
-        self._service = service
-        self._model = model
+    def __init__(self, models: ServedModels, stored: StoredResponses) -> None:
+        self._models = models
         self._stored = stored
         self._background = BackgroundReplies()
 
@@ -145,8 +142,8 @@ class ResponseEndpoints:
         """Return the reply to a validated request, and the items that it continues. Raises InvalidRequest."""
         origin, owner = origin_of(request, body.origin_fields()), _owner(request)
         earlier = await self._earlier(body.previous_response_id, owner)
-        model = self._model.reply_name(body.model)
-        return ResponseReply(self._service, body, model, origin, owner, self._stored), earlier
+        served = await self._models.chat(request, body.model, streams=bool(body.stream))
+        return ResponseReply(served.service, body, served.name, origin, owner, self._stored), earlier
 
     async def instructions_of(self, request: Request, response_id: str | None) -> str | None:
         """Return the instructions of a stored response, or None."""
@@ -157,16 +154,17 @@ class ResponseEndpoints:
         """Count the tokens of a prompt without generating a reply."""
         body = await self._read(request)
         conversation = body.conversation_after(await self._earlier(body.previous_response_id, _owner(request)))
+        served = await self._models.chat(request, body.model)
         with convert_errors("input"):
-            prompt = await self._service.prompt(conversation)
+            prompt = await served.service.prompt(conversation)
         return json_reply(InputTokens(len(prompt.ids)))
 
     async def compact(self, request: Request) -> WholeReply[Compaction]:
         body = await read_body(request, COMPACT)
-        self._model.check(body.model)
         earlier = await self._earlier(body.previous_response_id, _owner(request))
         origin = origin_of(request, OriginFields(Purpose.CHAT))
-        return WholeReply(compaction(self._service, body, earlier, origin), single_compaction)
+        served = await self._models.chat(request, body.model)
+        return WholeReply(compaction(served.service, body, earlier, origin), single_compaction)
 
     async def retrieve(self, request: Request) -> Reply:
         """Return a response, or stream the events of a background response after the one that the client names."""
@@ -198,7 +196,8 @@ class ResponseEndpoints:
         if not await self._stored.has_successor(response_id, owner):
             gone, staying = stored_responses.conversation_of(chain)
             with contextlib.suppress(TemplateError):  # then nothing was cached
-                await self._service.forget(gone, [staying] if staying else (), caller_origin(request))
+                served = await self._models.chat(request, None)
+                await served.service.forget(gone, [staying] if staying else (), caller_origin(request))
         return json_reply(Deleted(response_id))
 
     async def cancel(self, request: Request) -> HTTPResponse:
@@ -228,7 +227,6 @@ class ResponseEndpoints:
 
     async def _read(self, request: Request) -> ResponseRequest:
         body = await read_body(request, RESPONSE)
-        self._model.check(body.model)
         body.check()
         return body
 

@@ -7,9 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
+from app.generation.template import ChatTemplateRenderer
+from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.openai.test_chat import expected_text
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer, vector
-from tests.app.server.live_server import LiveServer
+from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.scripted_server import ScriptedServer
 from tests.app.text.small_wordpiece import ids
 
@@ -83,16 +85,25 @@ def test_loading_the_served_model_does_nothing(hash_server: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "problem"),
     [
-        ("/api/v1/models/unload", {"instance_id": "hash"}, 409, "hash is the served model"),
         ("/api/v1/models/unload", {"instance_id": "other"}, 404, "does not exist here"),
         ("/api/v1/models/download", {"model": "other"}, 400, "Use POST /api/pull"),
     ],
 )
-def test_served_model_cannot_be_unloaded_or_replaced(
+def test_unknown_models_cannot_be_unloaded_or_downloaded(
     hash_server: LiveServer, path: str, body: dict[str, Any], status: int, problem: str
 ) -> None:
     refused = post(hash_server.url, path, **body)
     assert (refused.status_code, problem in refused.text) == (status, True)
+
+
+def test_unloaded_model_is_listed_as_not_loaded(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    with LiveServer("hash", engine, tokenizer, renderer) as server:
+        assert post(server.url, "/api/v1/models/unload", instance_id="hash").json() == {"instance_id": "hash"}
+        [older] = httpx.get(f"{server.url}/api/v0/models", trust_env=False).json()["data"]
+        [newer] = httpx.get(f"{server.url}/api/v1/models", trust_env=False).json()["models"]
+    assert (older["state"], "loaded_context_length" in older) == ("not-loaded", False)
+    assert newer["loaded_instances"] == []
 
 
 def test_stream_and_whole_chat_agree(hash_server: LiveServer) -> None:

@@ -57,7 +57,7 @@ def ask_all(server: LiveServer, methods: Sequence[str], path: str, **headers: st
 
 def paths(server: LiveServer) -> list[str]:
     """Return every path of the application, and one that does not exist."""
-    routes = create_application(server.service).routes
+    routes = create_application(server.models).routes
     assert all(isinstance(route, Route) for route in routes)
     return [*(route.path.replace("{model:path}", "hash") for route in routes if isinstance(route, Route)), "/none"]
 
@@ -83,7 +83,7 @@ def paths(server: LiveServer) -> list[str]:
     ],
 )
 def test_only_public_routes_answer_without_a_key(locked: LiveServer, headers: dict[str, str]) -> None:
-    routes = create_application(locked.service).routes
+    routes = create_application(locked.models).routes
     shaped = {route.path for route in routes if isinstance(route, Endpoint) and route.errors is not None}
     for path in paths(locked):
         for method, (status, body, answer) in zip(METHODS, ask_all(locked, METHODS, path, **headers), strict=True):

@@ -38,7 +38,7 @@ def schema_of(described: dict[str, Any], path: str, method: str, status: int, ki
 
 
 def test_every_route_is_described_with_valid_schemas(hash_server: LiveServer, described: dict[str, Any]) -> None:
-    routes: Any = create_application(hash_server.service).routes
+    routes: Any = create_application(hash_server.models).routes
     paths = {(route.path.replace(":path", ""), route.method.lower()) for route in routes}
     assert {(path, method) for path, methods in described["paths"].items() for method in methods} == paths
     assert ("/openapi.json", "get") in paths

@@ -16,6 +16,7 @@ from app.server.http.access import Authenticator
 from tests.app.server.dialects.ollama.real_client import client
 from tests.app.server.dialects.openai.test_chat import expected_text
 from tests.app.server.dialects.openai.test_tools import CLOCK, PARAMETERS, QUESTION, SCRIPT, WEATHER
+from tests.app.server.fixed_models import fixed_models
 from tests.app.server.live_server import LiveServer
 from tests.app.server.scripted_server import ScriptedServer
 
@@ -113,7 +114,7 @@ def test_small_model_makes_a_forced_call(
     """The model does not support tools. Another model's template and the grammar force the call."""
     service = ChatService("small", scripted_server.service.tokenizer, smollm2_server.streams, renderer)
     transport = httpx.ASGITransport(
-        create_application(service, ServerContext(AccessPolicy(Authenticator(["key"]), ["ingle.test"])))
+        create_application(fixed_models(service), ServerContext(AccessPolicy(Authenticator(["key"]), ["ingle.test"])))
     )
     asked = {"model": "small", "messages": [QUESTION], "tools": [WEATHER], "tool_choice": "required", "think": False}
 

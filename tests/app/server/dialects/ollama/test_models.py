@@ -8,12 +8,14 @@ import ollama
 import pytest
 
 from app.generation.template import ChatTemplateRenderer
-from app.models.details import ModelDetails, details_of
+from app.models.details import ModelDetails, ModelFacts, details_of
+from app.models.residents import Residents
 from app.models.store import ModelStore
-from app.server.served_model import ServedModel
+from app.server.served_models import GivenModel, ModelNames, ServedModels
 from app.settings.settings import load_settings
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.ollama.real_client import client
+from tests.app.server.fixed_models import NoLoader
 from tests.app.server.live_server import LiveServer, controlled_engine
 
 
@@ -59,11 +61,15 @@ def test_other_models_are_unknown_and_the_tag_is_optional(hash_server: LiveServe
 def test_model_details_are_read_once() -> None:
     asked: list[str] = []
 
-    def describe() -> ModelDetails:
-        asked.append("details")
-        return ModelDetails.unknown("m")
+    def describe(key: str) -> ModelFacts:
+        asked.append(key)
+        return ModelFacts(ModelDetails.unknown(key))
 
-    model = ServedModel("m", 1, 1, {}, describe)
-    assert not asked
-    assert asyncio.run(model.details()) is asyncio.run(model.details())
-    assert asked == ["details"]
+    async def describe_twice() -> None:
+        models = ServedModels(Residents(NoLoader()), ModelNames([GivenModel("m", ("m",))]), describe)
+        assert not asked
+        first, second = await models.describe("m"), await models.describe(None)
+        assert first.details is second.details
+
+    asyncio.run(describe_twice())
+    assert asked == ["m"]

@@ -70,11 +70,11 @@ def test_only_model_names_are_accepted_for_pulls(server: LiveServer, name: str) 
             assert refused.value.status_code == 404
 
 
-def test_model_is_deleted_unless_it_is_served(server: LiveServer, pulls: OtherPulls) -> None:
+def test_model_is_deleted_unless_it_is_loaded(server: LiveServer, pulls: OtherPulls) -> None:
     with client(server) as api:
         assert api.delete("tiny:1m").status == "success"
         assert pulls.deleted == ["tiny:1m"]
-        with pytest.raises(ollama.ResponseError, match="hash is the served model") as refused:
+        with pytest.raises(ollama.ResponseError, match="hash is loaded") as refused:
             api.delete("hash")
     assert refused.value.status_code == 409
 

@@ -20,12 +20,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from app.generation.embedding_service import STUCK_SECONDS, EmbeddingService
-from app.server.application import AccessPolicy, ServerContext, create_embedding_application
-from app.server.dialects.openai.embeddings import BARE_EMBEDDINGS, EMBEDDINGS, GENERATING
+from app.server.application import AccessPolicy, ServerContext, create_application
+from app.server.dialects.openai.embeddings import BARE_EMBEDDINGS, EMBEDDINGS
 from app.server.embedding_inputs import MAX_INPUTS
 from app.server.http.request_body import MAX_BODY_BYTES
 from app.text import long_texts
 from app.text.encoder_tokenizer import from_json
+from tests.app.server.fixed_models import fixed_models
 from tests.app.server.live_server import Clock, LiveServer
 from tests.app.server.served_application import ServedApplication
 from tests.app.text.small_wordpiece import TOKENS, document, ids
@@ -96,7 +97,9 @@ class EmbeddingServer(ServedApplication):
         self.embedder = DigestEmbedder(ranks=ranks)
         self.service = EmbeddingService("digest", from_json(document()), self.embedder)
         super().__init__(
-            create_embedding_application(self.service, ServerContext(policy or AccessPolicy(host_names=["ingle.test"])))
+            create_application(
+                fixed_models(self.service), ServerContext(policy or AccessPolicy(host_names=["ingle.test"]))
+            )
         )
 
 
@@ -244,9 +247,10 @@ def test_too_long_body_is_refused(server: EmbeddingServer) -> None:
     assert answer.status_code == 413
 
 
-@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions", "/v1/completions"])
 def test_embedding_model_refuses_to_generate(server: EmbeddingServer, path: str) -> None:
-    error = refused(server, {"model": "digest", "messages": [{"role": "user", "content": "Hi"}]}, path)
+    prompt = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"prompt": "Hi"}
+    error = refused(server, {"model": "digest", **prompt}, path)
     assert "returns embeddings, and generates no text" in error["message"]
     assert f"POST {EMBEDDINGS}" in error["message"]
 
@@ -254,7 +258,7 @@ def test_embedding_model_refuses_to_generate(server: EmbeddingServer, path: str)
 def test_chat_model_refuses_embeddings(hash_server: LiveServer) -> None:
     with (
         openai.OpenAI(base_url=f"{hash_server.url}/v1", api_key="none", max_retries=0) as api,
-        pytest.raises(openai.BadRequestError, match=r"generates text, and returns no embeddings.*ingle serve --model"),
+        pytest.raises(openai.BadRequestError, match=r"generates text, and returns no embeddings.*Name an embedding"),
     ):
         api.embeddings.create(model="hash", input="a")
 

@@ -1,0 +1,253 @@
+"""ModelLoader: loads stored models into services for the residents of a server. Importing it imports torch.
+
+Its methods run on threads, except `start` and `close` of the loaded models, which run on the event loop.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from app.errors import ModelNotFound
+from app.generation.embedding_service import EmbeddingService
+from app.generation.options import API_DEFAULTS, DefaultSampling
+from app.generation.reply_token_cache import ReplyTokenCache
+from app.generation.service import ChatService
+from app.generation.template import ChatTemplateRenderer
+from app.generation.token_streams import TokenStreams
+from app.models.decode_rate import DecodeRate, decode_rate, remember_rate
+from app.models.details import ModelFacts, details_of
+from app.models.fit import memory_plan
+from app.models.ledger import HOST, Bytes
+from app.models.load.kernel_preparation import chat_options
+from app.models.load.loaded_encoder import is_embedding_model, load_encoder_model
+from app.models.load.loaded_model import ChatModel, load_model
+from app.models.machine_memory import gpu_name, memories
+from app.models.resident import LoadTask, Needs
+from app.models.store import ModelStore
+from app.models.stored_model import StoredModel
+from app.progress import Progress, Report, Unit
+from app.settings.settings import Settings
+from engine.fit import MemoryPlan, fit
+from engine.kv.budget import USEFUL_CONTEXT
+from engine.load_options import LoadOptions
+from engine.loading import open_checkpoint
+
+CUDA = "cuda"
+
+
+class TaskProgress:
+    """Reports the progress of a load to its `LoadTask` as well, and stops the load if the task says so."""
+
+    def __init__(self, task: LoadTask, shown: Progress) -> None:
+        self._task = task
+        self._shown = shown
+
+    @contextmanager
+    def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
+        self._task.check()
+        self._task.stage, self._task.done, self._task.total = label, 0, total
+        with self._shown.task(label, total, unit=unit) as report:
+
+            def report_and_check(done: int) -> None:
+                self._task.check()
+                self._task.done = done
+                report(done)
+
+            yield report_and_check
+
+    def say(self, line: str) -> None:
+        self._shown.say(line)
+
+
+class LoadedChat:
+    """A loaded model that generates text. See `app.models.resident.Loaded`."""
+
+    def __init__(
+        self, model: ChatModel, service: ChatService, renderer: ChatTemplateRenderer, settings: Settings
+    ) -> None:
+        self.service = service
+        self.weight_bytes = model.weight_bytes
+        self._model = model
+        self._renderer = renderer
+        self._settings = settings
+        self._touched = 0.0  # largest share of the blocks that had content so far
+        self._preparing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.service.streams.start()
+        self._preparing = asyncio.create_task(self.service.prepare_when_idle())
+
+    def memories(self) -> Mapping[str, Bytes]:
+        config, state = self._model.engine.config, self.service.streams.state()
+        if state.kv_blocks:
+            self._touched = max(self._touched, (state.kv_blocks_held + state.kv_blocks_cached) / state.kv_blocks)
+        cache = sum(group.num_blocks * group.block_bytes for group in config.groups)
+        pool = sum(group.host_blocks * group.block_bytes for group in config.groups)
+        needs = self._model.needs
+        if config.backend != CUDA:
+            return {HOST: Bytes(needs.weights, needs.steps, cache, pool, round(self._touched * cache))}
+        return {
+            gpu_name(self._settings): Bytes(needs.weights, needs.steps, cache, touched=cache),
+            HOST: Bytes(host_pool=pool, touched=pool),
+        }
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self.service.streams.requests())
+
+    @property
+    def failure(self) -> str:
+        return self.service.failure
+
+    @property
+    def needs_restart(self) -> bool:
+        return self._model.engine.config.backend == CUDA
+
+    async def close(self) -> None:
+        if self._preparing is not None:
+            self._preparing.cancel()
+        seconds = self.service.streams.state().decode_seconds
+        measured = DecodeRate(self._model.engine.config.backend, decode_rate(self.weight_bytes, seconds))
+        await self.service.stop()
+        await asyncio.to_thread(remember_rate, self._settings.state_dir, measured)
+        self._renderer.close()
+
+
+class LoadedEmbedder:
+    """A loaded model that returns vectors or ranks documents. See `app.models.resident.Loaded`."""
+
+    weight_bytes = 0
+    needs_restart = False
+
+    def __init__(self, service: EmbeddingService, memories: Mapping[str, Bytes]) -> None:
+        self.service = service
+        self._memories = memories
+
+    async def start(self) -> None:
+        """Do nothing: the threads of the encoder run already."""
+
+    def memories(self) -> Mapping[str, Bytes]:
+        return self._memories
+
+    @property
+    def is_running(self) -> bool:
+        return self.service.requests > 0
+
+    @property
+    def failure(self) -> str:
+        return self.service.failure
+
+    async def close(self) -> None:
+        await self.service.stop()
+
+
+class ModelLoader:
+    """Loads the models of one server. See `app.models.resident.Loader`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: ModelStore,
+        given: Mapping[str, StoredModel],
+        names: Mapping[str, str],
+        progress: Progress,
+    ) -> None:
+        """`given` are models by the names under which they are loaded, also those at a path. `names` are the names of
+        their services. `progress` shows loads to the user of the server.
+        """
+        self._settings = settings
+        self._store = store
+        self._given = given
+        self._names = names
+        self._progress = progress
+        self._replies = ReplyTokenCache(settings.replies_dir)
+        self._describing = ChatTemplateRenderer()  # renders templates of models that are not loaded
+
+    def stored(self, name: str) -> StoredModel:
+        """Return the stored model with a name. Raises ModelNotFound if it is not on this machine any more."""
+        found = self._given.get(name) or self._store.find_known(name)
+        if found is None:
+            raise ModelNotFound(f"{name} is not on this machine", f"ingle pull {name}")
+        return found
+
+    def available(self) -> Mapping[str, int]:
+        return memories(self._settings)
+
+    def needs(self, name: str) -> Needs:
+        stored, settings = self.stored(name), self._settings
+        useful = memory_plan(stored, replace(settings, context=settings.context or USEFUL_CONTEXT))
+        return Needs(_least(useful), _least(memory_plan(stored, settings)))
+
+    def load(self, name: str, allotted: Mapping[str, int], task: LoadTask) -> LoadedChat | LoadedEmbedder:
+        stored, progress = self.stored(name), TaskProgress(task, self._progress)
+        plan = memory_plan(stored, self._settings)
+        options = self._options(name, plan, allotted) if allotted else LoadOptions()
+        if is_embedding_model(stored):
+            return self._load_embedder(name, stored, plan, options, progress)
+        return self._load_chat(name, stored, options, progress)
+
+    def _options(self, name: str, plan: MemoryPlan, allotted: Mapping[str, int]) -> LoadOptions:
+        """Return the options of a load with these limits.
+
+        Caches take half of the memory at most, so that other models fit, unless a useful context needs more.
+        """
+        memory = memory_name(plan.gpu)
+        free, useful = allotted[memory], self.needs(name).useful[memory]
+        wanted = max(useful, plan.weights + plan.steps + free // 2)
+        return plan.allotted(LoadOptions(), min(free, wanted, plan.most), allotted.get(HOST, 0))
+
+    def _load_embedder(
+        self, name: str, stored: StoredModel, plan: MemoryPlan, options: LoadOptions, progress: Progress
+    ) -> LoadedEmbedder:
+        model = load_encoder_model(stored, self._settings, progress, options)
+        service = EmbeddingService(self._name(name, stored), model.tokenizer, model.encoder)
+        return LoadedEmbedder(service, {memory_name(plan.gpu): Bytes(plan.weights, plan.steps)})
+
+    def _load_chat(self, name: str, stored: StoredModel, options: LoadOptions, progress: Progress) -> LoadedChat:
+        settings, renderer = self._settings, ChatTemplateRenderer()
+        renderer.start()  # starts in parallel with the load
+        try:
+            model = load_model(stored, settings, progress, options)
+        except BaseException:
+            renderer.close()
+            raise
+        uses_recommended = settings.sampling_defaults != "none"
+        service = ChatService(
+            self._name(name, stored),
+            model.tokenizer,
+            TokenStreams(model.engine),
+            renderer,
+            self._replies,
+            sampling=DefaultSampling(model.sampling.values) if uses_recommended else API_DEFAULTS,
+            generic_tools=settings.generic_tools,
+        )
+        return LoadedChat(model, service, renderer, settings)
+
+    def _name(self, name: str, stored: StoredModel) -> str:
+        return self._names.get(name) or stored.served_name
+
+    def describe(self, name: str) -> ModelFacts:
+        """Read the files of a model. Raises ModelNotFound, ModelFileError, or TemplateUnavailable."""
+        stored, settings = self.stored(name), self._settings
+        details = details_of(stored, self._store.catalog, self._store.hub_models, self._describing)
+        if is_embedding_model(stored):
+            return ModelFacts(details, "embedding", details.context_length or 0)
+        with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
+            caches = fit(checkpoint, chat_options(settings)).caches
+        return ModelFacts(details, "chat", caches[0].context if caches else 0)
+
+    def close(self) -> None:
+        self._describing.close()
+
+
+def memory_name(gpu: int | None) -> str:
+    """Return the name of the memory of a GPU, or that of the machine."""
+    return HOST if gpu is None else f"cuda:{gpu}"
+
+
+def _least(plan: MemoryPlan) -> Mapping[str, int]:
+    """Return the bytes of each memory that a load needs at least."""
+    if plan.gpu is None:
+        return {HOST: plan.least}
+    return {memory_name(plan.gpu): plan.least, HOST: plan.host_weights}

@@ -1,0 +1,395 @@
+"""Residents: the loaded models of one server, loaded when a request needs them, and unloaded when memory is needed.
+
+Everything here runs on one event loop; a `Loader` does the slow work on threads. One model loads at a time, in the
+order of the classes of the requests that wait, then of their arrival. Requests for the same model wait for one load.
+
+A model with running requests is not unloaded. If another model needs its memory, new requests are admitted for a while,
+whose length follows the measured time of a switch; then they wait until the other model has had its turn.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Generic
+
+from app.models.ledger import Blocked, Fits, Ledger, Never, Unload, Use, Wait
+from app.models.resident import (
+    SHORTEST_TURN,
+    DoesNotFit,
+    LoadedT,
+    Loader,
+    LoadStopped,
+    LoadTask,
+    ModelBusy,
+    Needs,
+    Reason,
+    Resident,
+    State,
+    Waiter,
+)
+from app.progress import format_bytes
+from engine.errors import EngineError, OutOfMemory
+from engine.request import ServiceClass
+from quant.errors import InglenookError
+
+log = logging.getLogger(__name__)
+
+FAILED_SECONDS = 60.0  # seconds for which a model that cannot be loaded is not tried again
+MAX_RESTARTS, RESTART_SECONDS = 3, 600.0  # how often a model whose engine failed is loaded again in this time
+MANY_SWITCHES, SWITCH_WINDOW = 3, 300.0
+POLL_SECONDS = 0.25  # seconds between two checks whether the turn of a model has ended
+KEEP_LOADING = 0.5  # a load without waiting requests continues if more than this share is done
+
+
+class Residents(Generic[LoadedT]):
+    """All models of one server that have been requested at least once."""
+
+    def __init__(
+        self,
+        loader: Loader[LoadedT],
+        titles: Mapping[str, str] | None = None,
+        limits: Mapping[str, int] | None = None,
+        keep_alive: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Create it without any model.
+
+        `titles`: names for users of models whose own names are not shown, such as paths. `limits`: bytes of each memory
+        that all models may use together. `keep_alive`: see `Resident`.
+        """
+        self._loader = loader
+        self._titles = dict(titles or {})
+        self._limits = dict(limits or {})
+        self._keep_alive = keep_alive
+        self._clock = clock
+        self._models: dict[str, Resident[LoadedT]] = {}
+        self._load: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._switches: deque[float] = deque()
+        self._is_closed = False
+
+    def __iter__(self) -> Iterator[Resident[LoadedT]]:
+        return iter(self._models.values())
+
+    def of(self, name: str) -> Resident[LoadedT]:
+        """Return the model with this name, loaded or not."""
+        if name not in self._models:
+            self._models[name] = Resident(name, self._titles.get(name, name), keep_alive=self._keep_alive)
+        return self._models[name]
+
+    def adopt(self, name: str, loaded: LoadedT, *, pinned: bool = False) -> Resident[LoadedT]:
+        """Add a model that is loaded already."""
+        model = self.of(name)
+        model.loaded, model.state, model.is_pinned = loaded, State.LOADED, pinned
+        model.loaded_at = model.last_used = self._clock()
+        return model
+
+    @property
+    def failure(self) -> str:
+        """The failure of an engine after which the process must start again; empty if there is none."""
+        loaded = (model.loaded for model in self if model.loaded is not None)
+        return next((it.failure for it in loaded if it.needs_restart and it.failure), "")
+
+    def seconds_left(self, model: Resident[LoadedT]) -> float | None:
+        """Return the seconds until a model is unloaded if no request uses it; None: it stays loaded."""
+        return None if model.expires_at is None else max(0.0, model.expires_at - self._clock())
+
+    def ledger(self, available: Mapping[str, int]) -> Ledger:
+        """Return the memory of all models, next to the `available` bytes of the machine."""
+        entries = [model.entry(self._clock()) for model in self if model.loaded is not None]
+        return Ledger(available, entries, self._limits)
+
+    async def measured_ledger(self) -> Ledger:
+        return self.ledger(await asyncio.to_thread(self._loader.available))
+
+    @asynccontextmanager
+    async def use(
+        self, name: str, service: ServiceClass = ServiceClass.NORMAL, *, waits: bool = True
+    ) -> AsyncIterator[LoadedT]:
+        """Keep a model loaded while the body runs. If it is not loaded, load it.
+
+        Raises the errors of its load, and EngineError if the server stops. Without `waits`, raises ModelBusy instead of
+        waiting; the load starts nevertheless.
+        """
+        model = self.of(name)
+        self._check(model)
+        if model.admits(self._clock()):
+            model.uses[service] += 1
+        else:
+            await self._wait(model, service, waits=waits)
+        loaded = model.loaded
+        if loaded is None:
+            raise RuntimeError(f"{name} was granted without being loaded")
+        try:
+            yield loaded
+        finally:
+            model.uses[service] -= 1
+            model.last_used = self._clock()
+            self._notify()
+
+    def _check(self, model: Resident[LoadedT]) -> None:
+        """Raise the error of a model that failed, unless it may be tried again."""
+        if self._is_closed:
+            raise EngineError("The server is shutting down")
+        loaded = model.loaded
+        if loaded is not None and loaded.failure and not loaded.needs_restart and model.state is State.LOADED:
+            self._on_engine_failure(model, loaded.failure)
+        if model.problem is not None and self._clock() < model.retry_at:
+            raise model.problem
+
+    async def _wait(self, model: Resident[LoadedT], service: ServiceClass, *, waits: bool) -> None:
+        """Wait until the model admits a request of this class, which is then counted in its uses."""
+        waiter = Waiter(asyncio.get_running_loop().create_future(), service, self._clock())
+        if model.state in (State.UNLOADED, State.FAILED):
+            model.state = State.WAITING
+        model.waiters.append(waiter)
+        self._notify()
+        if not waits:
+            raise self._busy(model, waiter)
+        try:
+            await waiter.granted
+        except asyncio.CancelledError:
+            self._leave(model, waiter)
+            raise
+
+    def _busy(self, model: Resident[LoadedT], waiter: Waiter) -> ModelBusy:
+        """Return the error for a request that does not wait. Its waiter stays, so that the load continues."""
+        waiter.granted.add_done_callback(lambda granted: self._leave(model, waiter))
+        seconds = max(1.0, self._expected_seconds(model))
+        return ModelBusy(f"{model.title} is {model.state.value}", f"Try again in {seconds:.0f} s.", seconds)
+
+    def _expected_seconds(self, model: Resident[LoadedT]) -> float:
+        done = model.task.fraction if model.task is not None else 0.0
+        return (model.load_seconds or SHORTEST_TURN) * (1 - done)
+
+    def _leave(self, model: Resident[LoadedT], waiter: Waiter) -> None:
+        """Remove a waiter that was cancelled, or does not use what it was granted."""
+        granted = waiter.granted
+        if waiter in model.waiters:
+            model.waiters.remove(waiter)
+        elif granted.done() and not granted.cancelled() and granted.exception() is None:
+            model.uses[waiter.service] -= 1
+        task = model.task
+        if not model.waiters and task is not None and task.fraction <= KEEP_LOADING:
+            task.is_stopped = True
+        if not model.waiters and model.state is State.WAITING and task is None:
+            model.state = State.UNLOADED
+        self._notify()
+
+    # -- decisions
+
+    def _notify(self) -> None:
+        """Decide again after a change: grant requests, and start the next load."""
+        self._changed.set()
+        if self._is_closed:
+            return
+        for model in self:
+            if model.admits(self._clock()):
+                model.grant()
+        if self._load is None and (waiting := self._next_to_load()) is not None:
+            self._load = asyncio.create_task(self._load_model(waiting))
+            self._load.add_done_callback(self._on_load_end)
+        self._schedule_expiry()
+
+    def _next_to_load(self) -> Resident[LoadedT] | None:
+        """Return the model to load next: that of the most urgent request, then of the oldest one."""
+        waiting = [model for model in self if model.waiters and model.state is State.WAITING]
+        return min(waiting, key=Resident.urgency, default=None)
+
+    def _on_load_end(self, task: asyncio.Task[None]) -> None:
+        self._load = None
+        if not task.cancelled() and (error := task.exception()) is not None:  # a bug
+            log.error("a load ended unexpectedly", exc_info=error)
+        self._notify()
+
+    async def _load_model(self, model: Resident[LoadedT]) -> None:
+        """Load a model, after making room for it. Errors go to the requests that wait."""
+        model.task = task = LoadTask()
+        try:
+            needs = await asyncio.to_thread(self._loader.needs, model.name)
+            try:
+                loaded = await self._load_once(model, needs, task)
+            except OutOfMemory:  # another program took the memory meanwhile
+                task.check()
+                loaded = await self._load_once(model, needs, task)
+        except LoadStopped:
+            model.state = State.WAITING if model.waiters else State.UNLOADED
+        except Exception as error:  # noqa: BLE001 # whatever the files contain: the requests that wait get the error
+            self._on_load_failure(model, error)
+        else:
+            model.loads += 1
+            model.problem = None
+            await loaded.start()
+            self.adopt(model.name, loaded, pinned=model.is_pinned)
+            log.info("loaded %s in %.1f s", model.title, model.load_seconds)
+        finally:
+            model.task = None
+            for other in self:
+                other.yields_at = None
+
+    async def _load_once(self, model: Resident[LoadedT], needs: Needs, task: LoadTask) -> LoadedT:
+        allotted = await self._make_room(model, needs, task)
+        model.state, started = State.LOADING, self._clock()
+        loaded = await asyncio.to_thread(self._loader.load, model.name, allotted, task)
+        model.load_seconds = self._clock() - started
+        return loaded
+
+    async def _make_room(self, model: Resident[LoadedT], needs: Needs, task: LoadTask) -> Mapping[str, int]:
+        """Unload what has to be unloaded. Returns the bytes that the model may use of each memory."""
+        wanted = needs.useful
+        while True:
+            task.check()
+            self._changed.clear()
+            ledger = await self.measured_ledger()
+            match ledger.plan(wanted):
+                case Fits():
+                    return {memory: ledger.free(memory) for memory in wanted}
+                case Unload(names):
+                    for victim in map(self.of, names):
+                        if victim.is_used:  # a request arrived while another victim was unloaded
+                            break
+                        await self._unload(victim, Reason.MEMORY)
+                case Wait(names):
+                    await self._wait_for_end(model, names)
+                case Blocked(names):
+                    task.stage = f"waiting for the memory of {self._titled(names)}"
+                    await self._changed.wait()
+                case Never() if needs.least is not None and wanted is not needs.least:
+                    wanted = needs.least
+                case Never(_, needed, available):
+                    raise DoesNotFit(
+                        f"{model.title} needs {format_bytes(needed)} of memory, "
+                        f"and all models may use {format_bytes(available)}",
+                        "Choose a smaller model or a shorter context (ingle fit shows which fit).",
+                    )
+
+    async def _wait_for_end(self, model: Resident[LoadedT], names: Sequence[str]) -> None:
+        """Let busy models admit requests until their turns end, and wait for the next change."""
+        now, others = self._clock(), [self.of(name) for name in names]
+        for other in others:
+            in_background = other.entry(now).use is Use.BACKGROUND
+            ends = now if in_background else now + other.turn(max(model.load_seconds, other.load_seconds))
+            other.yields_at = ends if other.yields_at is None else min(ends, other.yields_at)
+        if model.task is not None:
+            model.task.stage = f"waiting for {self._titled(names)}"
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
+
+    def _titled(self, names: Sequence[str]) -> str:
+        return ", ".join(self.of(name).title for name in names)
+
+    def _on_load_failure(self, model: Resident[LoadedT], error: Exception) -> None:
+        model.failed_loads += 1
+        if isinstance(error, InglenookError):
+            problem = error
+            log.warning("%s was not loaded: %s", model.title, error)
+        else:
+            problem = EngineError(f"{model.title} could not be loaded", "The log of the server has the details.")
+            log.error("loading %s failed", model.title, exc_info=error)
+        model.state, model.problem, model.retry_at = State.FAILED, problem, self._clock() + FAILED_SECONDS
+        model.refuse(problem)
+
+    def _on_engine_failure(self, model: Resident[LoadedT], problem: str) -> None:
+        """Unload a model whose engine failed, so that it is loaded again. Refuse it if that has happened too often."""
+        now = self._clock()
+        model.failures.append(now)
+        while model.failures and model.failures[0] < now - RESTART_SECONDS:
+            model.failures.popleft()
+        model.state = State.UNLOADING
+        if len(model.failures) > MAX_RESTARTS:
+            model.problem = EngineError(f"The engine of {model.title} keeps failing: {problem}", "Restart the server.")
+            model.retry_at = now + RESTART_SECONDS
+            model.refuse(model.problem)
+        self._failing = asyncio.create_task(self._unload(model, Reason.FAILURE))
+
+    # -- unloading
+
+    async def _unload(self, model: Resident[LoadedT], reason: Reason) -> None:
+        """Return the memory of a model that no request uses."""
+        loaded = model.loaded
+        if loaded is None:
+            return
+        model.state = State.UNLOADING
+        try:
+            await loaded.close()
+        finally:
+            model.loaded = loaded = None
+            model.state = State.WAITING if model.waiters else State.UNLOADED
+            model.yields_at = None
+            model.unloads[reason] += 1
+            self._note_switch(reason)
+            log.info("unloaded %s (%s)", model.title, reason.value)
+            self._notify()
+
+    def _note_switch(self, reason: Reason) -> None:
+        """Log a line if models replace each other all the time."""
+        if reason is not Reason.MEMORY:
+            return
+        now = self._clock()
+        self._switches.append(now)
+        while self._switches[0] < now - SWITCH_WINDOW:
+            self._switches.popleft()
+        if len(self._switches) == MANY_SWITCHES:
+            log.warning(
+                "models were unloaded for others %d times in %.0f minutes; with a shorter --context, or with "
+                "--kv-type int8, more of them may fit together",
+                MANY_SWITCHES,
+                SWITCH_WINDOW / 60,
+            )
+
+    async def load(self, name: str, *, pinned: bool | None = None, keep_alive: float | None = None) -> None:
+        """Load a model if it is not loaded. `pinned` and `keep_alive`: see `Resident`; None: unchanged."""
+        async with self.use(name):
+            model = self.of(name)
+            model.is_pinned = model.is_pinned if pinned is None else pinned
+            model.keep_alive = model.keep_alive if keep_alive is None else keep_alive
+
+    async def unload(self, name: str) -> bool:
+        """Unload a model as soon as no request uses it. Returns whether it was loaded."""
+        model = self.of(name)
+        if model.task is not None and not model.waiters:
+            model.task.is_stopped = True
+        if model.loaded is None:
+            return False
+        model.is_pinned = False
+        while model.loaded is not None:
+            self._changed.clear()
+            if not model.is_used and model.state is State.LOADED:
+                await self._unload(model, Reason.REQUEST)
+                return True
+            model.yields_at = self._clock()
+            await self._changed.wait()
+        return True
+
+    def _schedule_expiry(self) -> None:
+        """Unload models whose time has passed, and set the timer for the next one."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        now = self._clock()
+        idle = [model for model in self if model.state is State.LOADED and not model.is_used]
+        times = {model.name: model.expires_at for model in idle if model.expires_at is not None}
+        for name, expires_at in times.items():
+            if expires_at <= now:
+                model = self.of(name)
+                model.state = State.UNLOADING
+                self._expiring = asyncio.create_task(self._unload(model, Reason.IDLE))
+        later = [expires_at for expires_at in times.values() if expires_at > now]
+        if later:
+            self._expiry = asyncio.get_running_loop().call_later(min(later) - now, self._notify)
+
+    async def close(self) -> None:
+        """Refuse all requests, stop the load, and unload all models."""
+        self._is_closed = True
+        for model in self:
+            model.refuse(EngineError("The server is shutting down"))
+            if model.task is not None:
+                model.task.is_stopped = True
+        self._changed.set()
+        if self._load is not None:
+            await asyncio.wait((self._load,))
+        await asyncio.gather(*(model.loaded.close() for model in self if model.loaded is not None))

@@ -1,0 +1,351 @@
+"""The models of a server, as its endpoints see them: names, descriptions, and the service of a loaded model.
+
+A request names a model. `chat` and `embedder` load it if it is not loaded, and keep it loaded until the response has
+been sent. Names that look like paths or addresses are never looked up: a client must not learn what files exist.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from starlette.requests import Request
+
+from app.generation.embedding_service import EmbeddingService
+from app.generation.generic_tools import ToolSupport
+from app.generation.model_format import Capabilities
+from app.generation.options import API_DEFAULTS, DefaultSampling
+from app.generation.service import ChatService
+from app.models.details import Kind, ModelDetails, ModelFacts
+from app.models.ledger import Bytes
+from app.models.resident import Loaded, ModelBusy, Resident, State
+from app.models.residents import Residents
+from app.server.http.errors import InvalidRequest
+from app.server.http.holds import holds_of
+from app.server.origin import class_of_header
+from app.server.refusals import NO_TEXT, NO_VECTORS, RANKS_ONLY, Refusal
+from engine.request import ServiceClass
+from quant.errors import InglenookError
+
+ANY_MODEL = "*"  # target of an alias that refers to the default model, whichever it is
+LATEST = ":latest"  # clients of Ollama append it to a name without a tag
+LISTED = 8  # names in an error message
+NO_WAIT = "x-ingle-wait"  # header with which a client asks not to wait for a load: 0
+
+Service: TypeAlias = ChatService | EmbeddingService
+ServiceT = TypeVar("ServiceT", bound=Service)
+
+
+class LoadedModel(Loaded, Protocol):
+    """A loaded model with the service that its requests use."""
+
+    @property
+    def service(self) -> Service: ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the weights that compute one token; 0: unknown."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GivenModel:
+    """A model with names that the user has chosen. `key` is the name by which it is loaded, such as a path."""
+
+    key: str
+    names: tuple[str, ...]  # the first is used in replies
+
+    def has(self, name: str) -> bool:
+        return name in self.names or name == self.key
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """The model that a request names."""
+
+    key: str
+    reply_name: str  # the model name in the reply
+
+
+class ModelNames:
+    """The names that requests may use."""
+
+    def __init__(
+        self,
+        given: Sequence[GivenModel],
+        aliases: Mapping[str, str] | None = None,
+        known: Callable[[str], str | None] = lambda name: None,
+        stored: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """Set the names.
+
+        `given` are the models of the command line; the first is the default model. `aliases` maps further names to the
+        name of a model, or to ANY_MODEL; one with a * matches names by pattern. `known` returns the full name of a
+        stored model, or None. `stored` returns the names of all stored models. Both read folders.
+        """
+        self._given = given
+        self._aliases = dict(aliases or {})
+        self._known = known
+        self._stored = stored
+
+    @property
+    def default(self) -> GivenModel:
+        return self._given[0]
+
+    async def find(self, name: str | None) -> FoundModel:
+        """Return the model with a name; without a name, the default model.
+
+        Raises InvalidRequest if there is none on this machine.
+        """
+        if not name:
+            return FoundModel(self.default.key, self.default.names[0])
+        if (found := self._given_by(name)) is not None:
+            return found
+        target = self._target(name)
+        if target == ANY_MODEL:
+            return FoundModel(self.default.key, name)
+        if target is not None and (found := self._given_by(target)) is not None:
+            return FoundModel(found.key, name)
+        if (key := await asyncio.to_thread(self._known, target or name)) is not None:
+            return FoundModel(key, name)
+        if name.endswith(LATEST):
+            return await self.find(name.removesuffix(LATEST))
+        raise self._unknown(name)
+
+    def _given_by(self, name: str) -> FoundModel | None:
+        """Return the given model with a name. A reply to a request by its key has its first name."""
+        model = next((model for model in self._given if model.has(name)), None)
+        if model is None:
+            return None
+        return FoundModel(model.key, name if name in model.names else model.names[0])
+
+    def _target(self, name: str) -> str | None:
+        """Return the name for which `name` is an alias, or None."""
+        if name in self._aliases and "*" not in name:
+            return self._aliases[name]
+        return next(
+            (meant for alias, meant in self._aliases.items() if "*" in alias and fnmatchcase(name, alias)), None
+        )
+
+    def _unknown(self, name: str) -> InvalidRequest:
+        remedy = f"This server has {', '.join(map(repr, self.given_names[:LISTED]))}."
+        message = f"The model {name!r} does not exist here"
+        return InvalidRequest(message, remedy, parameter="model", code="model_not_found", status=404)
+
+    def _listed_given(self) -> dict[str, list[str]]:
+        listed = {model.key: list(model.names) for model in self._given}
+        for alias, target in self._aliases.items():
+            found = FoundModel(self.default.key, alias) if target == ANY_MODEL else self._given_by(target)
+            if "*" not in alias and found is not None and alias not in listed[found.key]:
+                listed[found.key].append(alias)
+        return listed
+
+    @property
+    def given_names(self) -> Sequence[str]:
+        """All names of the models of the command line, with the aliases."""
+        return [name for names in self._listed_given().values() for name in names]
+
+    async def listed(self) -> Mapping[str, Sequence[str]]:
+        """Return the names of each model, keyed by the name by which it is loaded. The default model is first."""
+        listed = self._listed_given()
+        for name in await asyncio.to_thread(self._stored):
+            aliases = [alias for alias, target in self._aliases.items() if target == name and "*" not in alias]
+            listed.setdefault(name, [name, *aliases])
+        return listed
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """A model, loaded or not."""
+
+    key: str
+    names: Sequence[str]
+    facts: ModelFacts
+    resident: Resident[LoadedModel]
+    sampling: DefaultSampling
+    capabilities: Capabilities
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def details(self) -> ModelDetails:
+        return self.facts.details
+
+    @property
+    def service(self) -> Service | None:
+        """The service of the model; None: it is not loaded."""
+        return None if self.resident.loaded is None else self.resident.loaded.service
+
+    @property
+    def kind(self) -> Kind:
+        if self.service is None:
+            return self.facts.kind
+        return "chat" if isinstance(self.service, ChatService) else "embedding"
+
+    @property
+    def context_length(self) -> int:
+        """Length of a prompt and its reply together, in tokens."""
+        return self.facts.context_length if self.service is None else self.service.context_length
+
+    @property
+    def vocab_size(self) -> int:
+        return self.details.vocab_size or 0 if self.service is None else self.service.vocab_size
+
+    @property
+    def chat_template(self) -> str:
+        if isinstance(self.service, ChatService):
+            return self.service.tokenizer.chat_template or ""
+        return self.details.chat_template
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.resident.state is State.LOADED
+
+    @property
+    def memory(self) -> Mapping[str, Bytes]:
+        """The bytes that the model may use of each memory."""
+        return {} if self.resident.loaded is None else self.resident.loaded.memories()
+
+
+@dataclass(frozen=True, slots=True)
+class Served(Generic[ServiceT]):
+    """The service of a loaded model for one request, and the model name in the reply."""
+
+    service: ServiceT
+    name: str
+    key: str
+
+
+@dataclass(slots=True)
+class ServedModels:
+    """The models of one server."""
+
+    residents: Residents[LoadedModel]
+    names: ModelNames
+    describe_files: Callable[[str], ModelFacts] | None = None  # reads the files of a model; slow
+    generic_tools: bool = True  # whether tools are described as text to models without a template for them
+    uses_recommended: bool = True  # whether the values that a model recommends are the defaults of sampling
+    _facts: dict[str, asyncio.Task[ModelFacts]] = field(default_factory=dict)
+
+    async def chat(self, request: Request, name: str | None, *, streams: bool = False) -> Served[ChatService]:
+        """Return the service of the model that a request names, which stays loaded until the response has been sent.
+
+        If the model is not loaded, the request waits for it; a client that `streams` gets pings meanwhile. Raises
+        InvalidRequest if there is no such model or if it generates no text, and the errors of its load.
+        """
+        found = await self.names.find(name)
+        await self._check_kind(found.key, "chat", NO_TEXT)
+        service = await self._held(request, found.key, streams=streams)
+        if not isinstance(service, ChatService):
+            raise NO_TEXT.error()
+        return Served(service, found.reply_name, found.key)
+
+    async def embedder(self, request: Request, name: str | None, *, vectors: bool = False) -> Served[EmbeddingService]:
+        """Return the service of a model that returns vectors, or unless `vectors`, one that ranks documents. See
+        `chat`.
+        """
+        found = await self.names.find(name)
+        await self._check_kind(found.key, "embedding", NO_VECTORS)
+        service = await self._held(request, found.key)
+        if not isinstance(service, EmbeddingService):
+            raise NO_VECTORS.error()
+        if vectors and service.ranks:
+            raise RANKS_ONLY.error()
+        return Served(service, found.reply_name, found.key)
+
+    async def _check_kind(self, key: str, kind: Kind, refusal: Refusal) -> None:
+        """Raise InvalidRequest before a model of the wrong kind is loaded."""
+        if self.residents.of(key).loaded is None and (await self._facts_of(key)).kind != kind:
+            raise refusal.error()
+
+    async def _held(self, request: Request, key: str, *, streams: bool = False) -> Service:
+        waits = request.headers.get(NO_WAIT) != "0" and request.query_params.get("autoload") not in ("0", "false")
+        service = class_of_header(request) or ServiceClass.NORMAL
+        use = self.residents.use(key, service, waits=waits)
+        model = self.residents.of(key)
+        try:
+            loaded = await holds_of(request).enter(use, lambda: _status(model), streams=streams)
+        except ModelBusy as error:
+            headers = {"retry-after": str(round(error.seconds))}
+            raise InvalidRequest(error.message, error.remedy, status=503, headers=headers) from error
+        return loaded.service
+
+    async def load(self, name: str | None, *, pinned: bool | None = None, keep_alive: float | None = None) -> str:
+        """Load the model with a name if it is not loaded. Returns its key. See `Residents.load`."""
+        key = (await self.names.find(name)).key
+        await self.residents.load(key, pinned=pinned, keep_alive=keep_alive)
+        return key
+
+    async def unload(self, name: str | None) -> bool:
+        """Unload the model with a name once no request uses it. Returns whether it was loaded."""
+        return await self.residents.unload((await self.names.find(name)).key)
+
+    async def is_loaded(self, name: str) -> bool:
+        """Whether the model with a name is loaded or loading. False if there is none."""
+        try:
+            found = await self.names.find(name)
+        except InvalidRequest:
+            return False
+        return self.residents.of(found.key).state in (State.LOADED, State.LOADING, State.UNLOADING)
+
+    # -- descriptions
+
+    def seconds_left(self, model: ModelDescription) -> float | None:
+        """Return the seconds until a model is unloaded if no request uses it; None: it stays loaded."""
+        return self.residents.seconds_left(model.resident)
+
+    async def describe(self, name: str | None) -> ModelDescription:
+        """Describe the model with a name. Raises InvalidRequest if there is none, and the errors of `details_of`."""
+        found = await self.names.find(name)
+        names = (await self.names.listed()).get(found.key, (found.reply_name,))
+        return await self._describe(found.key, names)
+
+    async def descriptions(self) -> list[ModelDescription]:
+        """Describe all models. A model whose files cannot be read is described by its name only."""
+        listed = await self.names.listed()
+        return list(await asyncio.gather(*(self._describe(key, names) for key, names in listed.items())))
+
+    async def _describe(self, key: str, names: Sequence[str]) -> ModelDescription:
+        resident = self.residents.of(key)
+        try:
+            facts = await self._facts_of(key)
+        except (InglenookError, OSError):
+            facts = ModelFacts(ModelDetails.unknown(key))
+        loaded = resident.loaded
+        if loaded is None or not isinstance(loaded.service, ChatService):
+            return ModelDescription(key, names, facts, resident, self._sampling(facts), self._capabilities(facts))
+        return ModelDescription(
+            key, names, facts, resident, loaded.service.sampling, await loaded.service.capabilities()
+        )
+
+    def _sampling(self, facts: ModelFacts) -> DefaultSampling:
+        recommended = facts.details.sampling
+        return DefaultSampling(recommended.values) if recommended and self.uses_recommended else API_DEFAULTS
+
+    def _capabilities(self, facts: ModelFacts) -> Capabilities:
+        """Return the capabilities of a model that is not loaded."""
+        template = facts.details.template
+        if template is None:
+            return Capabilities(ToolSupport.NONE, thinking=False, insertion=facts.details.fills_in_the_middle)
+        generic = ToolSupport.GENERIC if self.generic_tools else ToolSupport.NONE
+        tools = ToolSupport.NATIVE if template.tools else generic
+        return Capabilities(tools, template.thinking, facts.details.fills_in_the_middle)
+
+    async def _facts_of(self, key: str) -> ModelFacts:
+        """Read the files of a model, once. Raises the errors of `details_of`."""
+        if self.describe_files is None:
+            return ModelFacts(ModelDetails.unknown(key))
+        task = self._facts.get(key)
+        if task is None or (task.done() and task.exception() is not None):
+            task = self._facts[key] = asyncio.create_task(asyncio.to_thread(self.describe_files, key))
+        return await asyncio.shield(task)
+
+
+def _status(model: Resident[LoadedModel]) -> str:
+    """Return the words of a ping while a request waits for a model."""
+    task = model.task
+    share = f", {100 * task.fraction:.0f} %" if task is not None and task.total else ""
+    return f"{model.state.value} {model.title}{share}"

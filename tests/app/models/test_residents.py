@@ -1,0 +1,441 @@
+"""Residents: loads on demand, waiting requests, turns, and failures, with a machine that only counts bytes."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from app.errors import ModelNotFound
+from app.models import resident
+from app.models import residents as module
+from app.models.ledger import HOST, Bytes
+from app.models.resident import DoesNotFit, LoadStopped, LoadTask, ModelBusy, Needs, State
+from app.models.residents import FAILED_SECONDS, MAX_RESTARTS, Residents
+from engine.errors import EngineError, OutOfMemory
+from engine.request import ServiceClass
+from tests.app.server.live_server import Clock
+
+BACKGROUND = ServiceClass.BACKGROUND
+
+
+class Model:
+    """A loaded model of a `Computer`."""
+
+    needs_restart = False
+
+    def __init__(self, computer: "Computer", name: str) -> None:
+        self.name = name
+        self.failure = ""
+        self.is_running = False
+        self._computer = computer
+
+    async def start(self) -> None:
+        """Do nothing."""
+
+    def memories(self) -> Mapping[str, Bytes]:
+        return {HOST: Bytes(weights=self._computer.sizes[self.name])}
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self._computer.loaded.remove(self.name)
+
+
+class Computer:
+    """A loader whose models have sizes in bytes. A test can hold loads back, and make them fail."""
+
+    def __init__(self, memory: int, **sizes: int) -> None:
+        self.memory = memory
+        self.sizes = sizes
+        self.loaded: list[str] = []
+        self.loads: list[str] = []
+        self.errors: dict[str, list[Exception]] = {}  # raised by the next loads of a model
+        self.most = 0
+        self._may_load = threading.Event()
+        self._may_load.set()
+
+    def hold(self) -> None:
+        self._may_load.clear()
+
+    def release(self) -> None:
+        self._may_load.set()
+
+    def needs(self, name: str) -> Needs:
+        if name not in self.sizes:
+            raise ModelNotFound(f"{name} is not on this machine")
+        return Needs({HOST: self.sizes[name]})
+
+    def available(self) -> Mapping[str, int]:
+        return {HOST: self.memory - sum(self.sizes[name] for name in self.loaded)}
+
+    def load(self, name: str, allotted: Mapping[str, int], task: LoadTask) -> Model:
+        assert allotted[HOST] >= self.sizes[name]
+        self.loads.append(name)
+        while not self._may_load.wait(0.002):
+            task.check()
+        if self.errors.get(name):
+            raise self.errors[name].pop(0)
+        self.loaded.append(name)
+        self.most = max(self.most, sum(self.sizes[name] for name in self.loaded))
+        return Model(self, name)
+
+
+@pytest.fixture(autouse=True)
+def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.005)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 60))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.002)
+
+
+async def use(residents: Residents[Model], name: str, service: ServiceClass = ServiceClass.NORMAL) -> str:
+    async with residents.use(name, service) as model:
+        return model.name
+
+
+def test_many_first_requests_cause_one_load() -> None:
+    computer = Computer(100, a=50)
+
+    async def ask() -> None:
+        residents = Residents(computer)
+        assert await asyncio.gather(*(use(residents, "a") for _ in range(50))) == ["a"] * 50
+        assert (computer.loads, residents.of("a").loads) == (["a"], 1)
+        assert residents.of("a").state is State.LOADED
+
+    run(ask())
+
+
+def test_least_recently_used_of_equal_models_makes_room(clock: Clock) -> None:
+    computer = Computer(100, a=50, b=50, c=50)
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        for name in ("a", "b"):
+            await use(residents, name)
+            clock.seconds += 10
+        await use(residents, "a")
+        clock.seconds += 10
+        await use(residents, "c")
+        assert computer.loaded == ["a", "c"]
+        assert residents.of("b").unloads.total() == 1
+
+    run(ask())
+
+
+def test_model_with_a_running_request_is_not_unloaded(clock: Clock) -> None:
+    computer = Computer(100, a=60, b=60)
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        async with residents.use("a"):
+            waiting = asyncio.create_task(use(residents, "b"))
+            await until(lambda: residents.of("a").yields_at is not None)
+            clock.seconds += 100
+            await asyncio.sleep(0.05)
+            assert (computer.loaded, waiting.done()) == (["a"], False)
+        assert await waiting == "b"
+        assert computer.loaded == ["b"]
+
+    run(ask())
+
+
+def test_requests_of_a_model_are_admitted_until_its_turn_ends(clock: Clock) -> None:
+    computer = Computer(100, a=60, b=60)
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        async with residents.use("a"):
+            waiting = asyncio.create_task(use(residents, "b"))
+            await until(lambda: residents.of("a").yields_at is not None)
+            assert await use(residents, "a") == "a"  # its turn has not ended
+            clock.seconds += 100
+            late = asyncio.create_task(use(residents, "a"))
+            await asyncio.sleep(0.02)
+            assert not late.done()
+        assert await waiting == "b"
+        clock.seconds += 100  # the turn of b ends as well
+        assert await late == "a"
+        assert computer.loads == ["a", "b", "a"]
+
+    run(ask())
+
+
+def test_background_requests_yield_at_once(clock: Clock) -> None:
+    computer = Computer(100, a=60, b=60)
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        async with residents.use("a", BACKGROUND):
+            waiting = asyncio.create_task(use(residents, "b"))
+            await until(lambda: residents.of("a").yields_at is not None)
+            assert not residents.of("a").admits(clock())
+        assert await waiting == "b"
+
+    run(ask())
+
+
+def test_urgent_requests_load_first() -> None:
+    computer = Computer(100, a=100, b=100, c=100)
+
+    async def ask() -> None:
+        residents = Residents(computer)
+        computer.hold()
+        first = asyncio.create_task(use(residents, "a"))
+        await until(lambda: computer.loads == ["a"])
+        others = [
+            asyncio.create_task(use(residents, "b", BACKGROUND)),
+            asyncio.create_task(use(residents, "c", ServiceClass.INTERACTIVE)),
+        ]
+        await asyncio.sleep(0.02)
+        computer.release()
+        await asyncio.gather(first, *others)
+        assert computer.loads == ["a", "c", "b"]
+
+    run(ask())
+
+
+def test_load_stops_when_its_last_request_leaves() -> None:
+    computer = Computer(100, a=50)
+
+    async def ask() -> None:
+        residents = Residents(computer)
+        computer.hold()
+        waiting = [asyncio.create_task(use(residents, "a")) for _ in range(2)]
+        await until(lambda: computer.loads == ["a"])
+        waiting[0].cancel()
+        await asyncio.sleep(0.02)
+        assert residents.of("a").state is State.LOADING
+        waiting[1].cancel()
+        await until(lambda: residents.of("a").state is State.UNLOADED)
+        computer.release()
+        assert await use(residents, "a") == "a"
+        assert computer.loads == ["a", "a"]
+
+    run(ask())
+
+
+def test_load_continues_without_requests_once_half_of_it_is_done() -> None:
+    computer = Computer(100, a=50)
+
+    async def ask() -> None:
+        residents = Residents(computer)
+        computer.hold()
+        waiting = asyncio.create_task(use(residents, "a"))
+        await until(lambda: computer.loads == ["a"])
+        task = residents.of("a").task
+        assert task is not None
+        task.done, task.total = 6, 10
+        waiting.cancel()
+        await asyncio.sleep(0.02)
+        computer.release()
+        await until(lambda: residents.of("a").state is State.LOADED)
+
+    run(ask())
+
+
+def test_request_that_does_not_wait_learns_when_to_try_again() -> None:
+    computer = Computer(100, a=50)
+
+    async def ask() -> None:
+        residents = Residents(computer)
+        computer.hold()
+        with pytest.raises(ModelBusy) as busy:
+            async with residents.use("a", waits=False):
+                raise AssertionError
+        assert busy.value.seconds >= 1
+        computer.release()
+        await until(lambda: residents.of("a").state is State.LOADED)
+        assert residents.of("a").uses.total() == 0
+        async with residents.use("a", waits=False) as model:
+            assert model.name == "a"
+
+    run(ask())
+
+
+def test_model_that_is_too_large_alone_unloads_nothing() -> None:
+    computer = Computer(100, a=50, huge=101)
+
+    async def ask() -> None:
+        residents = Residents(computer)
+        await use(residents, "a")
+        with pytest.raises(DoesNotFit, match="huge needs 101 B of memory, and all models may use 100 B"):
+            await use(residents, "huge")
+        assert computer.loaded == ["a"]
+
+    run(ask())
+
+
+def test_failed_model_is_not_tried_again_for_a_while(clock: Clock) -> None:
+    computer = Computer(100, a=50)
+    computer.errors["a"] = [ValueError("damaged")]
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        found = await asyncio.gather(*(use(residents, "a") for _ in range(3)), return_exceptions=True)
+        assert [str(one) for one in found] == ["a could not be loaded"] * 3
+        with pytest.raises(EngineError, match="could not be loaded"):
+            await use(residents, "a")
+        assert (computer.loads, residents.of("a").failed_loads) == (["a"], 1)
+        clock.seconds += FAILED_SECONDS + 1
+        assert await use(residents, "a") == "a"
+
+    run(ask())
+
+
+def test_memory_that_another_program_took_causes_one_retry() -> None:
+    computer = Computer(100, a=50)
+    computer.errors["a"] = [OutOfMemory("no memory")]
+
+    async def ask() -> None:
+        residents = Residents(computer)
+        assert await use(residents, "a") == "a"
+        computer.errors["a"] = [OutOfMemory("no memory"), OutOfMemory("no memory")]
+        await residents.unload("a")
+        with pytest.raises(OutOfMemory):
+            await use(residents, "a")
+        assert (computer.loads, computer.loaded) == (["a"] * 4, [])
+
+    run(ask())
+
+
+def test_missing_model_raises_its_error() -> None:
+    async def ask() -> None:
+        with pytest.raises(ModelNotFound):
+            await use(Residents(Computer(100)), "none")
+
+    run(ask())
+
+
+def test_failed_engine_is_loaded_again_a_few_times(clock: Clock) -> None:
+    computer = Computer(100, a=50)
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        for _ in range(MAX_RESTARTS + 1):
+            await use(residents, "a")
+            loaded = residents.of("a").loaded
+            assert loaded is not None
+            loaded.failure = "a bug"
+        with pytest.raises(EngineError, match="keeps failing"):
+            await use(residents, "a")
+        await until(lambda: not computer.loaded)
+        assert computer.loads == ["a"] * (MAX_RESTARTS + 1)
+
+    run(ask())
+
+
+def test_unused_model_is_unloaded_after_its_keep_alive(clock: Clock) -> None:
+    computer = Computer(100, a=50)
+
+    async def ask() -> None:
+        residents = Residents(computer, keep_alive=30, clock=clock)
+        await use(residents, "a")
+        assert residents.seconds_left(residents.of("a")) == 30
+        clock.seconds += 31
+        with suppress(ModelNotFound):
+            await use(residents, "none")  # any event makes the residents look at the clock
+        await until(lambda: not computer.loaded)
+        assert residents.of("a").unloads.total() == 1
+
+    run(ask())
+
+
+def test_pinned_model_is_neither_unloaded_nor_expired(clock: Clock) -> None:
+    computer = Computer(100, a=60, b=60, c=40)
+
+    async def ask() -> None:
+        residents = Residents(computer, keep_alive=1, clock=clock)
+        await residents.load("a", pinned=True)
+        clock.seconds += 100
+        waiting = asyncio.create_task(use(residents, "b"))
+        await asyncio.sleep(0.05)
+        assert (computer.loaded, waiting.done()) == (["a"], False)
+        await residents.unload("a")
+        assert await waiting == "b"
+
+    run(ask())
+
+
+def test_unload_waits_for_running_requests() -> None:
+    computer = Computer(100, a=50)
+
+    async def ask() -> None:
+        residents = Residents(computer)
+        assert not await residents.unload("a")
+        async with residents.use("a"):
+            unloading = asyncio.create_task(residents.unload("a"))
+            await asyncio.sleep(0.02)
+            assert not unloading.done()
+        assert await unloading
+        assert not computer.loaded
+
+    run(ask())
+
+
+def test_close_ends_waiting_requests_and_unloads_all() -> None:
+    computer = Computer(100, a=40, b=40)
+
+    async def ask() -> None:
+        residents = Residents(computer)
+        await use(residents, "a")
+        computer.hold()
+        waiting = asyncio.create_task(use(residents, "b"))
+        await until(lambda: computer.loads == ["a", "b"])
+        await residents.close()
+        with pytest.raises(EngineError, match="shutting down"):
+            await waiting
+        assert not computer.loaded
+        with pytest.raises(EngineError, match="shutting down"):
+            await use(residents, "a")
+
+    run(ask())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_clients_all_get_their_models_and_never_too_much_memory(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight clients use five models, of which any two fit, and some clients leave while they wait."""
+    monkeypatch.setattr(resident, "SHORTEST_TURN", 0.01)
+    computer, draw = Computer(100, a=30, b=40, c=50, d=45, e=20), random.Random(seed)
+
+    async def client(residents: Residents[Model]) -> None:
+        for _ in range(12):
+            name, service = draw.choice("abcde"), draw.choice(list(ServiceClass))
+            asking = asyncio.create_task(use(residents, name, service))
+            if draw.random() < 0.2:
+                await asyncio.sleep(draw.random() * 0.01)
+                asking.cancel()
+            with suppress(asyncio.CancelledError):
+                assert await asking == name
+            await asyncio.sleep(draw.random() * 0.005)
+
+    async def ask() -> None:
+        residents = Residents(computer)
+        await asyncio.gather(*(client(residents) for _ in range(8)))
+        assert all(model.uses.total() == 0 and not model.waiters for model in residents)
+        assert computer.most <= computer.memory
+        await residents.close()
+        assert not computer.loaded
+
+    run(ask())
+
+
+def test_stopped_load_is_no_failure() -> None:
+    assert issubclass(LoadStopped, Exception)
+    with pytest.raises(LoadStopped):
+        LoadTask(is_stopped=True).check()

@@ -1,0 +1,64 @@
+"""Models of a test server that are loaded already, from services that a test has made."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from app.errors import ModelNotFound
+from app.generation.embedding_service import EmbeddingService
+from app.generation.service import ChatService
+from app.models.details import ModelDetails, ModelFacts
+from app.models.ledger import HOST, Bytes
+from app.models.resident import LoadTask, Needs
+from app.models.residents import Residents
+from app.server.served_models import GivenModel, LoadedModel, ModelNames, ServedModels
+
+
+@dataclass
+class FixedModel:
+    """A loaded model with a service whose engine the test runs."""
+
+    service: ChatService | EmbeddingService
+    weight_bytes: int = 0
+    needs_restart: bool = True
+
+    async def start(self) -> None:
+        """Do nothing: the test starts the engine."""
+
+    def memories(self) -> Mapping[str, Bytes]:
+        return {HOST: Bytes(weights=self.weight_bytes)}
+
+    @property
+    def is_running(self) -> bool:
+        return False
+
+    @property
+    def failure(self) -> str:
+        return self.service.failure
+
+    async def close(self) -> None:
+        await self.service.stop()
+
+
+class NoLoader:
+    """Finds no model to load."""
+
+    def needs(self, name: str) -> Needs:
+        raise ModelNotFound(f"{name} is not on this machine")
+
+    def available(self) -> Mapping[str, int]:
+        return {}
+
+    def load(self, name: str, allotted: Mapping[str, int], task: LoadTask) -> FixedModel:
+        raise ModelNotFound(f"{name} is not on this machine")
+
+
+def fixed_models(
+    service: ChatService | EmbeddingService,
+    aliases: Mapping[str, str] | None = None,
+    describe: Callable[[], ModelDetails] | None = None,
+) -> ServedModels:
+    """Return the models of a server with one service, which is also the default model."""
+    residents: Residents[LoadedModel] = Residents(NoLoader())
+    residents.adopt(service.name, FixedModel(service))
+    names = ModelNames([GivenModel(service.name, (service.name,))], aliases)
+    return ServedModels(residents, names, None if describe is None else lambda key: ModelFacts(describe()))
