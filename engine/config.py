@@ -29,10 +29,10 @@ class GroupConfig:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Limit of the GPU memory that an engine may use. With neither field set, it is the free memory minus a reserve."""
+    """Limit of the memory that an engine may use. With neither field set, it is the free memory minus a reserve."""
 
     num_bytes: int = 0
-    share: float = 0.0  # share of the GPU's total memory
+    share: float = 0.0  # share of the total memory
 
 
 ALL_FREE = MemoryLimit()

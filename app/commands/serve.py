@@ -65,6 +65,11 @@ Examples:
     help="Describe tools as text to models whose chat template does not support tools, or refuse such requests. "
     "Default: describe them.",
 )
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="Limit of the RAM that all models use together: 20GB, or 50% of all. Default: auto, the free memory.",
+)
 @engine_options
 @click.option("-q", "--quiet", is_flag=True, help="Print no progress and no log lines.")
 def serve(quiet: bool, models: tuple[str, ...], **options: str | int | None) -> None:

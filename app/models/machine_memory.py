@@ -44,6 +44,15 @@ def memories(settings: Settings) -> Mapping[str, int]:
     return free
 
 
+def memory_limits(settings: Settings) -> Mapping[str, int]:
+    """Return the bytes of each memory that all models may use together. A memory without a limit is left out."""
+    from engine.system_memory import total_memory
+
+    limit = settings.memory
+    num_bytes = limit.num_bytes or round(limit.share * total_memory())
+    return {HOST: num_bytes} if num_bytes else {}
+
+
 def gpu_name(settings: Settings) -> str:
     """Return the name of the memory of the GPU that runs models."""
     return settings.device if settings.device.startswith("cuda:") else "cuda:0"

@@ -144,6 +144,15 @@ class Waiter:
     arrival: float
 
 
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The name of a model for users, and how long it stays loaded."""
+
+    title: str
+    is_pinned: bool = False
+    keep_alive: float | None = None
+
+
 @dataclass(slots=True)
 class Resident(Generic[LoadedT]):
     """One model of a server, loaded or not. Times are in seconds, by the clock of `Residents`."""

@@ -25,6 +25,7 @@ from app.models.resident import (
     LoadTask,
     ModelBusy,
     Needs,
+    Policy,
     Reason,
     Resident,
     State,
@@ -50,20 +51,18 @@ class Residents(Generic[LoadedT]):
     def __init__(
         self,
         loader: Loader[LoadedT],
-        titles: Mapping[str, str] | None = None,
+        policy: Callable[[str], Policy] = Policy,
         limits: Mapping[str, int] | None = None,
-        keep_alive: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create it without any model.
 
-        `titles`: names for users of models whose own names are not shown, such as paths. `limits`: bytes of each memory
-        that all models may use together. `keep_alive`: see `Resident`.
+        `policy` returns the policy of the model with a name. `limits`: bytes of each memory that all models may use
+        together.
         """
         self._loader = loader
-        self._titles = dict(titles or {})
+        self._policy = policy
         self._limits = dict(limits or {})
-        self._keep_alive = keep_alive
         self._clock = clock
         self._models: dict[str, Resident[LoadedT]] = {}
         self._load: asyncio.Task[None] | None = None
@@ -78,13 +77,14 @@ class Residents(Generic[LoadedT]):
     def of(self, name: str) -> Resident[LoadedT]:
         """Return the model with this name, loaded or not."""
         if name not in self._models:
-            self._models[name] = Resident(name, self._titles.get(name, name), keep_alive=self._keep_alive)
+            policy = self._policy(name)
+            self._models[name] = Resident(name, policy.title, is_pinned=policy.is_pinned, keep_alive=policy.keep_alive)
         return self._models[name]
 
-    def adopt(self, name: str, loaded: LoadedT, *, pinned: bool = False) -> Resident[LoadedT]:
+    def adopt(self, name: str, loaded: LoadedT) -> Resident[LoadedT]:
         """Add a model that is loaded already."""
         model = self.of(name)
-        model.loaded, model.state, model.is_pinned = loaded, State.LOADED, pinned
+        model.loaded, model.state = loaded, State.LOADED
         model.loaded_at = model.last_used = self._clock()
         return model
 
@@ -224,7 +224,7 @@ class Residents(Generic[LoadedT]):
             model.loads += 1
             model.problem = None
             await loaded.start()
-            self.adopt(model.name, loaded, pinned=model.is_pinned)
+            self.adopt(model.name, loaded)
             log.info("loaded %s in %.1f s", model.title, model.load_seconds)
         finally:
             model.task = None

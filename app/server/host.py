@@ -21,8 +21,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, InvalidSetting
+from app.models.machine_memory import memory_limits
 from app.models.pulls import Pulls
-from app.models.resident import LoadTask
+from app.models.resident import LoadTask, Policy
 from app.models.residents import Residents
 from app.models.sources import pull
 from app.models.store import ModelStore
@@ -111,9 +112,18 @@ def _served_models(
     def stored_names() -> list[str]:
         return [model.name for model in store.entries()]
 
+    titles = {model.key: model.names[0] for model in given}
+
+    def policy(name: str) -> Policy:
+        of_model = settings.of_model(name, titles.get(name, name))
+        seconds = settings.idle_unload_s or None
+        kept = seconds if of_model.keep_alive_s is None else of_model.keep_alive_s
+        return Policy(titles.get(name, name), of_model.pin, kept)
+
+    aliases = {alias: name for name, of_model in settings.models.items() for alias in of_model.aliases}
     return ServedModels(
-        Residents(loader, {model.key: model.names[0] for model in given}),
-        ModelNames(given, settings.model_aliases, known, stored_names),
+        Residents(loader, policy, memory_limits(settings)),
+        ModelNames(given, {**aliases, **settings.model_aliases}, known, stored_names),
         loader.describe,
         generic_tools=settings.generic_tools,
         uses_recommended=settings.sampling_defaults != "none",

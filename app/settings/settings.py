@@ -8,7 +8,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -77,6 +77,45 @@ class FormerName:
     parse: Callable[[object], object]  # converts a value of the earlier setting to one of the current setting
 
 
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Settings of one model."""
+
+    overrides: Mapping[str, Any]  # values of MODEL_OVERRIDES that replace those of all models
+    pin: bool = False  # load the model when a server starts, and never unload it for another one
+    keep_alive_s: int | None = None  # replaces idle_unload_s
+    aliases: tuple[str, ...] = ()  # further names in requests
+
+
+NO_MODEL_SETTINGS = ModelSettings(MappingProxyType({}))
+MODEL_OVERRIDES = ("context", "kv_type", "quantize", "draft")
+MODEL_VALUES: Mapping[str, Callable[[object], object]] = {
+    "pin": yes_or_no,
+    "keep_alive_s": whole_number(MAX_KEEP_ALIVE_S),
+    "aliases": text_list,
+}
+
+
+def _model_tables(value: object) -> Mapping[str, ModelSettings]:
+    if not isinstance(value, Mapping) or not all(isinstance(table, Mapping) for table in value.values()):
+        raise ValueError('must be tables in config.toml, such as [models."qwen3:8b"]')
+    return MappingProxyType({name: _model_table(name, table) for name, table in value.items()})
+
+
+def _model_table(name: str, table: Mapping[str, object]) -> ModelSettings:
+    parsers = {**MODEL_VALUES, **{setting: SETTINGS[setting].parse for setting in MODEL_OVERRIDES}}
+    parsed: dict[str, Any] = {}
+    for key, given in table.items():
+        if key not in parsers:
+            raise ValueError(f"of {name} have no key {key}; the keys are {', '.join(parsers)}")
+        try:
+            parsed[key] = parsers[key](given)
+        except ValueError as problem:
+            raise ValueError(f"of {name}: {key} {problem}") from None
+    overrides = {key: parsed.pop(key) for key in MODEL_OVERRIDES if key in parsed}
+    return ModelSettings(overrides, **parsed)
+
+
 def _read_by(parse: Callable[[object], object], default: object, meaning: str, *also: str) -> dict[str, Setting]:
     """Return the metadata of a field of Settings."""
     return {"setting": Setting(parse, default, meaning, also)}
@@ -127,6 +166,30 @@ class Settings:
     model: str = field(metadata=_read_by(text, "smollm2:135m", "Model to use if you name none. Default: smollm2:135m."))
     more_models: tuple[str, ...] = field(
         metadata=_read_by(text_list, (), "Further models that the server lists, separated by commas. Default: none.")
+    )
+    models: Mapping[str, ModelSettings] = field(
+        metadata=_read_by(
+            _model_tables,
+            MappingProxyType({}),
+            'Settings of single models, as tables in config.toml such as [models."qwen3:8b"]: '
+            f"{', '.join((*MODEL_OVERRIDES, *MODEL_VALUES))}. Default: none.",
+        )
+    )
+    memory: MemoryLimit = field(
+        metadata=_read_by(
+            memory_limit,
+            ALL_FREE,
+            "Limit of the RAM that all models of a server use together: a size such as 20GB, or a share such as 50%. "
+            "Default: auto, the free memory.",
+        )
+    )
+    idle_unload_s: int = field(
+        metadata=_read_by(
+            whole_number(MAX_KEEP_ALIVE_S),
+            0,
+            "Seconds after its last request until a server unloads a model. Default: 0, until another model needs its "
+            "memory.",
+        )
     )
     model_aliases: Mapping[str, str] = field(
         metadata=_read_by(
@@ -449,6 +512,14 @@ class Settings:
         if origin.startswith("--"):
             return f"{origin} {value}"
         return f"{name} = {value} in {origin}" if origin.endswith(".toml") else f"{origin}={value}"
+
+    def of_model(self, *names: str) -> ModelSettings:
+        """Return the settings of the model that has these names."""
+        return next((self.models[name] for name in names if name in self.models), NO_MODEL_SETTINGS)
+
+    def for_model(self, *names: str) -> "Settings":
+        """Return the settings with which the model that has these names is loaded."""
+        return replace(self, **self.of_model(*names).overrides)
 
     @property
     def quantize_method(self) -> str | None:

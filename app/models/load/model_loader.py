@@ -171,17 +171,21 @@ class ModelLoader:
             raise ModelNotFound(f"{name} is not on this machine", f"ingle pull {name}")
         return found
 
+    def _settings_of(self, name: str) -> Settings:
+        """Return the settings with which a model is loaded."""
+        return self._settings.for_model(name, self._names.get(name, name))
+
     def available(self) -> Mapping[str, int]:
         return memories(self._settings)
 
     def needs(self, name: str) -> Needs:
-        stored, settings = self.stored(name), self._settings
+        stored, settings = self.stored(name), self._settings_of(name)
         useful = memory_plan(stored, replace(settings, context=settings.context or USEFUL_CONTEXT))
         return Needs(_least(useful), _least(memory_plan(stored, settings)))
 
     def load(self, name: str, allotted: Mapping[str, int], task: LoadTask) -> LoadedChat | LoadedEmbedder:
         stored, progress = self.stored(name), TaskProgress(task, self._progress)
-        plan = memory_plan(stored, self._settings)
+        plan = memory_plan(stored, self._settings_of(name))
         options = self._options(name, plan, allotted) if allotted else LoadOptions()
         if is_embedding_model(stored):
             return self._load_embedder(name, stored, plan, options, progress)
@@ -200,12 +204,12 @@ class ModelLoader:
     def _load_embedder(
         self, name: str, stored: StoredModel, plan: MemoryPlan, options: LoadOptions, progress: Progress
     ) -> LoadedEmbedder:
-        model = load_encoder_model(stored, self._settings, progress, options)
+        model = load_encoder_model(stored, self._settings_of(name), progress, options)
         service = EmbeddingService(self._name(name, stored), model.tokenizer, model.encoder)
         return LoadedEmbedder(service, {memory_name(plan.gpu): Bytes(plan.weights, plan.steps)})
 
     def _load_chat(self, name: str, stored: StoredModel, options: LoadOptions, progress: Progress) -> LoadedChat:
-        settings, renderer = self._settings, ChatTemplateRenderer()
+        settings, renderer = self._settings_of(name), ChatTemplateRenderer()
         renderer.start()  # starts in parallel with the load
         try:
             model = load_model(stored, settings, progress, options)
@@ -229,7 +233,7 @@ class ModelLoader:
 
     def describe(self, name: str) -> ModelFacts:
         """Read the files of a model. Raises ModelNotFound, ModelFileError, or TemplateUnavailable."""
-        stored, settings = self.stored(name), self._settings
+        stored, settings = self.stored(name), self._settings_of(name)
         details = details_of(stored, self._store.catalog, self._store.hub_models, self._describing)
         if is_embedding_model(stored):
             return ModelFacts(details, "embedding", details.context_length or 0)

@@ -13,7 +13,7 @@ from app.errors import ModelNotFound
 from app.models import resident
 from app.models import residents as module
 from app.models.ledger import HOST, Bytes
-from app.models.resident import DoesNotFit, LoadStopped, LoadTask, ModelBusy, Needs, State
+from app.models.resident import DoesNotFit, LoadStopped, LoadTask, ModelBusy, Needs, Policy, State
 from app.models.residents import FAILED_SECONDS, MAX_RESTARTS, Residents
 from engine.errors import EngineError, OutOfMemory
 from engine.request import ServiceClass
@@ -342,7 +342,7 @@ def test_unused_model_is_unloaded_after_its_keep_alive(clock: Clock) -> None:
     computer = Computer(100, a=50)
 
     async def ask() -> None:
-        residents = Residents(computer, keep_alive=30, clock=clock)
+        residents = Residents(computer, lambda name: Policy(name, keep_alive=30), clock=clock)
         await use(residents, "a")
         assert residents.seconds_left(residents.of("a")) == 30
         clock.seconds += 31
@@ -358,7 +358,7 @@ def test_pinned_model_is_neither_unloaded_nor_expired(clock: Clock) -> None:
     computer = Computer(100, a=60, b=60, c=40)
 
     async def ask() -> None:
-        residents = Residents(computer, keep_alive=1, clock=clock)
+        residents = Residents(computer, lambda name: Policy(name, keep_alive=1), clock=clock)
         await residents.load("a", pinned=True)
         clock.seconds += 100
         waiting = asyncio.create_task(use(residents, "b"))

@@ -284,3 +284,26 @@ def test_visual_precedes_editor(monkeypatch: pytest.MonkeyPatch, visual: str, ed
     monkeypatch.setenv("VISUAL", visual)
     monkeypatch.setenv("EDITOR", editor)
     assert chosen_editor() == chosen
+
+
+def test_tables_of_models_replace_settings_of_all_models(home: Path) -> None:
+    write_config(home, 'context = 1000\n[models."qwen3:8b"]\ncontext = 4096\npin = true\naliases = ["gpt-4o"]\n')
+    settings = load_settings()
+    assert settings.for_model("other").context == 1000
+    assert settings.for_model("qwen3:8b").context == settings.for_model("x", "qwen3:8b").context == 4096
+    assert (settings.of_model("qwen3:8b").pin, settings.of_model("other").pin) == (True, False)
+    assert settings.of_model("qwen3:8b").aliases == ("gpt-4o",)
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ('[models."a"]\nport = 1\n', "models of a have no key port"),
+        ('[models."a"]\ncontext = "long"\n', "models of a: context must be a whole number"),
+        ('models = "a"\n', "must be tables in config.toml"),
+    ],
+)
+def test_wrong_tables_of_models_name_the_key(home: Path, table: str, problem: str) -> None:
+    write_config(home, table)
+    with pytest.raises(InvalidSetting, match=problem):
+        load_settings()
