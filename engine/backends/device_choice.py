@@ -172,6 +172,7 @@ def host_device(options: LoadOptions, model: ModelConfig, path: Path, stored: Ma
                 options.code_cache,
                 KV_TYPES[options.kv_type],
                 replace(_host_memory(options), loading=loading),
+                options.cpu_threads,
             )
         if options.backend == "cpu":
             raise UnsupportedModel(f"The fast CPU kernels cannot run {path}: {problem}", "Use --kernels auto.")

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import quant.cpu
-from engine import config
+from engine import config, cpu_threads
 from engine.private_folder import private_folder
 from quant.cpu.kernel import CORE
 from quant.cpu.layouts import Layout
@@ -66,4 +66,5 @@ def _folder(cache_dir: Path | None, target: Target) -> CodeFolder:
 @cache
 def _sources() -> tuple[Path, ...]:
     folders = [Path(__file__).parent, *(Path(folder) for folder in quant.cpu.__path__)]
-    return (Path(config.__file__), *(path for folder in folders for path in sorted(folder.glob("*.py"))))
+    shared = Path(config.__file__), Path(cpu_threads.__file__)
+    return (*shared, *(path for folder in folders for path in sorted(folder.glob("*.py"))))

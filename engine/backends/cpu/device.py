@@ -16,13 +16,14 @@ from engine.backends.cpu.instructions import COUNTS, DIVIDED_TOKENS, HEADER, TIL
 from engine.backends.cpu.memory import packed_bytes, step_bytes
 from engine.backends.cpu.operations import CpuOperations, LogitRows, block_shape
 from engine.backends.cpu.program import Program
-from engine.backends.cpu.thread_pool import MAX_POOL_THREADS, WorkerPool
+from engine.backends.cpu.thread_pool import ProgramRunner
 from engine.backends.cpu.token_draw import CompiledDraw
 from engine.backends.runner import ModelRunner
 from engine.batch import Batch, placeholder_batch
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
+from engine.cpu_threads import MAX_POOL_THREADS, ThreadPool
 from engine.device import LoadedModel, Needs
 from engine.kv.budget import ANY_MEMORY, MAX_RUNNING, HostMemory
 from engine.kv.cache import KVCache, LayerBlock, kv_groups
@@ -67,7 +68,9 @@ class CpuDevice:
         code_cache: Path | None,
         kv_type: torch.dtype = torch.float16,
         memory: HostMemory = ANY_MEMORY,
+        pool: ThreadPool | None = None,  # None: each model gets its own threads
     ) -> None:
+        self._pool = pool
         self.threads = min(threads, MAX_POOL_THREADS)
         self._form = ACTIVATION_FORMS[activation_bits]
         self.numerics = ("cpu", NUMERICS_VERSION, target.tier, f"{self._form.planes} planes")
@@ -127,7 +130,7 @@ class CpuDevice:
         kv = KVCache(kv_groups(model, self.layer_block), config.pool_sizes, config.host_pool_sizes)
         logits: LogitRows = loaded.forward(placeholder_batch(), kv)
         draw = CompiledDraw(load_draw(self._code_cache, self._target), logits.vocabulary)
-        step = CpuStep(enter, program, kv, logits, draw)
+        step = CpuStep(enter, program, kv, logits, draw, self._pool)
         return LoadedModel(step, kv, close=step.workers.close)
 
     def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> ModelRunner:
@@ -143,7 +146,13 @@ class CpuStep:
     """Computes batches: fills the step header, runs the program on the thread pool, and returns views of the logits."""
 
     def __init__(
-        self, enter: Entry, program: Program, kv: KVCache, logits: LogitRows, draw: Draw | None = None
+        self,
+        enter: Entry,
+        program: Program,
+        kv: KVCache,
+        logits: LogitRows,
+        draw: Draw | None = None,
+        threads: ThreadPool | None = None,
     ) -> None:
         arena, limits = program.arena, program.limits
         for pool in kv.pools:
@@ -184,7 +193,7 @@ class CpuStep:
         self._best = logits.best.view(np.int64, limits.outputs)
         instructions = program.finish()
         self._attends_outputs = bool(instructions["selected"][instructions["op"] == Op.ATTEND].any())
-        self.workers = WorkerPool(enter, instructions, self._header, limits.threads)
+        self.workers = ProgramRunner(enter, instructions, self._header, limits.threads, threads)
 
     def __call__(self, batch: Batch) -> Logits:
         self.fill(batch)

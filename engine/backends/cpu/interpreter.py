@@ -7,44 +7,24 @@ code is cached. Nothing is checked here: `program` checks every address when the
 """
 
 import os
-from enum import IntEnum
 from typing import Any
 
 import numba
 from llvmlite import ir
 from numba import types
 
-from engine.backends.cpu.instructions import HEADER, INSTRUCTION, Record, Records
+from engine.backends.cpu.instructions import HEADER, INSTRUCTION
 from engine.backends.cpu.units import compute, count_units
+from engine.cpu_threads import MAX_THREADS, Command, Shared
 from quant.cpu.kernel import inlined, jit, pointer
 from quant.cpu.vector import I64, Emit
 
-
-class Command(IntEnum):
-    """The commands that `enter` accepts."""
-
-    ANNOUNCE = 0  # publish a step; returns a bit mask of the sleeping workers to wake
-    RUN = 1  # compute a step as thread 0
-    SERVE = 2  # run a worker; returns the number of the last job if the worker should sleep, -1 if it should exit
-
-
-class Shared(IntEnum):
-    """Byte offsets of the variables that threads share, one cache line each. Only compiled code accesses them."""
-
-    ARRIVED = 0
-    GENERATION = 64
-    JOB = 128  # step number times MAX_THREADS, plus the number of threads that take part
-    STOP = 192
-    PARKED = 256  # one word per thread, 64 bytes apart: 1 while the thread sleeps
-
-
-MAX_THREADS = 1024
 SPINS = 2000  # spins before a thread in a barrier yields its core
 CHUNKS = 4  # claims per thread and instruction
 IDLE_SPINS = 20_000  # spins without a job before a worker sleeps, about 1 ms
 
 _ARRIVED, _GENERATION, _JOB = int(Shared.ARRIVED), int(Shared.GENERATION), int(Shared.JOB)
-_STOP, _PARKED = int(Shared.STOP), int(Shared.PARKED)
+_STOP, _PROGRAM, _PARKED = int(Shared.STOP), int(Shared.PROGRAM), int(Shared.PARKED)
 _ANNOUNCE, _RUN = int(Command.ANNOUNCE), int(Command.RUN)
 
 # The function is resolved by name when cached machine code is loaded, because its address differs between processes.
@@ -114,31 +94,41 @@ def _barrier(shared: int, threads: int) -> None:
 
 
 @jit
-def _replay(program: Records, h: Record, tickets: int, shared: int, thread: int, threads: int) -> None:
-    """Run the program as `thread`: claim and compute units of every instruction."""
-    for i in range(len(program)):
+def _replay(
+    program_address: int, count: int, header_address: int, tickets: int, shared: int, thread: int, threads: int
+) -> None:
+    """Run a program as `thread`: claim and compute units of every instruction."""
+    program = numba.carray(pointer(program_address), count, INSTRUCTION)
+    h = numba.carray(pointer(header_address), 1, HEADER)[0]
+    for i in range(count):
         a = program[i]
         units = count_units(a, h)
         alone = threads == 1 or (h.local != 0 and a.local != 0)
         if alone:
             compute(a, h, 0, units, thread)
             continue
-        first, last = _claim(tickets, i, len(program), units, thread, threads)
+        first, last = _claim(tickets, i, count, units, thread, threads)
         while first < last:
             compute(a, h, first, last, thread)
-            first, last = _claim(tickets, i, len(program), units, thread, threads)
-        if a.barrier:  # also after the last instruction: the next step overwrites the header that threads read
+            first, last = _claim(tickets, i, count, units, thread, threads)
+        # also after the last instruction: the next step overwrites the header, and may be one of another program
+        if a.barrier:
             _barrier(shared, threads)
 
 
 @jit
-def _announce(tickets: int, count: int, shared: int, job: int, threads: int) -> int:
+def _announce(program: int, count: int, header: int, tickets: int, shared: int, job: int, threads: int) -> int:
     """Publish a job, then look for sleeping workers.
 
-    `_serve` first marks itself as sleeping and then looks for a job, so no wake-up is lost.
+    `_serve` first marks itself as sleeping and then looks for a job, so no wake-up is lost. All workers of the previous
+    job have read their program's words, because they have arrived at its last barrier.
     """
     for i in range(threads * count):
         _set(tickets + 8 * i, 0)
+    _set(shared + _PROGRAM, program)
+    _set(shared + _PROGRAM + 8, count)
+    _set(shared + _PROGRAM + 16, header)
+    _set(shared + _PROGRAM + 24, tickets)
     _set(shared + _JOB, job * MAX_THREADS + threads)
     mask = 0
     for thread in range(1, threads):
@@ -149,8 +139,8 @@ def _announce(tickets: int, count: int, shared: int, job: int, threads: int) -> 
 
 
 @jit
-def _serve(program: Records, h: Record, tickets: int, shared: int, thread: int, seen: int) -> int:
-    tries = 0
+def _serve(shared: int, thread: int, seen: int) -> int:
+    tries, words = 0, shared + _PROGRAM
     while True:
         job = _get(shared + _JOB)
         if job != seen:
@@ -158,7 +148,8 @@ def _serve(program: Records, h: Record, tickets: int, shared: int, thread: int, 
                 return -1
             seen, tries = job, 0
             if thread < job % MAX_THREADS:
-                _replay(program, h, tickets, shared, thread, job % MAX_THREADS)
+                program, count, header, tickets = _get(words), _get(words + 8), _get(words + 16), _get(words + 24)
+                _replay(program, count, header, tickets, shared, thread, job % MAX_THREADS)
         elif tries < IDLE_SPINS:
             tries += 1
             _pause()
@@ -172,24 +163,25 @@ def _serve(program: Records, h: Record, tickets: int, shared: int, thread: int, 
 
 def enter(
     command: int,
-    program_address: int,
+    program: int,
     count: int,
-    header_address: int,
+    header: int,
     tickets: int,
     shared: int,
     thread: int,
     threads: int,
     job: int,
 ) -> int:
-    """The compiled entry point; see Command. `job` is the number of the step to compute, or a worker's last job."""
-    program = numba.carray(pointer(program_address), count, INSTRUCTION)
-    header = numba.carray(pointer(header_address), 1, HEADER)[0]
+    """The compiled entry point; see Command. `job` is the number of the step to compute, or a worker's last job.
+
+    `program` and `header` are addresses. A worker gets none: it reads those of each job.
+    """
     if command == _ANNOUNCE:
-        return _announce(tickets, count, shared, job, threads)
+        return _announce(program, count, header, tickets, shared, job, threads)
     if command == _RUN:
-        _replay(program, header, tickets, shared, thread, threads)
+        _replay(program, count, header, tickets, shared, thread, threads)
         return 0
-    return _serve(program, header, tickets, shared, thread, job)
+    return _serve(shared, thread, job)
 
 
 ENTER_SIGNATURE = types.int64(*[types.int64] * 9)

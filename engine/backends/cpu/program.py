@@ -37,6 +37,8 @@ class Program:
 
     def finish(self) -> NDArray[np.void]:
         """Return all instructions. Raises IndexError if one could access memory outside of its regions of the arena."""
+        if not self._rows[-1]["barrier"] or self._rows[-1]["local"]:
+            raise ValueError("the last instruction has no barrier, so threads could read the program after its step")
         ranges = self.arena.address_ranges()
         for number, row in enumerate(self._rows):
             op = Op(row["op"])

@@ -1,116 +1,64 @@
-"""The thread pool that runs a recorded program, step after step.
-
-Workers are Python threads that stay inside one compiled call without the GIL: they spin briefly for the next step, then
-sleep until they are woken. The caller of `run` computes as thread 0.
+"""Runs one recorded program on a thread pool, and chooses the number of threads by measurement.
 
 A thread that shares its core with another program delays its share of a step by a whole time slice, and all other
-threads wait for it. Fewer threads are faster in that case, so the number of threads is chosen by measurement. Results
-do not depend on the number of threads.
+threads wait for it. Fewer threads are faster in that case. Results do not depend on the number of threads.
 """
 
 import statistics
-import threading
-import time
-import weakref
 from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.backends.cpu.interpreter import Command, Shared
+from engine.cpu_threads import ThreadPool
 from quant.cpu.native import Entry
 
-ANNOUNCE, RUN, SERVE = (int(command) for command in Command)  # plain integers, because numba converts them much faster
-MAX_POOL_THREADS = 62  # limit set by the bit mask of sleeping workers
 
+class ProgramRunner:
+    """Runs one program with one header on a thread pool. Only one thread may use it at a time."""
 
-class WorkerPool:
-    """Runs one program with one header. Only one thread may use it at a time."""
-
-    def __init__(self, enter: Entry, program: NDArray[np.void], header: NDArray[np.void], threads: int) -> None:
+    def __init__(
+        self,
+        enter: Entry,
+        program: NDArray[np.void],
+        header: NDArray[np.void],
+        threads: int,
+        pool: ThreadPool | None = None,
+    ) -> None:
+        """Use up to `threads` threads of `pool`; None: threads for this program alone."""
         self.threads = threads
-        self._enter = enter
+        self._pool = ThreadPool() if pool is None else pool
         self._tuners: dict[int, ThreadTuner] = {}
         self._keep = (program, header)
-        self._shared = np.zeros(Shared.PARKED // 8 + 8 * threads + 8, np.int64)
         self._tickets = np.zeros(len(program) * threads, np.int64)
-        shared = -(-self._shared.ctypes.data // 64) * 64
-        self._words = (
-            program.ctypes.data, len(program), header.ctypes.data, self._tickets.ctypes.data, shared
-        )  # fmt: skip
-        self._job = 0
-        self._wake = [threading.Semaphore(0) for _ in range(threads)]
-        kept = (self._keep, self._shared, self._tickets)  # kept alive for a worker that may briefly outlive the pool
-        self._workers = [
-            threading.Thread(
-                target=_work, args=(enter, self._words, number, threads, self._wake[number], kept), daemon=True
-            )
-            for number in range(1, threads)
-        ]
-        for worker in self._workers:
-            worker.start()
-        stop_at = (shared - self._shared.ctypes.data + Shared.STOP) // 8
-        self._stop = weakref.finalize(self, _stop, enter, self._words, threads, self._wake, self._shared, stop_at)
-
-    def close(self) -> None:
-        """End the threads, and wait until none of them uses the program any more."""
-        self._stop()
-        for worker in self._workers:
-            worker.join()
+        self._words = program.ctypes.data, len(program), header.ctypes.data, self._tickets.ctypes.data
+        self._pool.join(self, enter)
 
     def run(self, tokens: int, threads: int | None = None) -> None:
         """Compute the step that the header describes, with `threads` threads.
 
-        The default is the fastest number for steps of `tokens` tokens. Raises ValueError if the pool has fewer threads,
-        because a barrier would then wait forever.
+        The default is the fastest number for steps of `tokens` tokens. Raises ValueError if the program has fewer
+        threads.
         """
         if threads is not None:
             if not 1 <= threads <= self.threads:
                 raise ValueError(f"{threads} threads were requested from a pool of {self.threads}")
-            self._run(threads)
+            self._pool.run(self._words, threads)
             return
         tuner = self._tuner(tokens)
         used = tuner.next()
-        started = time.perf_counter()
-        self._run(used)
-        tuner.record(used, time.perf_counter() - started)
+        tuner.record(used, self._pool.run(self._words, used))
 
-    def _run(self, threads: int) -> None:
-        if threads > 1:
-            self._job += 1
-            _announce(self._enter, self._words, threads, self._job, self._wake)
-        self._enter(RUN, *self._words, 0, threads, 0)
+    def close(self) -> None:
+        """Leave the pool. No thread uses the program any more when this returns. Later calls have no effect."""
+        self._pool.leave(self)
 
     def _tuner(self, tokens: int) -> "ThreadTuner":
         size = tokens.bit_length()
         if size not in self._tuners:
             self._tuners[size] = ThreadTuner(self.threads, probing=tokens <= LARGEST_PROBED)
         return self._tuners[size]
-
-
-# arguments of every call of `enter`: program address, program length, header, tickets, shared
-Words = tuple[int, int, int, int, int]
-
-
-def _announce(enter: Entry, words: Words, threads: int, job: int, wake: list[threading.Semaphore]) -> None:
-    sleeping = enter(ANNOUNCE, *words, 0, threads, job)
-    for number in range(1, threads):
-        if sleeping >> number & 1:
-            wake[number].release()
-
-
-def _work(enter: Entry, words: Words, number: int, threads: int, wake: threading.Semaphore, kept: object) -> None:
-    seen = 0
-    while (seen := enter(SERVE, *words, number, threads, seen)) >= 0:
-        wake.acquire()
-
-
-def _stop(
-    enter: Entry, words: Words, threads: int, wake: list[threading.Semaphore], shared: NDArray[np.int64], stop_at: int
-) -> None:
-    shared[stop_at] = 1
-    _announce(enter, words, threads, (1 << 40), wake)
 
 
 LARGEST_PROBED = 32  # tokens; longer steps suffer little from busy cores, and probing them is expensive

@@ -17,6 +17,7 @@ from engine.backends.cpu.program import Program
 from engine.batch import Batch, build_batch, placeholder_batch
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
+from engine.cpu_threads import ThreadPool
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache, KVGroup, LayerBlock
 from engine.loading import open_checkpoint
@@ -47,11 +48,12 @@ def load_step(
     *,
     activation_bits: int = 14,
     kv_type: torch.dtype = torch.float16,
+    pool: ThreadPool | None = None,
 ) -> CpuStep:
     """Load a model on the CPU device."""
     with open_checkpoint(path) as checkpoint:
         model = models.read_config(checkpoint.metadata)
-        device = CpuDevice(config.threads, activation_bits, choose("auto"), code_cache, kv_type)
+        device = CpuDevice(config.threads, activation_bits, choose("auto"), code_cache, kv_type, pool=pool)
         step = device.load(model, Weights(checkpoint.path, models.stored_weights(checkpoint)), config).compute
     assert isinstance(step, CpuStep)
     return step

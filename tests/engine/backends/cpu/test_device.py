@@ -14,9 +14,9 @@ import torch
 
 from engine.backends import device_choice
 from engine.backends.cpu.device import CpuDevice, CpuStep
-from engine.backends.cpu.thread_pool import MAX_POOL_THREADS
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.config import EngineConfig
+from engine.cpu_threads import MAX_POOL_THREADS
 from engine.errors import UnsupportedModel
 from engine.kv.cache import LayerBlock
 from engine.load_options import LoadOptions

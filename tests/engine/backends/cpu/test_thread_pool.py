@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.backends.cpu.device import CpuStep
 from engine.batch import Batch
 from engine.config import EngineConfig
+from engine.cpu_threads import ThreadPool
 from tests.engine.backends.cpu.recorded import advance, compute, load_step, sequence
 from tests.engine.models.tiny_llama import MIXES, make
 
@@ -198,3 +199,105 @@ def test_idle_pool_uses_no_cpu_time(make_step: MakeStep) -> None:
     time.sleep(2)
     assert time.process_time() - before < 0.05 * 2
     within_timeout(lambda: use(step, 5))
+
+
+def shared_steps(path: Path, code_cache: Path, pool: ThreadPool, *threads: int) -> list[CpuStep]:
+    """Return steps of the same model, each with a maximum number of threads, on one thread pool."""
+    return [load_step(path, code_cache, replace(CONFIG, threads=number), pool=pool) for number in threads]
+
+
+def test_programs_share_the_threads_of_a_pool(
+    path: Path, cpu_kernels: Path, others: set[threading.Thread], make_step: MakeStep
+) -> None:
+    """The largest program determines the number of threads, and the last one ends them."""
+    pool = ThreadPool()
+    steps = shared_steps(path, cpu_kernels, pool, 2, 4, 3)
+    assert len(set(threading.enumerate()) - others) == 3
+    for step in steps:
+        step.workers.close()
+        step.workers.close()
+        assert pool.num_threads == (1 if step is steps[-1] else 4)
+    assert set(threading.enumerate()) == others
+    with pytest.raises(ValueError, match="2 threads were requested from a pool of 1"):
+        steps[0].workers.run(1, 2)
+    (again,) = shared_steps(path, cpu_kernels, pool, 3)
+    within_timeout(partial(use, again, 3))
+    again.workers.close()
+    assert set(threading.enumerate()) == others
+
+
+def test_programs_of_one_pool_compute_the_bits_of_their_own(path: Path, cpu_kernels: Path, make_step: MakeStep) -> None:
+    """Steps of the programs alternate at random, from several threads, with random numbers of threads."""
+    expected = computed(make_step(1), [50, *[1] * 60], lambda: 1)
+    pool = ThreadPool()
+    results: list[Tensor] = []
+
+    def drive(step: CpuStep, most: int, seed: int) -> None:
+        rng = random.Random(seed)
+        results.append(computed(step, [50, *[1] * 60], lambda: rng.randint(1, most)))
+
+    def work() -> None:
+        limits = (2, 4, 3)
+        steps = shared_steps(path, cpu_kernels, pool, *limits)
+        drivers = [
+            threading.Thread(target=drive, args=(step, most, seed), daemon=True)
+            for seed, (step, most) in enumerate(zip(steps, limits, strict=True))
+        ]
+        for driver in drivers:
+            driver.start()
+        for driver in drivers:
+            driver.join()
+
+    within_timeout(work)
+    assert len(results) == 3
+    assert all(torch.equal(result, expected) for result in results)
+
+
+def test_memory_of_a_closed_program_is_never_used_again(path: Path, cpu_kernels: Path, make_step: MakeStep) -> None:
+    """One program is loaded, used, and closed again and again, and then overwritten, while another
+    program of the same pool runs.
+    """
+    pool = ThreadPool()
+    (lasting,) = shared_steps(path, cpu_kernels, pool, 3)
+    expected = computed(make_step(1), [40, *[1] * 20], lambda: 1)
+    stop = threading.Event()
+    results: list[Tensor] = []
+
+    def run_lasting() -> None:
+        while not stop.is_set():
+            results.append(computed(lasting, [40, *[1] * 20], lambda: 3))
+
+    def work() -> None:
+        driver = threading.Thread(target=run_lasting, daemon=True)
+        driver.start()
+        for _ in range(20):
+            (step,) = shared_steps(path, cpu_kernels, pool, 3)
+            assert torch.equal(computed(step, [40, *[1] * 20], lambda: 3), expected)
+            step.workers.close()
+            program, header = step.workers._keep
+            program["op"][:] = 255  # a worker that reads it would fail
+            header.view("u1")[:] = 255
+        stop.set()
+        driver.join()
+
+    within_timeout(work)
+    assert results
+    assert all(torch.equal(result, expected) for result in results)
+
+
+def test_pool_refuses_programs_that_were_compiled_otherwise(path: Path, cpu_kernels: Path) -> None:
+    pool = ThreadPool()
+    (step,) = shared_steps(path, cpu_kernels, pool, 2)
+    with pytest.raises(ValueError, match="same processor"):
+        pool.join(step.workers, lambda *words: 0)
+    step.workers.close()
+
+
+def test_dropped_pool_ends_its_threads(path: Path, cpu_kernels: Path, others: set[threading.Thread]) -> None:
+    pool = ThreadPool()
+    steps = shared_steps(path, cpu_kernels, pool, 3, 2)
+    workers = set(threading.enumerate()) - others
+    assert len(workers) == 2
+    del steps, pool
+    gc.collect()
+    assert ended(workers)
