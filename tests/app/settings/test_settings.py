@@ -286,8 +286,8 @@ def test_visual_precedes_editor(monkeypatch: pytest.MonkeyPatch, visual: str, ed
     assert chosen_editor() == chosen
 
 
-def test_tables_of_models_replace_settings_of_all_models(home: Path) -> None:
-    write_config(home, 'context = 1000\n[models."qwen3:8b"]\ncontext = 4096\npin = true\naliases = ["gpt-4o"]\n')
+def test_tables_of_models_replace_settings_of_all_models() -> None:
+    _write_config('context = 1000\n[models."qwen3:8b"]\ncontext = 4096\npin = true\naliases = ["gpt-4o"]\n')
     settings = load_settings()
     assert settings.for_model("other").context == 1000
     assert settings.for_model("qwen3:8b").context == settings.for_model("x", "qwen3:8b").context == 4096
@@ -303,7 +303,7 @@ def test_tables_of_models_replace_settings_of_all_models(home: Path) -> None:
         ('models = "a"\n', "must be tables in config.toml"),
     ],
 )
-def test_wrong_tables_of_models_name_the_key(home: Path, table: str, problem: str) -> None:
-    write_config(home, table)
+def test_wrong_tables_of_models_name_the_key(table: str, problem: str) -> None:
+    _write_config(table)
     with pytest.raises(InvalidSetting, match=problem):
         load_settings()
