@@ -21,8 +21,10 @@ from engine.kv.disk.store import DiskStore
 from engine.kv.transfers import BlockTransfer
 from engine.request import PROGRAM, Origin, Request, TokenEvent, message_ends
 from engine.sampling_params import SamplingParams
+from engine.scheduling.priority import WEIGHTS
 from engine.scheduling.scheduler import Scheduler
 from engine.step import Runner, StepLimits, StepPlan, TicketT
+from engine.turns import Turn, Turns
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +50,14 @@ class Engine(Generic[TicketT]):
         block_transfer: BlockTransfer | None = None,
         store: DiskStore | None = None,
         clock: Callable[[], float] = time.monotonic,
+        turn: Turn | None = None,
     ) -> None:
+        """`turn`: the order of steps among the engines that compute on the CPU; None: steps start at once."""
         self.config = config
         self.vocab_size = vocab_size
         self._scheduler = Scheduler(config, block_transfer, store, clock)
         self._runner = runner
+        self._turn = Turns().join() if turn is None else turn
         self._under_way: deque[_LaunchedStep[TicketT]] = deque()
         self._collected = 0.0  # time at which the last step was collected
         # Expected seconds of the current step, estimated from earlier steps; inf if unknown. Other threads read it.
@@ -155,13 +160,16 @@ class Engine(Generic[TicketT]):
             return self._step()
         finally:
             self.expected_seconds = 0.0
+            self._turn.end(returns=self.has_requests)
 
     def _step(self) -> list[TokenEvent]:
         while len(self._under_way) < self.config.step_depth:
-            plan = self._scheduler.schedule(self._limits)
+            plan = self._scheduler.schedule(self._limits, self._turn.other_streams)
             if not plan.scheduled:
                 break
             self.expected_seconds = self._scheduler.costs.steps.expected(plan.num_tokens) or math.inf
+            if not self._turn.is_taken:
+                self._turn.begin(_weight(plan), sum(part.samples for part in plan.scheduled))
             try:
                 began, preparations = time.monotonic(), self._runner.preparations
                 self._under_way.append(_LaunchedStep(plan, self._runner.launch(plan), began, preparations))
@@ -184,6 +192,7 @@ class Engine(Generic[TicketT]):
             raise
         except Exception as error:  # noqa: BLE001
             return self._handle_failure(step.plan, error)
+        self._turn.end(returns=self.has_requests)
         began, self._collected = max(step.began, self._collected), time.monotonic()
         if self._runner.preparations == step.preparations:  # otherwise this step, or one launched after it, was slow
             seconds = self._collected - began
@@ -244,6 +253,7 @@ class Engine(Generic[TicketT]):
             log.exception("requests were not ended cleanly before the engine was closed")
         self._scheduler.close()
         self._runner.close()
+        self._turn.close()
         trim()
 
     def _check_open(self) -> None:
@@ -253,3 +263,8 @@ class Engine(Generic[TicketT]):
     def assert_empty(self) -> None:
         """Raise RuntimeError if a request or a block is still held."""
         self._scheduler.assert_empty()
+
+
+def _weight(plan: StepPlan) -> int:
+    """Return the weight of the most urgent request of a step."""
+    return max(WEIGHTS[part.request.origin.service] for part in plan.scheduled)

@@ -175,15 +175,17 @@ class CostModel:
         """
         return self.config.target_latency or math.inf if streams > 1 else math.inf
 
-    def token_budget(self, streams: int) -> int:
-        """Return the token budget of the next step while `streams` requests each wait for one token.
+    def token_budget(self, streams: int, other_streams: int = 0) -> int:
+        """Return the token budget of the next step while `streams` requests each wait for one token of it.
+
+        Another `other_streams` requests, of other engines, wait for the end of the step.
 
         The budget keeps the step within the target latency. However, it is never so small that the fixed cost of steps
         takes most of the prefill time.
         """
         most, target = self.config.max_step_tokens, self.config.target_latency
         fixed, per_token = self.steps.fixed, self.steps.per_token
-        if not streams or not target or not per_token:
+        if not streams + other_streams or not target or not per_token:
             return most
         tokens = max((LATENCY_FRACTION * target - fixed) / per_token, MIN_CHUNK_RATIO * fixed / per_token)
         return min(most, max(BLOCK_SIZE, int(tokens)) + streams)

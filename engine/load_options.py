@@ -6,6 +6,7 @@ from pathlib import Path
 
 from engine.config import ALL_FREE, TARGET_LATENCY, MemoryLimit, Preemption
 from engine.cpu_threads import ThreadPool
+from engine.turns import Turns
 from quant.kernels.card import Card
 
 KernelReport = Callable[[int, int], None]
@@ -30,6 +31,7 @@ class LoadOptions:
     threads: int = 0
     activation_bits: int = 0  # number of bits to which CPU kernels round activations, 8 or 14
     cpu_threads: ThreadPool | None = None  # threads shared by all CPU models of the process; None: each has its own
+    turns: Turns | None = None  # order of the steps of all CPU models of the process; None: all at the same time
     cpu_tier: str = "auto"  # instruction set tier of the CPU kernels, one of `quant.cpu.tiers.CHOICES`
     kv_type: str = "auto"  # one of the KV cache types of the device
     # limit of the size of the host pools in bytes; None: the device's default (on a CPU: no host pools)

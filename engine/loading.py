@@ -84,7 +84,8 @@ def _load_engine(
     if gpu := gpu_for(options):
         try:
             with raising_out_of_memory():
-                return _load_on(cuda_device(gpu, options, model), model, checkpoint, options, progress, output)
+                on_gpu = replace(options, turns=None)  # the steps of a GPU are in the order of their launch
+                return _load_on(cuda_device(gpu, options, model), model, checkpoint, on_gpu, progress, output)
         except Exception as problem:  # CUDA and Triton raise errors of any type
             if options.asks_for_gpu or not _cpu_may_succeed(problem):
                 raise
@@ -170,7 +171,8 @@ def _load_on(
     else:  # this runner reads logits when a step is collected, so the next step must not have overwritten them
         config = replace(config, step_depth=1, drafts=False)
         runner = output.runner(ModelRunner(loaded, model.vocab_size, config.groups))
-    return Engine(config, model.vocab_size, runner, block_transfer, store)
+    turn = options.turns.join() if options.turns else None
+    return Engine(config, model.vocab_size, runner, block_transfer, store, turn=turn)
 
 
 def _load_weights(

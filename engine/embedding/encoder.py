@@ -19,6 +19,9 @@ from engine.backends.device_errors import raising_device_lost
 from engine.errors import DeviceLost, PromptTooLong
 from engine.freed_memory import trim
 from engine.model_config import EncoderConfig
+from engine.request import ServiceClass
+from engine.scheduling.priority import WEIGHTS
+from engine.turns import Turn, Turns
 
 
 class EncoderModel(Protocol):
@@ -104,13 +107,15 @@ class Encoder:
         head: Callable[[Tensor], Tensor] | None = None,
         synchronize: Callable[[], None] = lambda: None,
         drop_caches: Callable[[], None] = lambda: None,
+        turn: Turn | None = None,
     ) -> None:
         """Start the threads of an encoder.
 
         `context_length` limits the tokens of a text; it is at most the number of the model's positions. `initializer`
         runs once in each thread. With a `head`, which maps states to a score, the encoder is a cross-encoder, and
         `pooling` is ignored. `synchronize` waits for the model's device, and fails if the device is lost. `drop_caches`
-        returns the free memory of the device to its driver.
+        returns the free memory of the device to its driver. `turn`: the order of texts and the steps of other models;
+        None: texts are computed at once.
         """
         self.ranks = head is not None
         self.hidden = model.config.hidden if head is None else 1
@@ -121,6 +126,7 @@ class Encoder:
         self._model = model
         self._synchronize = synchronize
         self._drop_caches = drop_caches
+        self._turn = Turns().join() if turn is None else turn
         self._is_closed = False
         self._answer = head or partial(pool_states, pooling=pooling)
         self._pool = ThreadPoolExecutor(threads, "encoding", initializer=initializer)
@@ -148,12 +154,15 @@ class Encoder:
         return torch.stack([future.result() for future in futures]) if futures else torch.empty(0, self.hidden)
 
     def _vector(self, ids: Tensor, second_start: int | None) -> Tensor:
+        self._turn.begin(WEIGHTS[ServiceClass.NORMAL])
         try:
             with torch.inference_mode(), raising_device_lost(self._synchronize):
                 return self._answer(self._model.forward(ids, second_start)).cpu()
         except DeviceLost as error:
             self.failure = error.message
             raise
+        finally:
+            self._turn.end()
 
     def close(self) -> None:
         """Cancel all waiting texts, and free the memory when the running ones have been computed."""
@@ -161,6 +170,7 @@ class Encoder:
         if not self._is_closed:
             self._is_closed = True
             del self._model, self._answer
+            self._turn.close()
             trim()
             self._drop_caches()
 

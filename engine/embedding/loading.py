@@ -119,7 +119,8 @@ def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPro
     longest = min(config.context_length, pooling.max_tokens or config.context_length)
     context = min(longest, options.context_length or longest)
     if gpu is None:
-        return Encoder(model, pooling.pooling, context, threads, head=head)
+        turn = options.turns.join() if options.turns else None
+        return Encoder(model, pooling.pooling, context, threads, head=head, turn=turn)
     return Encoder(
         model,
         pooling.pooling,

@@ -135,8 +135,8 @@ class Scheduler:
         beams = requests[0].params.beams
         self._requests.waiting.add(*(requests if beams is None else (self._groups.start(requests, beams),)))
 
-    def schedule(self, limits: StepLimits = NO_LIMITS) -> StepPlan:
-        """Plan the next step.
+    def schedule(self, limits: StepLimits = NO_LIMITS, other_streams: int = 0) -> StepPlan:
+        """Plan the next step. `other_streams` requests of other engines wait until it ends.
 
         The plan is empty if there is nothing to compute, or if nothing can be computed before a step under way is
         collected or a copy ends.
@@ -145,7 +145,8 @@ class Scheduler:
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
         running = sorted(self._requests.running.values(), key=priority_key)
-        budget = min(limits.tokens, self.costs.token_budget(sum(bool(request.output_ids) for request in running)))
+        streams = sum(bool(request.output_ids) for request in running)
+        budget = min(limits.tokens, self.costs.token_budget(streams, other_streams))
         missing = [(request, self._num_missing(request)) for request in running]
         share = self._token_shares(missing, budget)
         drafts = self._verification.choose(missing, budget)

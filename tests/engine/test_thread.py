@@ -292,7 +292,7 @@ def test_waiting_requests_without_steps_are_a_problem(monkeypatch: pytest.Monkey
     client.endings([client.submit()])
     hang.seconds += 1e6  # seconds of idle time
     with monkeypatch.context() as patch:
-        patch.setattr(engine._scheduler, "schedule", lambda limits: StepPlan((), ()))
+        patch.setattr(engine._scheduler, "schedule", lambda *_: StepPlan((), ()))
         request = client.submit()
         until(lambda: engine.num_waiting == 1)
         hang.seconds += UNKNOWN_SECONDS - 1
