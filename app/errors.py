@@ -2,6 +2,7 @@
 
 AppError
 ├── ModelNotFound          no such model: neither stored, nor in the catalog, nor a file
+├── NoServer               no running server can do it
 ├── NoSpace                not enough disk space
 ├── Offline                a source could not be reached
 ├── IntegrityError         downloaded bytes do not match their digest
@@ -39,6 +40,10 @@ class AppError(InglenookError):
 
 class ModelNotFound(AppError):
     """No model has this name or path."""
+
+
+class NoServer(AppError):
+    """No server that can do it is running."""
 
 
 class NoSpace(AppError):
@@ -119,6 +124,7 @@ EXIT_STATUS: dict[type[InglenookError], int] = {
     InvalidSampling: EXIT_USAGE,
     UnsupportedTier: EXIT_USAGE,
     ModelNotFound: EXIT_NOT_FOUND,
+    NoServer: EXIT_NOT_FOUND,
     NoSpace: EXIT_NO_SPACE,
     Offline: EXIT_OFFLINE,
     DownloadStopped: EXIT_INTERRUPTED,

@@ -10,7 +10,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import click
@@ -148,6 +148,27 @@ class _Bar:
     def hide(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+class StageProgress:
+    """Shows the stages of a task of another process, which reports them one at a time. Call `close` at the end."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = ExitStack()
+        self._stage = ""
+        self._report: Report | None = None
+
+    def show(self, stage: str, done: int, total: int | None, unit: Unit) -> None:
+        if stage != self._stage or self._report is None:
+            self.close()
+            self._stage = stage
+            self._report = self._task.enter_context(self._progress.task(stage, total, unit=unit))
+        self._report(done)
+
+    def close(self) -> None:
+        self._report = None
+        self._task.close()
 
 
 def wrapped_line(line: str) -> str:

@@ -5,7 +5,7 @@ Does not import torch. https://html.spec.whatwg.org/multipage/server-sent-events
 
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,11 +90,21 @@ class HTTPClient:
         await self._http.aclose()
 
     async def ask(
-        self, method: str, url: str, body: object = None, *, accepted: Sequence[int] = (httpx.codes.OK,)
+        self,
+        method: str,
+        url: str,
+        body: object = None,
+        *,
+        accepted: Sequence[int] = (httpx.codes.OK,),
+        waits: bool = False,
     ) -> Any:
-        """Send a request and return the JSON of the response. Raises ServerUnreachable or ServerError."""
+        """Send a request and return the JSON of the response. `waits`: wait for it without a timeout.
+
+        Raises ServerUnreachable or ServerError.
+        """
+        timeout = httpx.Timeout(self._answer_seconds, read=None if waits else self._answer_seconds)
         try:
-            response = await self._http.request(method, url, json=body, timeout=self._answer_seconds)
+            response = await self._http.request(method, url, json=body, timeout=timeout)
         except httpx.HTTPError as problem:
             raise self._unreachable(problem) from problem
         if response.status_code not in accepted:
@@ -103,25 +113,43 @@ class HTTPClient:
             return json.loads(response.content)
 
     async def stream(self, url: str, body: object) -> AsyncGenerator[Any]:
-        """Send a POST and yield the JSON of each event of the response.
+        """Send a POST and yield the JSON of each server-sent event of the response.
 
         Closing the generator closes the connection, which aborts the reply. Raises ServerUnreachable, ServerError,
         PromptTooLong, or ModelNotFound.
         """
         events = EventReader()
+        async with aclosing(self._parts(url, body)) as parts:
+            async for part in parts:
+                for data in events.feed(part):
+                    yield self._parsed(data)
+                if events.ended:
+                    return
+
+    async def lines(self, url: str, body: object) -> AsyncGenerator[Any]:
+        """Send a POST and yield the JSON of each line of the response. See `stream`."""
+        unread = b""
+        async with aclosing(self._parts(url, body)) as parts:
+            async for part in parts:
+                *lines, unread = (unread + part).split(b"\n")
+                for line in filter(None, lines):
+                    yield self._parsed(line)
+        if unread:
+            yield self._parsed(unread)
+
+    async def _parts(self, url: str, body: object) -> AsyncGenerator[bytes]:
         try:
             async with self._http.stream("POST", url, json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     raise self._refused(response.status_code, await response.aread())
                 async for part in response.aiter_bytes():
-                    for data in events.feed(part):
-                        with self.parsing_response():
-                            event = json.loads(data)
-                        yield event
-                    if events.ended:
-                        return
+                    yield part
         except httpx.HTTPError as problem:
             raise self._unreachable(problem) from problem
+
+    def _parsed(self, data: bytes) -> Any:
+        with self.parsing_response():
+            return json.loads(data)
 
     def parsing_response(self) -> AbstractContextManager[None]:
         """Raise ServerError if the body fails to parse a response of this server."""

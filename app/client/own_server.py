@@ -6,19 +6,22 @@ Uses the OpenAI API over loopback. Imports neither torch nor a tokenizer.
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+from msgspec import Struct, field
 
 from app.client.http import HTTPClient, Remedies, ServerUnreachable, default_sampling_of, error_of
 from app.generation.cache_report import EMPTY_REPORT, PromptTokensDetails
 from app.generation.conversation import Message
 from app.generation.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta
+from app.models.ledger import Bytes
 from app.process.instance import Instance
+from app.progress import Progress, StageProgress, Unit
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
 
@@ -56,12 +59,48 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Progress of the prefill of one prompt."""
+class ActiveRequest:
+    """A request that has not ended."""
 
+    model: str
+    phase: str  # waiting, reading (its prompt is in prefill), writing, or preempted
     client: str  # name that the client gives in its requests
     done: int  # number of prefilled tokens
     total: int
+
+
+class ServerModel(Struct):
+    """A model of a server, loaded or not."""
+
+    name: str
+    names: tuple[str, ...]
+    kind: str
+    state: str
+    stage: str | None = None  # what its load is doing
+    progress: float | None = None  # fraction of the stage that is done
+    pinned: bool = False
+    expires_in: float | None = None  # seconds until it is unloaded if no request uses it; None: it stays
+    problem: str | None = None  # why it could not be loaded
+    context_length: int | None = None
+    size: int | None = None  # bytes of its files
+    memory: dict[str, Bytes] = field(default_factory=dict)
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it is loaded, loading, or has failed to load."""
+        return self.state != "unloaded"
+
+
+class ModelLoad(Struct):
+    """One line about a load."""
+
+    model: str
+    state: str
+    stage: str | None = None
+    done: int = 0
+    total: int | None = None
+    unit: Unit = "bytes"
+    seconds: float | None = None  # duration of the load; None until it is complete
 
 
 class Client:
@@ -94,18 +133,72 @@ class Client:
                 int(answer["kv_blocks_held"]),
             )
 
-    async def reading(self) -> list[Reading]:
-        """Return the progress of each prompt in prefill; an empty list if the server's model generates no text.
-
-        Raises ServerUnreachable or ServerError.
-        """
+    async def requests(self) -> list[ActiveRequest]:
+        """Return the requests of all models that generate text. Raises ServerUnreachable or ServerError."""
         answer = await self._get("/inglenook/engine", accepted=(HTTPStatus.OK, HTTPStatus.NOT_FOUND))
         with self._http.parsing_response():
             return [
-                Reading(str(one["client"]), int(one["prompt_done"]), int(one["prompt_total"]))
+                ActiveRequest(
+                    str(one.get("model", self._instance.model)),
+                    str(one["phase"]),
+                    str(one["client"]),
+                    int(one["prompt_done"]),
+                    int(one["prompt_total"]),
+                )
                 for one in answer.get("requests", ())
-                if one["phase"] == "reading"
             ]
+
+    async def models(self) -> list[ServerModel]:
+        """Return all models of the server. Raises ServerUnreachable or ServerError."""
+        answer = await self._get("/inglenook/models")
+        with self._http.parsing_response():
+            return msgspec.convert(answer["models"], list[ServerModel])
+
+    async def load(
+        self, model: str, *, pinned: bool | None = None, keep_alive: float | None = None
+    ) -> AsyncGenerator[ModelLoad]:
+        """Load a model, and yield the progress. `keep_alive`: seconds after its last use until it is unloaded.
+
+        Closing the generator stops the load if no other request waits for it. Raises ServerUnreachable, ModelNotFound,
+        or ServerError.
+        """
+        body = {"model": model, "pin": pinned, "ttl": keep_alive}
+        async with aclosing(self._http.lines(f"{self._instance.url}/inglenook/load", body)) as lines:
+            async for line in lines:
+                with self._http.parsing_response():
+                    if "error" in line:
+                        raise error_of(line["error"])
+                    load = msgspec.convert(line, ModelLoad)
+                yield load
+
+    async def load_with_progress(
+        self,
+        model: str,
+        progress: Progress,
+        *,
+        pinned: bool | None = None,
+        keep_alive: float | None = None,
+    ) -> float:
+        """Load a model and show the progress. Returns the seconds that it took. See `load`."""
+        seconds = 0.0
+        lines = self.load(model, pinned=pinned, keep_alive=keep_alive)
+        async with aclosing(lines):
+            with closing(StageProgress(progress)) as stages:
+                async for line in lines:
+                    if line.stage:
+                        stages.show(line.stage, line.done, line.total, line.unit)
+                    seconds = line.seconds or seconds
+        return seconds
+
+    async def unload(self, model: str | None) -> list[str]:
+        """Unload a model, or all of them, once their requests have ended. Returns the names of those that were loaded.
+
+        Raises ServerUnreachable, ModelNotFound, or ServerError.
+        """
+        body = {"all": True} if model is None else {"model": model}
+        answer = await self._http.ask("POST", f"{self._instance.url}/inglenook/unload", body, waits=True)
+        with self._http.parsing_response():
+            return msgspec.convert(answer["unloaded"], list[str])
 
     async def default_sampling(self) -> Mapping[str, float] | None:
         """Return the sampling that the server applies by default.

@@ -1,10 +1,10 @@
-"""Finds the running servers of a model."""
+"""Finds the running servers of a model, and those that load any model."""
 
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.errors import AppError
+from app.errors import AppError, NoServer
 from app.process.instance import Instance, running_instances
 from app.settings.settings import Settings
 from quant.errors import ModelFileError
@@ -38,6 +38,21 @@ def find_instances(settings: Settings) -> list[Instance]:
 
     serving = [instance for instance in running_instances(settings) if is_meant(instance)]
     return sorted(serving, key=lambda instance: instance.port != settings.port)
+
+
+def servers_of_all(settings: Settings) -> list[Instance]:
+    """Return the running servers that load any stored model, first the one on the port of the settings.
+
+    Returns only that one if the command line names the port. Raises NoServer if there is none.
+    """
+    is_given = settings.origins["port"].startswith("--")
+    found = [
+        one for one in running_instances(settings) if one.serves_all and (not is_given or one.port == settings.port)
+    ]
+    if not found:
+        where = f" on port {settings.port}" if is_given else ""
+        raise NoServer(f"no server is running{where}", "ingle serve")
+    return sorted(found, key=lambda instance: (instance.port != settings.port, instance.kind != "server"))
 
 
 def _stored(store: "ModelStore", name: str) -> "StoredModel | None":

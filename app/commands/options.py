@@ -10,11 +10,13 @@ from app.models.store import ModelStore
 from app.settings.settings import load_settings
 from quant.errors import InglenookError
 
+Value = TypeVar("Value", int, float)
 
-def read_by(read: Callable[[str], int]) -> Callable[[click.Context, click.Parameter, str | None], int | None]:
+
+def read_by(read: Callable[[str], Value]) -> Callable[[click.Context, click.Parameter, str | None], Value | None]:
     """Return an option callback that parses the value with `read`."""
 
-    def callback(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    def callback(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Value | None:
         try:
             return None if value is None else read(value)
         except ValueError as problem:
@@ -46,6 +48,9 @@ threads_option = click.option(
 )
 kernels_option = click.option(
     "--kernels", help="Kernels of the engine: auto, cuda, cpu, or reference. Default: auto, the fastest ones."
+)
+server_port_option = click.option(
+    "--port", type=int, help="Port of the server, as ingle ps lists it. Default: the only one, or that of the settings."
 )
 _GPU_OPTIONS = (
     click.option(

@@ -42,6 +42,7 @@ class Instance:
     started_at: str  # ISO 8601 in UTC
     kind: Literal["server", "chat"] = "server"  # chat: the engine of chats, which exits when none uses it
     context_length: int | None = None  # in tokens; None: unknown, or the model returns embeddings
+    serves_all: bool = False  # whether it loads all stored models; servers of earlier versions serve only `model`
 
     @property
     def title(self) -> str:

@@ -188,7 +188,7 @@ def _instance(stored: StoredModel, host: str, port: int) -> Instance:
     address = f"[{host}]" if ":" in host else host
     reachable = "127.0.0.1" if is_loopback(host) or host in EVERYWHERE else address
     url, path = f"http://{reachable}:{port}", str(stored.path.absolute())
-    return Instance(os.getpid(), port, url, stored.name, path, now)
+    return Instance(os.getpid(), port, url, stored.name, path, now, serves_all=True)
 
 
 def _context_length(model: "LoadedChat | LoadedEmbedder") -> int | None:

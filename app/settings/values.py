@@ -161,6 +161,16 @@ def memory_size(value: object) -> int:
     return round(float(found[1]) * 1e9)
 
 
+def duration(value: object) -> float:
+    """Parse a duration such as 90s, 30m, or 2h; a number without a unit is in seconds. Returns seconds."""
+    found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError(f"must be a duration like 90s, 30m, or 2h, not {value!r}")
+    return float(found[1]) * _UNIT_SECONDS[found[2]]
+
+
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?([smhd]?)")
+_UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?(GB|%)")
 _KEY = re.compile(rf"[\x21-\x7e]{{1,{MAX_KEY}}}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::[1-9][0-9]{0,4})?")

@@ -113,7 +113,7 @@ def test_prompts_in_prefill_are_listed_with_progress(tokenizer: Tokenizer, rende
         steps.release(1_000_000)
         assert asked.result(HANGING_SECONDS) == 200
         assert listed()["reading"] == []
-    assert busy["reading"] == [{"client": "editor\x1b[2J", "done": 500, "total": 1500}]
+    assert busy["reading"] == [{"model": "hash", "client": "editor\x1b[2J", "done": 500, "total": 1500}]
     assert busy_table[-1].split() == ["4242", "editor[2J", "500", "(33", "%)", "1,500", "tokens"]
 
 
