@@ -40,6 +40,7 @@ from app.server.http.holds import RequestHolds
 from app.server.http.openapi import OpenAPI
 from app.server.machine import Machine
 from app.server.metrics import Metrics
+from app.server.model_endpoints import OwnModelEndpoints
 from app.server.origin import CLASS_NAMES, caller_of
 from app.server.own_endpoints import OwnEndpoints
 from app.server.served_models import ServedModels
@@ -112,6 +113,7 @@ def create_application(models: ServedModels, context: ServerContext = DEFAULT_CO
         *LlamaCppEndpoints(models).endpoints(),
         *LlamaCppEmbeddingEndpoints(models).endpoints(),
         *OwnEndpoints(models, context.machine).endpoints(),
+        *OwnModelEndpoints(models).endpoints(),
         *AnthropicEndpoints(models, keep_changing_lines=context.keep_changing_lines).endpoints(),
         *_health_endpoints(models),
         Endpoint("GET", "/metrics", Metrics(models).scrape, "Return the metrics in Prometheus' format", gives=TEXT),

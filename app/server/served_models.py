@@ -273,11 +273,18 @@ class ServedModels:
             raise InvalidRequest(error.message, error.remedy, status=503, headers=headers) from error
         return loaded.service
 
-    async def load(self, name: str | None, *, pinned: bool | None = None, keep_alive: float | None = None) -> str:
-        """Load the model with a name if it is not loaded. Returns its key. See `Residents.load`."""
+    async def load(self, name: str | None, *, pinned: bool | None = None, keep_alive: float | None = None) -> None:
+        """Load the model with a name if it is not loaded.
+
+        `pinned`: see `Resident`; None: unchanged. `keep_alive`: see `chat`.
+        """
         key = (await self.names.find(name)).key
-        await self.residents.load(key, pinned=pinned, keep_alive=keep_alive)
-        return key
+        self._keep(key, keep_alive)
+        await self.residents.load(key, pinned=pinned)
+
+    def _keep(self, key: str, keep_alive: float | None) -> None:
+        if keep_alive is not None:
+            self.residents.of(key).keep_alive = None if keep_alive < 0 else keep_alive
 
     async def unload(self, name: str | None) -> bool:
         """Unload the model with a name once no request uses it. Returns whether it was loaded."""

@@ -5,6 +5,7 @@ Dialects define the formats. Messages and remedies come from the errors themselv
 
 import contextlib
 import logging
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
@@ -18,6 +19,7 @@ from app.errors import (
     AppError,
     DownloadStopped,
     GrammarsUnavailable,
+    IntegrityError,
     InvalidGrammar,
     ModelNotFound,
     NoSpace,
@@ -30,9 +32,10 @@ from app.errors import (
     ToolsUnsupported,
 )
 from app.generation.conversation import InvalidMessage
+from app.models.resident import DoesNotFit, ModelBusy
 from app.server.http.endpoint import Endpoint, ErrorFormat
-from engine.errors import EngineError, InvalidSampling, PromptTooLong
-from quant.errors import InglenookError
+from engine.errors import EngineError, InvalidSampling, PromptTooLong, UnsupportedModel
+from quant.errors import InglenookError, ModelFileError
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +103,9 @@ _STATUS: dict[type[BaseException], int] = {
     TextTooLong: 400,
     ToolsUnsupported: 400,
     ModelNotFound: 404,
+    DoesNotFit: 400,
+    UnsupportedModel: 400,
+    ModelBusy: 503,
     NoSpace: 507,
     Offline: 503,
     DownloadStopped: 409,
@@ -116,12 +122,29 @@ def http_status(error: Exception) -> int:
     return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
 
 
+# Codes by which clients tell errors of the server apart, like those of an `InvalidRequest`.
+_CODES: dict[type[BaseException], str] = {ModelNotFound: "model_not_found", DoesNotFit: "model_does_not_fit"}
+
+
+def error_code(error: Exception) -> str:
+    """Return the code of an error; empty if it has none."""
+    return error.code if isinstance(error, InvalidRequest) else _CODES.get(type(error), "")
+
+
+# Errors whose messages contain paths, which clients must not learn: only the last part of a path is sent.
+_OF_FILES = (ModelFileError, IntegrityError, UnsupportedModel, ModelNotFound)
+_FOLDERS = re.compile(r"(?:(?<=\s)|^)(?:[A-Za-z]:)?[/\\].*[/\\]")
+
+
 def client_message(error: Exception) -> str:
     """Return the message for the client. For a bug it is generic, since the error may contain anything."""
     if not isinstance(error, InglenookError):
         return "The server failed because of a bug. Its log has the details."
-    message = error.message if error.message.endswith((".", "!", "?")) else f"{error.message}."
-    return bounded(f"{message} {error.remedy}".strip())
+    message, remedy = error.message, error.remedy
+    if isinstance(error, _OF_FILES):
+        message, remedy = _FOLDERS.sub("", message), _FOLDERS.sub("", remedy)
+    message = message if message.endswith((".", "!", "?")) else f"{message}."
+    return bounded(f"{message} {remedy}".strip())
 
 
 def bounded(text: str) -> str:

@@ -5,7 +5,7 @@ from typing import Final
 from msgspec import UNSET, Struct, UnsetType
 
 from app.server.http.endpoint import ErrorFormat
-from app.server.http.errors import ContextExceeded, InvalidRequest, bounded, client_message, http_status
+from app.server.http.errors import ContextExceeded, InvalidRequest, bounded, client_message, error_code, http_status
 from engine.errors import InvalidSampling
 
 _KINDS = {429: "rate_limit_error"}
@@ -56,7 +56,7 @@ def _parameter(error: Exception) -> str | None:
 
 
 def _code(error: Exception) -> str | None:
-    return error.code or None if isinstance(error, InvalidRequest) else None
+    return error_code(error) or None
 
 
 ERRORS: Final = ErrorFormat(error_body, ErrorBody)

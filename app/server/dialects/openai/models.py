@@ -11,6 +11,7 @@ from starlette.responses import Response
 from app.models.resident import Resident
 from app.server.dialects.openai.reports import VERSION
 from app.server.http.endpoint import Endpoint
+from app.server.http.errors import client_message
 from app.server.http.reply import json_reply
 from app.server.served_models import LoadedModel, ModelDescription, ServedModels
 from app.settings.settings import APP_NAME
@@ -120,5 +121,5 @@ class ModelEndpoints:
 
 
 def _status(resident: Resident[LoadedModel]) -> ModelStatus:
-    problem = "" if resident.problem is None else resident.problem.message
+    problem = "" if resident.problem is None else client_message(resident.problem)
     return ModelStatus(resident.state.value, problem or UNSET, resident.task.fraction if resident.task else UNSET)
