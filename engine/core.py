@@ -17,7 +17,9 @@ from engine.counters import EngineState
 from engine.drafting.draft_model import DraftModel
 from engine.errors import DeviceLost, EngineError, InvalidSampling, OutOfMemory
 from engine.freed_memory import release_frames, trim
+from engine.kv.blocks import BlockPool
 from engine.kv.disk.store import DiskStore
+from engine.kv.parked_cache import ParkedCache
 from engine.kv.transfers import BlockTransfer
 from engine.request import PROGRAM, Origin, Request, TokenEvent, message_ends
 from engine.sampling_params import SamplingParams
@@ -27,6 +29,9 @@ from engine.step import Runner, StepLimits, StepPlan, TicketT
 from engine.turns import Turn, Turns
 
 log = logging.getLogger(__name__)
+
+
+Park = Callable[[Sequence[BlockPool]], ParkedCache]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,13 @@ class Engine(Generic[TicketT]):
         store: DiskStore | None = None,
         clock: Callable[[], float] = time.monotonic,
         turn: Turn | None = None,
+        park: Park | None = None,
     ) -> None:
-        """`turn`: the order of steps among the engines that compute on the CPU; None: steps start at once."""
+        """`turn`: the order of steps among the engines that compute on the CPU; None: steps start at once.
+
+        `park` parks the cache, given the index of its pools; None: the cache cannot be parked.
+        """
+        self._park = park
         self.config = config
         self.vocab_size = vocab_size
         self._scheduler = Scheduler(config, block_transfer, store, clock)
@@ -238,6 +248,21 @@ class Engine(Generic[TicketT]):
         self._check_open()
         self._scheduler.forget(token_ids, origin, kept)
 
+    def adopt(self, index: Sequence[BlockPool]) -> None:
+        """Take over the index of the pools of a parked cache. Call this before any request exists."""
+        self._scheduler.adopt(index)
+
+    def park(self) -> ParkedCache | None:
+        """Close the engine, and return its KV cache for a later load of the same model.
+
+        Returns None if nothing is cached, or if the cache is not in the host's memory.
+        """
+        park, index = self._park, self._scheduler.device_pools
+        self.close()
+        if park is None or not all(pool.num_free == pool.num_usable for pool in index):
+            return None
+        return park(index) if any(pool.num_cached for pool in index) else None
+
     def close(self) -> None:
         """End all requests without events, write dirty blocks to files, stop all threads, and free the memory.
 
@@ -246,7 +271,7 @@ class Engine(Generic[TicketT]):
         """
         if self._is_closed:
             return
-        self._is_closed = True
+        self._is_closed, self._park = True, None
         try:
             self.abort_all()
         except Exception:  # the engine may have failed in any state; its memory is freed in any case

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from engine.batch import Batch
 from engine.checkpoints.checkpoint import StoredWeight
@@ -139,9 +140,12 @@ class Device(Protocol):
         """
         ...
 
-    def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
+    def load(
+        self, model: ModelConfig, weights: Weights, config: EngineConfig, pools: Sequence[Tensor] = ()
+    ) -> LoadedModel:
         """Load the model's weights and reserve its caches. Pools have the configured size, or as many blocks as fit.
 
+        `pools`: the pools of an earlier engine with this configuration, on devices that compute in the host's memory.
         Raises UnsupportedModel, ModelFileError, or OutOfMemory.
         """
         ...

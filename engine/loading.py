@@ -2,11 +2,14 @@
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from engine import models
 from engine.backends.device_choice import cuda_device, gpu_for, host_device
@@ -23,13 +26,14 @@ from engine.device import Device, LoadedModel
 from engine.drafting.draft_model import DraftModel
 from engine.errors import DeviceLost, NoCompiler, OutOfMemory, UnsupportedModel
 from engine.freed_memory import trim
-from engine.kv.blocks import root_key
+from engine.kv.blocks import BlockPool, root_key
 from engine.kv.budget import KVBudget
 from engine.kv.cache import KVCache, kv_groups
 from engine.kv.disk.folder import About, model_folder
 from engine.kv.disk.quota import Quota
 from engine.kv.disk.segment_file import VERSION
 from engine.kv.disk.store import DiskStore
+from engine.kv.parked_cache import ParkedCache
 from engine.kv.threaded_transfer import ThreadedTransfer
 from engine.load_options import LoadOptions
 from engine.mixer_config import StateConfig
@@ -66,18 +70,28 @@ NEXT_TOKEN = OutputStage(lambda model: model, Weights)
 
 
 def load_engine(
-    checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None, output: OutputStage = NEXT_TOKEN
+    checkpoint: Checkpoint,
+    options: LoadOptions,
+    progress: LoadProgress | None = None,
+    output: OutputStage = NEXT_TOKEN,
+    parked: ParkedCache | None = None,
 ) -> ModelEngine:
     """Load a checkpoint into an engine.
+
+    `parked`: the cache of an earlier engine, which is used if it fits the same model and configuration.
 
     Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory, after releasing everything it allocated.
     """
     with raising_out_of_memory():
-        return _load_engine(checkpoint, options, progress, output)
+        return _load_engine(checkpoint, options, progress, output, parked)
 
 
 def _load_engine(
-    checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None, output: OutputStage
+    checkpoint: Checkpoint,
+    options: LoadOptions,
+    progress: LoadProgress | None,
+    output: OutputStage,
+    parked: ParkedCache | None,
 ) -> ModelEngine:
     model = output.config(models.read_config(checkpoint.metadata))
     stored = models.stored_weights(checkpoint)
@@ -95,7 +109,8 @@ def _load_engine(
         with suppress(RuntimeError):  # the GPU may have stopped working
             gpu.drop_caches()
         options = replace(options, device="cpu")
-    return _load_on(host_device(options, model, checkpoint.path, stored), model, checkpoint, options, progress, output)
+    device = host_device(options, model, checkpoint.path, stored)
+    return _load_on(device, model, checkpoint, options, progress, output, parked)
 
 
 def load_draft_model(
@@ -158,12 +173,18 @@ def _load_on(
     options: LoadOptions,
     progress: LoadProgress | None,
     output: OutputStage,
+    parked: ParkedCache | None = None,
 ) -> ModelEngine:
     stored = models.stored_weights(checkpoint)
     identity = options.fingerprint, checkpoint.digest
     config = _resolve(model, device, options, identity, device.weight_bytes(stored), host_weight_bytes(stored))
     weights = output.weights(checkpoint.path, stored, progress, device.threads)
-    loaded, config = _load_weights(device, model, weights, config)
+    pools: Sequence[Tensor] = ()
+    index: Sequence[BlockPool] = ()
+    if parked and options.fingerprint and (fitted := parked.fitted(config, kv_groups(model, device.layer_block))):
+        config = fitted
+        pools, index = parked.take()
+    loaded, config = _load_weights(device, model, weights, config, pools)
     store = _open_store(options, config, loaded.kv, str(device.kv_type).removeprefix("torch."))
     block_transfer = ThreadedTransfer(loaded.kv, store) if config.host_pool_sizes or store else None
     if output.runner is None:
@@ -172,14 +193,18 @@ def _load_on(
         config = replace(config, step_depth=1, drafts=False)
         runner = output.runner(ModelRunner(loaded, model.vocab_size, config.groups))
     turn = options.turns.join() if options.turns else None
-    return Engine(config, model.vocab_size, runner, block_transfer, store, turn=turn)
+    park = partial(ParkedCache, config.cache_salt, loaded.kv) if loaded.kv.can_be_parked else None
+    engine = Engine(config, model.vocab_size, runner, block_transfer, store, turn=turn, park=park)
+    if index:
+        engine.adopt(index)
+    return engine
 
 
 def _load_weights(
-    device: Device, model: ModelConfig, weights: Weights, config: EngineConfig
+    device: Device, model: ModelConfig, weights: Weights, config: EngineConfig, pools: Sequence[Tensor] = ()
 ) -> tuple[LoadedModel, EngineConfig]:
     """Load the weights and reserve the caches. Returns the configuration with the size that each pool really has."""
-    loaded = device.load(model, weights, config)
+    loaded = device.load(model, weights, config, pools)
     trim()
     return loaded, config.with_pools([len(pool) for pool in loaded.kv.pools])
 

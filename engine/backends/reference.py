@@ -69,14 +69,16 @@ class ReferenceDevice:
     def _loaded(self, model: ModelConfig, weight_bytes: int) -> int:
         return 4 * model.matrix_elements if self._keep_dequantized else weight_bytes
 
-    def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
+    def load(
+        self, model: ModelConfig, weights: Weights, config: EngineConfig, pools: Sequence[Tensor] = ()
+    ) -> LoadedModel:
         # Tensors are small here: more threads gain little, and are much slower while another program uses a core.
         torch.set_num_threads(1)
         loaded = models.load(
             model, weights, ReferenceOperations(keep_dequantized=self._keep_dequantized), config.context_length
         )
         torch.set_num_threads(self.threads)
-        kv = KVCache(kv_groups(model, self.layer_block), config.pool_sizes, config.host_pool_sizes)
+        kv = KVCache(kv_groups(model, self.layer_block), config.pool_sizes, config.host_pool_sizes, pools=pools)
 
         def compute(batch: Batch) -> Logits:
             with torch.inference_mode():

@@ -79,6 +79,16 @@ class BlockPool:
         """Number of blocks that could be allocated if none were held."""
         return self.num_blocks - 1
 
+    def adopt(self, parked: "BlockPool") -> None:
+        """Take over the content of a pool of the same size whose blocks no request holds.
+
+        The new engine may have other files and no host pools, so its blocks count as neither stored nor copied.
+        """
+        self._contents, self._by_key = parked._contents, parked._by_key
+        self._empty, self._cached = parked._empty, parked._cached
+        for content in filter(None, self._contents):
+            content.on_host = content.on_disk = False
+
     def allocate(self, count: int) -> list[int]:
         """Allocate blocks with one reference each. Raises ValueError if fewer than `count` are free."""
         if count > self.num_free:

@@ -102,8 +102,10 @@ class KVCache:
     The null block of a group of states is the state before the first token: zeros.
 
     `num_blocks` and `host_blocks` have one number per group. Devices that do not compute in the host's memory use a
-    subclass, and pass `reserve_pool` and `reserve_host`.
+    subclass, and pass `reserve_pool` and `reserve_host`. `pools`: pools of these sizes to use, with their content.
     """
+
+    can_be_parked = True  # whether the pools are in the host's memory, so that they can outlive the model
 
     def __init__(
         self,
@@ -112,10 +114,11 @@ class KVCache:
         host_blocks: Sequence[int] = (),
         reserve_pool: Reserve | None = None,
         reserve_host: Reserve | None = None,
+        pools: Sequence[Tensor] = (),
     ) -> None:
         self.groups = tuple(groups)
         self.num_blocks = max(num_blocks)
-        self.pools = _pools(groups, num_blocks, reserve_pool or reserve)
+        self.pools = tuple(pools) or _pools(groups, num_blocks, reserve_pool or reserve)
         self.host_pools = _pools(groups, host_blocks, reserve_host or reserve) if host_blocks else ()
         self._layers: dict[int, LayerKV] = {}
         self._states: dict[int, LayerState] = {}

@@ -114,6 +114,11 @@ class KVMemory:
         for pool in self.pools:
             pool.check_consistency()
 
+    def adopt(self, index: Sequence[BlockPool]) -> None:
+        """Take over the index of device pools that were parked. Call this before any request exists."""
+        for group, parked in zip(self.groups, index, strict=True):
+            group.pool.adopt(parked)
+
     def close(self) -> None:
         """Stop all copies. Nothing may be copied afterwards, and nothing is found in files any more."""
         self.disk.close()

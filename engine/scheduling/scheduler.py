@@ -25,6 +25,7 @@ from engine.counters import Counters, EngineState
 from engine.draft import NO_DRAFT, Draft
 from engine.drafting.draft_model import DraftModel
 from engine.errors import PromptTooLong
+from engine.kv.blocks import BlockPool
 from engine.kv.disk.store import DiskStore
 from engine.kv.memory import KVMemory
 from engine.kv.transfers import BlockTransfer
@@ -285,6 +286,15 @@ class Scheduler:
                 events += self._end(request, FinishReason.ABORT)
         self.flush(FLUSH_SECONDS)
         return events
+
+    @property
+    def device_pools(self) -> tuple[BlockPool, ...]:
+        """The index of the device pools, one per group."""
+        return tuple(group.pool for group in self._memory.groups)
+
+    def adopt(self, index: Sequence[BlockPool]) -> None:
+        """See `KVMemory.adopt`."""
+        self._memory.adopt(index)
 
     def close(self) -> None:
         """Stop the copies, and close the draft model. No request may be added afterwards."""

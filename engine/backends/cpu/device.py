@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from engine import models
 from engine.backends.cpu.attention import PIECE, QUERIES
@@ -113,7 +114,9 @@ class CpuDevice:
     def _step_bytes(self, model: ModelConfig) -> int:
         return step_bytes(model, self.step_tokens(model), self.max_running)
 
-    def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
+    def load(
+        self, model: ModelConfig, weights: Weights, config: EngineConfig, pools: Sequence[Tensor] = ()
+    ) -> LoadedModel:
         torch.set_num_threads(1)  # torch only samples here; its other threads would spin on the cores of the pool
         enter, arena = load_code(self._code_cache, self._target, layouts_of(weights.matrix_samples())), Arena()
         limits = Limits(
@@ -127,7 +130,7 @@ class CpuDevice:
         program = Program(arena, limits)
         operations = CpuOperations(CpuBackend(arena, self._form), program)
         loaded = models.load(model, weights, operations, config.context_length)
-        kv = KVCache(kv_groups(model, self.layer_block), config.pool_sizes, config.host_pool_sizes)
+        kv = KVCache(kv_groups(model, self.layer_block), config.pool_sizes, config.host_pool_sizes, pools=pools)
         logits: LogitRows = loaded.forward(placeholder_batch(), kv)
         draw = CompiledDraw(load_draw(self._code_cache, self._target), logits.vocabulary)
         step = CpuStep(enter, program, kv, logits, draw, self._pool)

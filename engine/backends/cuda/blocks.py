@@ -68,6 +68,8 @@ def merge_ranges(moves: Iterable[MoveBlock], piece: Sequence[int]) -> Iterator[B
 class GpuBlocks(KVCache):
     """The `KVCache` of a GPU. Threads may copy at the same time, each on its own stream."""
 
+    can_be_parked = False
+
     def __init__(
         self,
         gpu: Gpu,

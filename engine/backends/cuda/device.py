@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from engine import models
 from engine.backends.cuda.batch_tensors import BatchLimits
@@ -107,7 +108,11 @@ class CudaDevice:
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
         return self._memory.kv_bytes_before_loading(model, weight_bytes, self.step_tokens(model), self.max_running)
 
-    def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
+    def load(
+        self, model: ModelConfig, weights: Weights, config: EngineConfig, pools: Sequence[Tensor] = ()
+    ) -> LoadedModel:
+        if pools:
+            raise ValueError("a GPU cannot use pools in the host's memory")
         with self._gpu.current():
             self._memory.start_loading()
             loaded = self._loaded(model, weights, config)
