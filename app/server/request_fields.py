@@ -174,8 +174,9 @@ Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 LogprobCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+MAX_SECONDS = 2.0**31
 # seconds after its last request until a model is unloaded; below 0: it stays until its memory is needed
-KeepAlive: TypeAlias = Annotated[float, Meta(ge=-(2**31), le=2**31 - 1)]
+KeepAlive: TypeAlias = Annotated[float, Meta(ge=-MAX_SECONDS, le=MAX_SECONDS)]
 StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 

@@ -6,6 +6,7 @@ been sent. Names that look like paths or addresses are never looked up: a client
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Generic, Protocol, TypeAlias, TypeVar
@@ -25,6 +26,7 @@ from app.server.http.errors import InvalidRequest
 from app.server.http.holds import holds_of
 from app.server.origin import class_of_header
 from app.server.refusals import NO_TEXT, NO_VECTORS, RANKS_ONLY, Refusal
+from engine.errors import EngineError
 from engine.request import ServiceClass
 from quant.errors import InglenookError
 
@@ -230,26 +232,32 @@ class ServedModels:
     uses_recommended: bool = True  # whether the values that a model recommends are the defaults of sampling
     _facts: dict[str, asyncio.Task[ModelFacts]] = field(default_factory=dict)
 
-    async def chat(self, request: Request, name: str | None, *, streams: bool = False) -> Served[ChatService]:
+    async def chat(
+        self, request: Request, name: str | None, *, streams: bool = False, keep_alive: float | None = None
+    ) -> Served[ChatService]:
         """Return the service of the model that a request names, which stays loaded until the response has been sent.
 
-        If the model is not loaded, the request waits for it; a client that `streams` gets pings meanwhile. Raises
-        InvalidRequest if there is no such model or if it generates no text, and the errors of its load.
+        If the model is not loaded, the request waits for it; a client that `streams` gets pings meanwhile. From this
+        request on, the model is unloaded `keep_alive` seconds after its last use; below 0: when its memory is needed;
+        None: as before. Raises InvalidRequest if there is no such model or if it generates no text, and the errors of
+        its load.
         """
         found = await self.names.find(name)
         await self._check_kind(found.key, "chat", NO_TEXT)
-        service = await self._held(request, found.key, streams=streams)
+        service = await self._held(request, found.key, streams=streams, keep_alive=keep_alive)
         if not isinstance(service, ChatService):
             raise NO_TEXT.error()
         return Served(service, found.reply_name, found.key)
 
-    async def embedder(self, request: Request, name: str | None, *, vectors: bool = False) -> Served[EmbeddingService]:
+    async def embedder(
+        self, request: Request, name: str | None, *, vectors: bool = False, keep_alive: float | None = None
+    ) -> Served[EmbeddingService]:
         """Return the service of a model that returns vectors, or unless `vectors`, one that ranks documents. See
         `chat`.
         """
         found = await self.names.find(name)
         await self._check_kind(found.key, "embedding", NO_VECTORS)
-        service = await self._held(request, found.key)
+        service = await self._held(request, found.key, keep_alive=keep_alive)
         if not isinstance(service, EmbeddingService):
             raise NO_VECTORS.error()
         if vectors and service.ranks:
@@ -261,7 +269,9 @@ class ServedModels:
         if self.residents.of(key).loaded is None and (await self._facts_of(key)).kind != kind:
             raise refusal.error()
 
-    async def _held(self, request: Request, key: str, *, streams: bool = False) -> Service:
+    async def _held(
+        self, request: Request, key: str, *, streams: bool = False, keep_alive: float | None = None
+    ) -> Service:
         waits = request.headers.get(NO_WAIT) != "0" and request.query_params.get("autoload") not in ("0", "false")
         service = class_of_header(request) or ServiceClass.NORMAL
         use = self.residents.use(key, service, waits=waits)
@@ -271,6 +281,7 @@ class ServedModels:
         except ModelBusy as error:
             headers = {"retry-after": str(round(error.seconds))}
             raise InvalidRequest(error.message, error.remedy, status=503, headers=headers) from error
+        self._keep(key, keep_alive)
         return loaded.service
 
     async def load(self, name: str | None, *, pinned: bool | None = None, keep_alive: float | None = None) -> None:
@@ -321,12 +332,12 @@ class ServedModels:
             facts = await self._facts_of(key)
         except (InglenookError, OSError):
             facts = ModelFacts(ModelDetails.unknown(key))
-        loaded = resident.loaded
-        if loaded is None or not isinstance(loaded.service, ChatService):
-            return ModelDescription(key, names, facts, resident, self._sampling(facts), self._capabilities(facts))
-        return ModelDescription(
-            key, names, facts, resident, loaded.service.sampling, await loaded.service.capabilities()
-        )
+        sampling, capabilities, loaded = self._sampling(facts), self._capabilities(facts), resident.loaded
+        if resident.state is State.LOADED and loaded is not None and isinstance(loaded.service, ChatService):
+            sampling = loaded.service.sampling
+            with suppress(EngineError):  # the model is being unloaded
+                capabilities = await loaded.service.capabilities()
+        return ModelDescription(key, names, facts, resident, sampling, capabilities)
 
     def _sampling(self, facts: ModelFacts) -> DefaultSampling:
         recommended = facts.details.sampling

@@ -15,6 +15,7 @@ from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
 from quant.gguf import GGUFFile
 from tests.app.server.live_server import LiveServer, controlled_engine
+from tests.app.server.loading_server import LoadingServer
 from tests.app.server.scripted_server import ScriptedServer
 
 
@@ -25,6 +26,13 @@ def hash_server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterato
     with LiveServer("hash", engine, tokenizer, renderer) as server:
         yield server
     engine.assert_empty()
+
+
+@pytest.fixture
+def loading_server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LoadingServer]:
+    """A server whose models are not loaded yet."""
+    with LoadingServer(tokenizer, renderer) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

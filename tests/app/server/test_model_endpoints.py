@@ -8,9 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.generation.template import ChatTemplateRenderer
 from app.models.resident import State
-from app.text.tokenizer import Tokenizer
 from engine.errors import OutOfMemory
 from quant.errors import ModelFileError
 from tests.app.server.loading_server import DIGEST, LoadingServer
@@ -18,9 +16,8 @@ from tests.support.processes import until
 
 
 @pytest.fixture
-def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LoadingServer]:
-    with LoadingServer(tokenizer, renderer) as server:
-        yield server
+def server(loading_server: LoadingServer) -> LoadingServer:
+    return loading_server
 
 
 @pytest.fixture

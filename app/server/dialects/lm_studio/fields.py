@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.server.dialects.lm_studio.requests import ChatRequest, DownloadRequest, LoadRequest, UnloadRequest
+from app.server.dialects.openai.fields import TTL
 from app.server.request_fields import FieldTable, ignored, refused, supported
 
 STUDIO = "LM Studio"
@@ -29,6 +30,7 @@ CHAT = FieldTable(
         supported("context_length", STUDIO, 4096, "Limit of prompt and reply together, in tokens."),
         supported("store", STUDIO, False, "Default: true."),
         supported("previous_response_id", STUDIO, "resp_1"),
+        TTL,
         refused(
             "integrations",
             STUDIO,
@@ -44,7 +46,7 @@ LOAD = FieldTable(
     [
         supported("model", STUDIO, "hash", "Must name a model of this machine."),
         supported("context_length", STUDIO, 2048, "Must not exceed the context length of the loaded model."),
-        supported("ttl", STUDIO, 300, "Seconds after the last request until the model is unloaded."),
+        TTL,
         supported("echo_load_config", STUDIO, True),
         ignored("eval_batch_size", STUDIO, 512, _LOADED),
         ignored("flash_attention", STUDIO, True, _LOADED),

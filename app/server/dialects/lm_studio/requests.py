@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from app.generation.conversation import ReasoningEffort
 from app.server.dialects.responses.requests import ReasoningOptions, ResponseId, ResponseRequest
 from app.server.http.errors import InvalidRequest
-from app.server.request_fields import Fraction, ModelName, PositiveCount, Temperature
+from app.server.request_fields import Fraction, KeepAlive, ModelName, PositiveCount, Temperature
 
 MAX_PARTS = 1 << 12
 
@@ -51,6 +51,7 @@ class ChatRequest(Struct, kw_only=True):
     context_length: PositiveCount | None = None  # limit of prompt and reply together, in tokens
     store: bool | None = None  # default: true
     previous_response_id: ResponseId | None = None
+    ttl: KeepAlive | None = None
 
     def response_request(self, earlier_prompt: str | None) -> ResponseRequest:
         """Return the same request for the Responses API.
@@ -74,6 +75,7 @@ class ChatRequest(Struct, kw_only=True):
             num_ctx=self.context_length,
             store=self.store,
             previous_response_id=self.previous_response_id,
+            ttl=self.ttl,
         )
         request.check()
         return request
@@ -97,7 +99,7 @@ class LoadRequest(Struct, kw_only=True):
     model: Name
     context_length: PositiveCount | None = None
     echo_load_config: bool | None = None
-    ttl: Annotated[float, Meta(ge=0)] | None = None  # seconds after the last request until the model is unloaded
+    ttl: KeepAlive | None = None
 
 
 class UnloadRequest(Struct):

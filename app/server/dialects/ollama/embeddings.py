@@ -13,7 +13,13 @@ from torch import Tensor
 from app.generation.embedding_service import EmbeddingService, truncate
 from app.server.dialects.ollama.errors import ERRORS
 from app.server.dialects.ollama.fields import EMBED, EMBEDDINGS
-from app.server.dialects.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest
+from app.server.dialects.ollama.requests import (
+    ChatRequest,
+    EmbeddingsRequest,
+    EmbedRequest,
+    GenerateRequest,
+    KeepingRequest,
+)
 from app.server.embedding_inputs import check_dimensions, read_inputs
 from app.server.http.endpoint import Endpoint
 from app.server.http.reply import json_reply, json_reply_on_thread
@@ -57,7 +63,7 @@ class OllamaEmbeddingEndpoints:
 
     async def embed(self, request: Request) -> Response:
         body = await read_body(request, EMBED)
-        service = (await self._models.embedder(request, body.required_name(), vectors=True)).service
+        service = await self._service(request, body)
         check_dimensions(service, body.dimensions)
         started_at = time.monotonic()
         vectors, tokens = await _vectors(service, body.inputs(), None if body.truncate is False else WHOLE_TEXT)
@@ -66,9 +72,13 @@ class OllamaEmbeddingEndpoints:
 
     async def embed_one(self, request: Request) -> Response:
         body = await read_body(request, EMBEDDINGS)
-        service = (await self._models.embedder(request, body.required_name(), vectors=True)).service
+        service = await self._service(request, body)
         vectors, _ = await _vectors(service, {"prompt": body.prompt} if body.prompt else {}, WHOLE_TEXT)
         return json_reply(Embedding([number for one in vectors for number in one.tolist()]))
+
+    async def _service(self, request: Request, body: KeepingRequest) -> EmbeddingService:
+        name, keep_alive = body.required_name(), body.keep_alive_seconds()
+        return (await self._models.embedder(request, name, vectors=True, keep_alive=keep_alive)).service
 
 
 async def _vectors(

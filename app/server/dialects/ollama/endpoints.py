@@ -13,8 +13,11 @@ from app.server.dialects.ollama.models import ModelEndpoints
 from app.server.dialects.ollama.replies import (
     ChatReply,
     ChatWriter,
+    DoneReason,
     GenerateReply,
     GenerateWriter,
+    empty_chat_reply,
+    empty_generate_reply,
     fold_chat,
     fold_generate,
     reply_chunks,
@@ -64,10 +67,10 @@ class OllamaEndpoints:
     async def chat(self, request: Request) -> StreamedReply[ChatReply] | WholeReply[ChatReply] | Response:
         body = await read_body(request, CHAT)
         body.check()
+        if body.only_loads:
+            return json_reply(empty_chat_reply(body.model_name, await self._load_or_unload(request, body)))
         service = await self._service(request, body)
         writer, counts = ChatWriter(body.model_name, service.tokenizer), TokenCounts()
-        if body.only_loads:
-            return json_reply(writer.end("load"))
         origin = origin_of(request, body.origin_fields())
         conversation, options = body.conversation(), body.generation_options(service.sampling)
         chunks = reply_chunks(service.reply(conversation, options, origin, counts), writer, counts, "messages")
@@ -76,11 +79,11 @@ class OllamaEndpoints:
     async def generate(self, request: Request) -> StreamedReply[GenerateReply] | WholeReply[GenerateReply] | Response:
         body = await read_body(request, GENERATE)
         body.check()
+        if body.only_loads:
+            return json_reply(empty_generate_reply(body.model_name, await self._load_or_unload(request, body)))
         service = await self._service(request, body)
         reports_context, counts = not body.continues_text, TokenCounts()
         writer = GenerateWriter(body.model_name, service.tokenizer, reports_context=reports_context)
-        if body.only_loads:
-            return json_reply(writer.end("load"))
         origin = origin_of(request, body.origin_fields())
         options = body.generation_options(service.sampling)
         remedy = "Send the context of a reply of this model."
@@ -93,8 +96,16 @@ class OllamaEndpoints:
         )
 
     async def _service(self, request: Request, body: GeneratingRequest) -> ChatService:
-        served = await self._models.chat(request, body.required_name(), streams=body.streams)
-        return served.service
+        name, keep_alive = body.required_name(), body.keep_alive_seconds()
+        return (await self._models.chat(request, name, streams=body.streams, keep_alive=keep_alive)).service
+
+    async def _load_or_unload(self, request: Request, body: GeneratingRequest) -> DoneReason:
+        """Load the model of a request without a prompt. If it is not to be kept, unload it instead."""
+        if body.keep_alive_seconds() == 0:
+            await self._models.unload(body.required_name())
+            return "unload"
+        await self._service(request, body)
+        return "load"
 
 
 async def _prompt(service: ChatService, body: GenerateRequest) -> tuple[int, ...]:

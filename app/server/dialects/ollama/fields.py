@@ -24,7 +24,9 @@ NAMED: Sequence[Field] = (
     supported("model", OLLAMA, "hash"),
     supported("name", OLLAMA, "hash", "The older name of `model`."),
 )
-KEEP_ALIVE = ignored("keep_alive", OLLAMA, "5m", _LOADED)
+KEEP_ALIVE = supported(
+    "keep_alive", OLLAMA, "5m", "Seconds, or a duration such as `1h30m`. Below 0: no limit. 0: unloads the model."
+)
 OPTIONS: Sequence[Field] = (
     supported("options", OLLAMA, {}),
     supported("options.num_ctx", OLLAMA, 4096, "Limit of prompt and reply together, in tokens."),

@@ -30,7 +30,7 @@ from app.server.usage import ReportedToken, finish_text, reported_tokens, timing
 from app.text.tokenizer import Tokenizer
 from engine.request import TokenLogprobs
 
-DoneReason = Literal["stop", "length", "load"]
+DoneReason = Literal["stop", "length", "load", "unload"]
 
 
 class Reply(Struct, kw_only=True):
@@ -122,8 +122,7 @@ class _Writer(ABC, Generic[ReplyT]):
         return reply
 
     def _identity(self) -> dict[str, Any]:
-        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        return {"model": self._model, "created_at": now}
+        return _identity(self._model)
 
     # Subclasses define the following methods.
 
@@ -178,6 +177,20 @@ class GenerateWriter(_Writer[GenerateReply]):
 
     def _tool_call(self, call: Call) -> GenerateReply:
         raise ValueError("the reply to a prompt without tools calls a tool")
+
+
+def empty_chat_reply(model: str, reason: DoneReason) -> ChatReply:
+    """Return the reply to a chat without messages."""
+    return ChatReply(**_identity(model), message=ReplyMessage(), done=True, done_reason=reason)
+
+
+def empty_generate_reply(model: str, reason: DoneReason) -> GenerateReply:
+    """Return the reply to a request without a prompt."""
+    return GenerateReply(**_identity(model), done=True, done_reason=reason)
+
+
+def _identity(model: str) -> dict[str, Any]:
+    return {"model": model, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
 
 
 def _ids_before(stop: str, ids: list[int], tokenizer: Tokenizer) -> list[int]:

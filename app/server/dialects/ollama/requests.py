@@ -1,8 +1,9 @@
 """Requests of Ollama's API: every field that is read, with its type and its bounds.
 
-`fields` lists all documented fields. No request reloads the model: `num_ctx` only limits its prompt and reply.
+`fields` lists all documented fields. `num_ctx` only limits a prompt and its reply: no request reloads a loaded model.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -13,9 +14,9 @@ from app.generation.options import API_DEFAULTS, PLAIN_REPLY, DefaultSampling, G
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
 from app.server.dialects.openai.chat_requests import ToolChoice, ToolDefinitions, tool_options
 from app.server.embedding_inputs import MAX_INPUTS
-from app.server.http.errors import InvalidRequest, raise_first
+from app.server.http.errors import InvalidRequest, bounded, raise_first
 from app.server.origin import OriginFields, Purpose
-from app.server.request_fields import LogprobCount, ModelName, PositiveCount, TokenId
+from app.server.request_fields import MAX_SECONDS, LogprobCount, ModelName, PositiveCount, TokenId
 from app.server.structured_output import Schema, format_grammar
 from engine.sampling_params import SamplingParams
 
@@ -51,7 +52,51 @@ class DeleteRequest(ModelRequest, kw_only=True):
     """DELETE /api/delete."""
 
 
-class EmbedRequest(ModelRequest, kw_only=True):
+_NUMBER = re.compile(r"-?\d{1,15}")
+# Go's notation of a duration: numbers with units, such as 1h30m
+_PARTS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h)")
+_SECONDS: Mapping[str, float] = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "\u00b5s": 1e-6,
+    "\u03bcs": 1e-6,
+    "ms": 1e-3,
+    "s": 1,
+    "m": 60,
+    "h": 3600,
+}
+
+
+class KeepingRequest(ModelRequest, kw_only=True):
+    """A request that loads a model."""
+
+    keep_alive: float | Annotated[str, Meta(max_length=64)] | None = (
+        None  # seconds or a duration; see `keep_alive_seconds`
+    )
+
+    def keep_alive_seconds(self) -> float | None:
+        """Return the seconds after its last use until the model is unloaded; below 0: no limit; None: unchanged.
+
+        Raises InvalidRequest for an invalid duration.
+        """
+        kept = self.keep_alive
+        seconds = _seconds(kept) if isinstance(kept, str) else kept
+        return None if seconds is None else max(-1.0, min(seconds, MAX_SECONDS))
+
+
+def _seconds(text: str) -> float:
+    """Parse a number of seconds, or a duration in Go's notation."""
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    unsigned = text.removeprefix("-")
+    if not unsigned or _PARTS.sub("", unsigned):
+        problem = f"keep_alive: {bounded(repr(text))} is not a duration"
+        raise InvalidRequest(problem, 'Send seconds, or a duration such as "5m".', parameter="keep_alive")
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PARTS.findall(unsigned))
+    return -seconds if text.startswith("-") else seconds
+
+
+class EmbedRequest(KeepingRequest, kw_only=True):
     """POST /api/embed."""
 
     input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)] | None = None
@@ -65,7 +110,7 @@ class EmbedRequest(ModelRequest, kw_only=True):
         return {"input": self.input} if self.input else {}
 
 
-class EmbeddingsRequest(ModelRequest, kw_only=True):
+class EmbeddingsRequest(KeepingRequest, kw_only=True):
     """POST /api/embeddings, the older path."""
 
     prompt: str = ""
@@ -89,7 +134,7 @@ class Options(LlamaSampling, kw_only=True):
     num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None  # below 0: the rest of the context
 
 
-class GeneratingRequest(ModelRequest, kw_only=True):
+class GeneratingRequest(KeepingRequest, kw_only=True):
     """Fields of chat and generate requests."""
 
     stream: bool | None = None  # default: true

@@ -7,7 +7,7 @@ from msgspec import Struct
 from app.server.dialects.openai.completion_requests import Prompts, split_prompts
 from app.server.embedding_inputs import MAX_INPUTS, Truncation, invalid_input
 from app.server.http.errors import InvalidRequest
-from app.server.request_fields import ModelName, PositiveCount
+from app.server.request_fields import KeepAlive, ModelName, PositiveCount
 
 Encoding: TypeAlias = Literal["float", "base64"]
 
@@ -21,6 +21,7 @@ class EmbeddingRequest(Struct, kw_only=True):
     dimensions: PositiveCount | None = None
     user: str | None = None
     truncate_prompt_tokens: Truncation | None = None  # vLLM's field
+    ttl: KeepAlive | None = None  # LM Studio's field
 
     def inputs(self) -> list[str | tuple[int, ...]]:
         """Return the inputs, each a string or token ids. Raises InvalidRequest."""

@@ -81,7 +81,7 @@ class EmbeddingEndpoints:
         return await self._answer(request, body, _bare_body if body.encoding_format is None else _list_body)
 
     async def _answer(self, request: Request, body: EmbeddingRequest, write: "Write") -> Response:
-        served = await self._models.embedder(request, body.model, vectors=True)
+        served = await self._models.embedder(request, body.model, vectors=True, keep_alive=body.ttl)
         service, model = served.service, served.name
         check_dimensions(service, body.dimensions)
         named = {f"input[{index}]": one for index, one in enumerate(body.inputs())}

@@ -108,7 +108,8 @@ class OpenAIEndpoints:
         """Return the validated body of a request, and its model."""
         body = await read_body(request, fields)
         body.check()
-        return body, await self._models.chat(request, body.model, streams=bool(body.stream))
+        served = await self._models.chat(request, body.model, streams=bool(body.stream), keep_alive=body.ttl)
+        return body, served
 
 
 def _reply(

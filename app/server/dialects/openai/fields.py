@@ -13,6 +13,9 @@ from app.server.request_fields import Field, FieldTable, alias, ignored, refused
 
 _OPENAI = "OpenAI, vLLM, llama.cpp, Ollama, LM Studio"
 _ENGINES = "vLLM, llama.cpp, LM Studio"
+TTL = supported(
+    "ttl", "LM Studio", 300, "Seconds after the last request until the model is unloaded. Below 0: no limit."
+)
 _NO_MEDIA = "This version reads text only. Leave it out."
 _NO_SAMPLER = "This version does not have this sampler. Leave it out, or send top_p or min_p."
 _ONE_PROMPT = "Every prompt is cached, with or without this field."
@@ -164,7 +167,7 @@ SERVICE: Sequence[Field] = (
     ignored("cache_prompt", "llama.cpp", False, "The reply is the same with and without the cache."),
     ignored("n_cache_reuse", "llama.cpp", 256, "The reply is the same with and without the cache."),
     ignored("id_slot", "llama.cpp", 0, "Every request can run in every slot."),
-    ignored("ttl", "LM Studio", 300, "The served model stays loaded."),
+    TTL,
     ignored("draft_model", "LM Studio", "small", "A draft model changes only the speed."),
     ignored("speculative.n_max", "llama.cpp", 8, "A draft model changes only the speed."),
     ignored("speculative.n_min", "llama.cpp", 1, "A draft model changes only the speed."),
@@ -320,6 +323,7 @@ EMBEDDING: Sequence[Field] = (
     supported("dimensions", "OpenAI, vLLM, Ollama", 3),
     supported("user", "OpenAI, vLLM", "me", "Validated, but not used."),
     supported("truncate_prompt_tokens", "vLLM", -1),
+    TTL,
     refused("truncation_side", "vLLM", "left", "Inputs are always cut at the end.", neutral=["right"]),
     refused("add_special_tokens", "vLLM", False, "Send token ids.", neutral=[True]),
     refused("embd_normalize", "llama.cpp", -1, "Vectors have length 1.", neutral=[2]),

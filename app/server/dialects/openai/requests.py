@@ -26,6 +26,7 @@ from app.server.request_fields import (
     Count,
     DryFields,
     Fraction,
+    KeepAlive,
     ModelName,
     PositiveCount,
     StopText,
@@ -105,6 +106,7 @@ class GenerationRequest(DryFields, kw_only=True):
     user: str | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     store: bool | None = None  # false: the request is not written to disk
+    ttl: KeepAlive | None = None  # LM Studio's field
     # Extensions that most engines with OpenAI's API have.
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0: no limit
     min_p: Fraction | None = None

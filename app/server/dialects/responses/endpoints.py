@@ -142,7 +142,7 @@ class ResponseEndpoints:
         """Return the reply to a validated request, and the items that it continues. Raises InvalidRequest."""
         origin, owner = origin_of(request, body.origin_fields()), _owner(request)
         earlier = await self._earlier(body.previous_response_id, owner)
-        served = await self._models.chat(request, body.model, streams=bool(body.stream))
+        served = await self._models.chat(request, body.model, streams=bool(body.stream), keep_alive=body.ttl)
         return ResponseReply(served.service, body, served.name, origin, owner, self._stored), earlier
 
     async def instructions_of(self, request: Request, response_id: str | None) -> str | None:

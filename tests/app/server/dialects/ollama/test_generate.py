@@ -142,7 +142,7 @@ def test_options_of_ollamas_documents_are_accepted(hash_server: LiveServer) -> N
 
 
 def test_request_without_a_prompt_is_answered_as_a_load(hash_server: LiveServer) -> None:
-    reply = generate(hash_server, "", keep_alive=0)
+    reply = generate(hash_server, "", keep_alive=-1)
     assert (reply.done, reply.done_reason, reply.response) == (True, "load", "")
 
 
