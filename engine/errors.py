@@ -6,6 +6,7 @@ EngineError
 ├── PromptTooLong          a request that can never fit, with the numbers
 ├── OutOfMemory            an allocation on a device or the host failed and was undone
 ├── DeviceLost             a GPU that fails at every call until the process ends
+├── LoadStopped            the caller stopped a load
 └── NoCompiler             no working C compiler, which GPU kernels need
 """
 
@@ -80,6 +81,10 @@ class OutOfMemory(EngineError):
 
 class DeviceLost(EngineError):
     """A GPU fails at every call of this process. No step can run until the process is restarted."""
+
+
+class LoadStopped(EngineError):
+    """The caller stopped a load, which has freed everything it allocated."""
 
 
 class NoCompiler(EngineError):

@@ -6,6 +6,9 @@ import contextlib
 import ctypes
 import gc
 import traceback
+from types import TracebackType
+
+from quant.errors import InglenookError
 
 
 def return_freed_memory() -> None:
@@ -18,6 +21,28 @@ def trim() -> None:
     """Return free memory to the system. Does nothing if the C library has no malloc_trim."""
     with contextlib.suppress(OSError, TypeError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+class FreeingOnError:
+    """Context manager that frees what an error of its body still references: the locals of the functions it has left.
+
+    The errors of users also lose their tracebacks, since a function in a traceback keeps the variables of its closure.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        release_frames(error)
+        link: BaseException | None = error if isinstance(error, InglenookError) else None
+        while link is not None and link.__traceback__ is not None:
+            link.__traceback__ = None
+            link = link.__cause__ or link.__context__
+        trim()
 
 
 def release_frames(error: BaseException) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from engine.config import ALL_FREE, TARGET_LATENCY, MemoryLimit, Preemption
 from engine.cpu_threads import ThreadPool
+from engine.errors import LoadStopped
 from engine.turns import Turns
 from quant.kernels.card import Card
 
@@ -20,6 +21,27 @@ class DiskOptions:
     folder: Path  # root folder that contains the caches of all models
     limit: int | None  # size limit of the root folder in bytes; None: an automatic limit based on the free space
     model: str = ""  # name shown to users
+
+
+def _never() -> bool:  # unlike a lambda, it can be pickled
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadControl:
+    """The caller's control over a running load. Functions are called from any thread."""
+
+    is_stopped: Callable[[], bool] = _never  # whether the load is to end at the next tensor
+    # returns whether other engines of this process have computed in the last second; the load then uses one thread
+    is_busy: Callable[[], bool] = _never
+
+    def check(self) -> None:
+        """Raise LoadStopped if the load has been stopped."""
+        if self.is_stopped():
+            raise LoadStopped("The load was stopped")
+
+
+UNCONTROLLED = LoadControl()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +74,7 @@ class LoadOptions:
     disk: DiskOptions | None = None  # None: the disk tier is off
     report_kernels: KernelReport | None = None  # takes the numbers of compiled GPU kernels and of all GPU kernels
     code_cache: Path | None = None  # folder for compiled kernels and measured tiles; None: they are not saved
+    control: LoadControl = UNCONTROLLED
 
     @property
     def asks_for_gpu(self) -> bool:

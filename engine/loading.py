@@ -25,7 +25,7 @@ from engine.core import Engine
 from engine.device import Device, LoadedModel
 from engine.drafting.draft_model import DraftModel
 from engine.errors import DeviceLost, NoCompiler, OutOfMemory, UnsupportedModel
-from engine.freed_memory import trim
+from engine.freed_memory import FreeingOnError, trim
 from engine.kv.blocks import BlockPool, root_key
 from engine.kv.budget import KVBudget
 from engine.kv.cache import KVCache, kv_groups
@@ -80,9 +80,10 @@ def load_engine(
 
     `parked`: the cache of an earlier engine, which is used if it fits the same model and configuration.
 
-    Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory, after releasing everything it allocated.
+    Raises UnsupportedModel, UnsupportedTier, ModelFileError, OutOfMemory, or LoadStopped, after releasing everything it
+    allocated.
     """
-    with raising_out_of_memory():
+    with FreeingOnError(), raising_out_of_memory():
         return _load_engine(checkpoint, options, progress, output, parked)
 
 
@@ -135,10 +136,10 @@ def load_draft_model(
     stored = models.stored_weights(checkpoint)
     context = min(engine.config.context_length, model.context_length)
     options = replace(options, context_length=context, host_cache=0, disk=None)
-    with raising_out_of_memory():
+    with FreeingOnError(), raising_out_of_memory():
         device = host_device(options, model, checkpoint.path, stored)
         config = _resolve(model, device, options, ("drafts",), device.weight_bytes(stored))
-        weights = Weights(checkpoint.path, stored, progress, device.threads)
+        weights = Weights(checkpoint.path, stored, progress, device.threads, options.control)
         loaded, config = _load_weights(device, model, weights, config)
         runner = device.runner(loaded, model.vocab_size, config.groups)
         drafting = DraftModel(config, model.vocab_size, engine.vocab_size, runner)
@@ -156,7 +157,7 @@ def compile_gpu_kernels(checkpoint: Checkpoint, options: LoadOptions, progress: 
         with raising_out_of_memory():
             device = cuda_device(gpu, options, model)
             config = _resolve(model, device, options, (), device.weight_bytes(stored))
-            weights = Weights(checkpoint.path, stored, progress, device.threads)
+            weights = Weights(checkpoint.path, stored, progress, device.threads, options.control)
             device.compile_kernels(model, weights, config)
 
 
@@ -178,13 +179,32 @@ def _load_on(
     stored = models.stored_weights(checkpoint)
     identity = options.fingerprint, checkpoint.digest
     config = _resolve(model, device, options, identity, device.weight_bytes(stored), host_weight_bytes(stored))
-    weights = output.weights(checkpoint.path, stored, progress, device.threads)
+    weights = output.weights(checkpoint.path, stored, progress, device.threads, options.control)
     pools: Sequence[Tensor] = ()
     index: Sequence[BlockPool] = ()
     if parked and options.fingerprint and (fitted := parked.fitted(config, kv_groups(model, device.layer_block))):
         config = fitted
         pools, index = parked.take()
     loaded, config = _load_weights(device, model, weights, config, pools)
+    try:
+        options.control.check()
+        engine = _engine(model, device, options, output, loaded, config)
+    except BaseException:
+        loaded.close()
+        raise
+    if index:
+        engine.adopt(index)
+    return engine
+
+
+def _engine(
+    model: ModelConfig,
+    device: Device,
+    options: LoadOptions,
+    output: OutputStage,
+    loaded: LoadedModel,
+    config: EngineConfig,
+) -> ModelEngine:
     store = _open_store(options, config, loaded.kv, str(device.kv_type).removeprefix("torch."))
     block_transfer = ThreadedTransfer(loaded.kv, store) if config.host_pool_sizes or store else None
     if output.runner is None:
@@ -194,10 +214,7 @@ def _load_on(
         runner = output.runner(ModelRunner(loaded, model.vocab_size, config.groups))
     turn = options.turns.join() if options.turns else None
     park = partial(ParkedCache, config.cache_salt, loaded.kv) if loaded.kv.can_be_parked else None
-    engine = Engine(config, model.vocab_size, runner, block_transfer, store, turn=turn, park=park)
-    if index:
-        engine.adopt(index)
-    return engine
+    return Engine(config, model.vocab_size, runner, block_transfer, store, turn=turn, park=park)
 
 
 def _load_weights(

@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from app.errors import AppError
 from app.models.ledger import Bytes, Entry, Use
+from engine.errors import LoadStopped
 from engine.request import ServiceClass
 from quant.errors import InglenookError
 
@@ -48,10 +49,6 @@ class ModelBusy(AppError):
 
 class DoesNotFit(AppError):
     """A model needs more memory than all models may use together."""
-
-
-class LoadStopped(AppError):
-    """A load was stopped because no request waits for it."""
 
 
 class Loaded(Protocol):

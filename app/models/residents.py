@@ -21,7 +21,6 @@ from app.models.resident import (
     DoesNotFit,
     LoadedT,
     Loader,
-    LoadStopped,
     LoadTask,
     ModelBusy,
     Needs,
@@ -32,7 +31,7 @@ from app.models.resident import (
     Waiter,
 )
 from app.progress import format_bytes
-from engine.errors import EngineError, OutOfMemory
+from engine.errors import EngineError, LoadStopped, OutOfMemory
 from engine.request import ServiceClass
 from quant.errors import InglenookError
 

@@ -71,7 +71,8 @@ def cuda_device(gpu: "Gpu", options: LoadOptions, model: ModelConfig) -> "CudaDe
         raise UnsupportedModel(f"The GPU kernels cannot run this model: {problem}", "Use --device cpu.")
     tiles = read_tiles(options.code_cache, gpu.card)
     kv_type = GPU_KV_TYPES[options.kv_type]
-    chosen = CudaOptions(kv_type, options.deterministic, options.gpu_memory, _host_memory(options), tiles)
+    memory = options.gpu_memory, _host_memory(options)
+    chosen = CudaOptions(kv_type, options.deterministic, *memory, tiles, control=options.control)
     if options.report_kernels is not None:
         chosen = replace(chosen, report_kernels=options.report_kernels)
     return CudaDevice(gpu, chosen)

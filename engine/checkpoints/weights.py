@@ -3,13 +3,15 @@
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
+from threading import Lock, local
 from typing import TypeVar
 
 from torch import Tensor
 
 from engine.checkpoints.checkpoint import StoredWeight, stored_bytes
 from engine.errors import UnsupportedModel
+from engine.load_options import UNCONTROLLED, LoadControl
+from engine.low_priority import lower_priority
 from quant.errors import ModelFileError
 from quant.kernels.reference import dequantize
 from quant.tensor import PlainTensor, QTensor
@@ -19,8 +21,42 @@ MAX_LOADING_THREADS = 4  # more threads would be limited by memory bandwidth
 # (bytes read so far, total bytes); called from any thread, one call at a time
 LoadProgress = Callable[[int, int], None]
 
+POLL_SECONDS = 0.05  # interval at which a waiting thread finds out whether it may continue
+
 Item = TypeVar("Item")
 Made = TypeVar("Made")
+
+
+class _LoadingTurn:
+    """Lets all loading threads run, or only one of them while other engines of the process compute."""
+
+    def __init__(self, control: LoadControl) -> None:
+        self._control = control
+        self._lock = Lock()
+        self._mine = local()
+
+    def run(self, load: Callable[[Item], Made], item: Item) -> Made:
+        """Return load(item), which calls `wait` before each tensor."""
+        self._mine.is_held = False
+        try:
+            return load(item)
+        finally:
+            self._release()
+            del self._mine.is_held
+
+    def wait(self) -> None:
+        """Wait until the calling thread may continue. Raises LoadStopped. Only threads inside `run` wait."""
+        self._control.check()
+        while not getattr(self._mine, "is_held", True) and self._control.is_busy():
+            self._mine.is_held = self._lock.acquire(timeout=POLL_SECONDS)
+            self._control.check()
+        if not self._control.is_busy():
+            self._release()
+
+    def _release(self) -> None:
+        if getattr(self._mine, "is_held", False):
+            self._mine.is_held = False
+            self._lock.release()
 
 
 class Weights:
@@ -31,7 +67,12 @@ class Weights:
     """
 
     def __init__(
-        self, path: Path, stored: Mapping[str, StoredWeight], progress: LoadProgress | None = None, threads: int = 1
+        self,
+        path: Path,
+        stored: Mapping[str, StoredWeight],
+        progress: LoadProgress | None = None,
+        threads: int = 1,
+        control: LoadControl = UNCONTROLLED,
     ) -> None:
         self._path = path
         self._stored = stored
@@ -40,6 +81,7 @@ class Weights:
         self._done = 0
         self._progress = progress
         self._threads = min(threads, MAX_LOADING_THREADS)
+        self._turn = _LoadingTurn(control)
         self._lock = Lock()
         self._cancelled = False
 
@@ -51,11 +93,13 @@ class Weights:
         return name in self._left
 
     def take(self, name: str, *shape: int) -> QTensor:
-        """Return a weight in canonical form. Raises ModelFileError if it is missing or does not have `shape`
-        (row-major).
+        """Return a weight in canonical form.
+
+        Raises ModelFileError if it is missing or does not have `shape` (row-major), or LoadStopped.
         """
         if self._cancelled:
             raise CancelledError
+        self._turn.wait()
         if name not in self._left:
             raise ModelFileError(f"{self._path} has no tensor {name}", "The file is incomplete: pull it again.")
         self._left.discard(name)
@@ -104,16 +148,19 @@ class Weights:
         return dequantize(weight).view(channels, taps)
 
     def load_parallel(self, load: Callable[[Item], Made], items: Iterable[Item]) -> list[Made]:
-        """Return load(item) for each item, computed by a thread pool.
+        """Return load(item) for each item, computed by a thread pool of low priority.
 
         Raises the error of the first item that fails. In that case, and when the caller is interrupted, the other
         threads stop after their current tensor.
         """
-        with ThreadPoolExecutor(self._threads, "loading") as pool:
+        with ThreadPoolExecutor(self._threads, "loading", lower_priority) as pool:
             try:
-                return list(pool.map(load, items))
+                # not pool.map: an error would reference its iterator, and so all results
+                loading = [pool.submit(self._turn.run, load, item) for item in items]
+                return [one.result() for one in loading]
             except BaseException:
                 self._cancelled = True
+                pool.shutdown(cancel_futures=True)
                 raise
 
     def finish(self) -> None:

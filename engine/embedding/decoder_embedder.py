@@ -23,7 +23,7 @@ from engine.checkpoints.weights import LoadProgress, Weights
 from engine.core import Engine
 from engine.counters import EngineState
 from engine.errors import EngineError
-from engine.load_options import LoadOptions
+from engine.load_options import UNCONTROLLED, LoadControl, LoadOptions
 from engine.loading import OutputStage, load_engine
 from engine.model_config import ModelConfig
 from engine.request import Request, TokenEvent
@@ -45,9 +45,14 @@ class HeadlessWeights(Weights):
     """The weights of a checkpoint, with the identity matrix as the output head."""
 
     def __init__(
-        self, path: Path, stored: Mapping[str, StoredWeight], progress: LoadProgress | None = None, threads: int = 1
+        self,
+        path: Path,
+        stored: Mapping[str, StoredWeight],
+        progress: LoadProgress | None = None,
+        threads: int = 1,
+        control: LoadControl = UNCONTROLLED,
     ) -> None:
-        super().__init__(path, stored, progress, threads)
+        super().__init__(path, stored, progress, threads, control)
         self.drop(HEAD)
 
     def __contains__(self, name: str) -> bool:

@@ -27,6 +27,7 @@ from engine.embedding.decoder_embedder import load_decoder_embedder
 from engine.embedding.encoder import Embedder, Encoder, EncoderModel, Pooling
 from engine.embedding.pooling import PoolingConfig, has_pooling_config, is_cross_encoder, read_pooling
 from engine.errors import UnsupportedModel
+from engine.freed_memory import FreeingOnError
 from engine.load_options import LoadOptions
 from engine.model_config import EncoderConfig
 from engine.models import ENCODERS
@@ -79,7 +80,8 @@ def is_embedding_model(checkpoint: Checkpoint) -> bool:
 def load_embedder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> Embedder:
     """Load the embedder for an open checkpoint for which `is_embedding_model` returns True.
 
-    Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory, after releasing everything it allocated.
+    Raises UnsupportedModel, UnsupportedTier, ModelFileError, OutOfMemory, or LoadStopped, after releasing everything it
+    allocated.
     """
     if _is_encoder(checkpoint):
         return load_encoder(checkpoint, options, progress)
@@ -101,16 +103,16 @@ def _is_encoder(checkpoint: Checkpoint) -> bool:
 def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> Encoder:
     """Load the encoder for an open checkpoint of an encoder family.
 
-    Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory, after releasing everything it allocated.
+    Raises the errors of `load_embedder`.
     """
-    with raising_out_of_memory():
+    with FreeingOnError(), raising_out_of_memory():
         family = _family(checkpoint)
         config = family.read_config(checkpoint.metadata)
         ranks = is_cross_encoder(checkpoint.metadata)
         pooling = PoolingConfig() if ranks else read_pooling(checkpoint.path, checkpoint.metadata)
         stored = checkpoint.weights(_names(family, checkpoint))
         threads = options.threads or physical_cores()
-        weights = Weights(checkpoint.path, stored, progress, threads)
+        weights = Weights(checkpoint.path, stored, progress, threads, options.control)
         gpu = _gpu(options, config)
         backend = _backend(checkpoint, options, config, stored) if gpu is None else _gpu_backend(gpu, options)
         model = family.Model.load(config, weights, backend)

@@ -154,7 +154,7 @@ class Model:
     @classmethod
     def load(cls, config: EncoderConfig, weights: Weights, backend: LinearBackend) -> Self:
         loader = _Loader(config, weights, backend)
-        embedding = backend.linear([weights.take("token_embd.weight", config.vocab_size, config.hidden)], Use.ROWS)
+        [embedding] = weights.load_parallel(loader.embedding, ["token_embd.weight"])
         types = loader.table("token_types", config.token_types)
         positions = backend.to_device(loader.table("position_embd", config.context_length) + types[0])
         second_type = backend.to_device(types[min(1, config.token_types - 1)] - types[0])
@@ -209,6 +209,9 @@ class _Loader:
 
     def table(self, name: str, rows: int) -> Tensor:
         return dequantize(self.weights.take(f"{name}.weight", rows, self.config.hidden))
+
+    def embedding(self, name: str) -> QLinear:
+        return self.backend.linear([self.weights.take(name, self.config.vocab_size, self.config.hidden)], Use.ROWS)
 
     def norm(self, name: str) -> Norm:
         weight, bias = (self.weights.take_vector(f"{name}.{part}", self.config.hidden) for part in ("weight", "bias"))

@@ -26,8 +26,8 @@ def load_decoder(config: ModelConfig, weights: Weights, operations: Operations, 
     loader = _Loader(parts, MixerLoader(parts, tables), MLPLoader(parts))
     embeddings = weights.load_parallel(loader.table, loader.tables_to_load())
     layers = weights.load_parallel(loader.layer, range(len(config.layers)))
-    norm, own = loader.output_norm(), loader.layer_embeddings()
-    return Decoder(config, operations, embeddings[0], tuple(layers), norm, embeddings[-1], own)
+    [own] = weights.load_parallel(loader.layer_embeddings, [config.per_layer])
+    return Decoder(config, operations, embeddings[0], tuple(layers), loader.output_norm(), embeddings[-1], own)
 
 
 def _resolve_optional_parts(config: ModelConfig, weights: Weights) -> ModelConfig:
@@ -116,8 +116,8 @@ class _Loader:
             own_input=own_input,
         )
 
-    def layer_embeddings(self) -> LayerEmbeddings | None:
-        width, hidden, linear = self.parts.config.per_layer, self.parts.config.hidden, self.parts.backend.linear
+    def layer_embeddings(self, width: int) -> LayerEmbeddings | None:
+        hidden, linear = self.parts.config.hidden, self.parts.backend.linear
         if not width:
             return None
         columns = width * len(self.parts.config.layers)

@@ -1,18 +1,23 @@
 """Load options and progress that are common to all models, including the compilation of kernels."""
 
+import multiprocessing
+import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from app.models.stored_model import StoredModel
 from app.process.uninterruptible import run_uninterruptible
-from app.progress import Progress
+from app.progress import Progress, Report, Unit
 from app.settings.settings import Settings
 from engine.backends.device_choice import compile_layouts, layouts_are_compiled, why_code_is_not_cached
 from engine.checkpoints.weights import LoadProgress
 from engine.config import ALL_FREE, Preemption
-from engine.load_options import ANY_DEVICE, KernelReport, LoadOptions
+from engine.load_options import ANY_DEVICE, KernelReport, LoadControl, LoadOptions
+from engine.low_priority import lower_priority
 from quant.cpu.layouts import Layout
+
+_POLL_SECONDS = 0.1  # interval at which a stop is noticed
 
 DEFAULT_OPTIONS = LoadOptions()
 
@@ -56,6 +61,9 @@ def lowered_context(settings: Settings, held: int) -> str:
 def prepare_kernels(layouts: frozenset[Layout] | None, options: LoadOptions, progress: Progress) -> None:
     """Compile the kernels that loading needs and that this machine has not compiled yet. None: no CPU kernels are
     needed.
+
+    Another process compiles them into the cache, because a compiler blocks all threads of the process that it runs in.
+    Without a cache, this process compiles. Raises LoadStopped.
     """
     if not layouts_are_compiled(layouts, options):
         label = "Preparing the CPU engine"
@@ -67,7 +75,55 @@ def prepare_kernels(layouts: frozenset[Layout] | None, options: LoadOptions, pro
         else:
             label += ", once on this machine (about a minute)"
         with progress.task(label, None):
-            run_uninterruptible(lambda: compile_layouts(layouts, options))
+            if options.code_cache and not problem:
+                _compile_in_child(layouts, options)
+            if not layouts_are_compiled(layouts, options):
+                run_uninterruptible(lambda: compile_layouts(layouts, options))
+
+
+def _compile_in_child(layouts: frozenset[Layout] | None, options: LoadOptions) -> None:
+    """Compile kernels into the cache in a process of low priority. Its errors are ignored."""
+    needed = LoadOptions(cpu_tier=options.cpu_tier, code_cache=options.code_cache)
+    child = multiprocessing.get_context("spawn").Process(target=_compile_quietly, args=(layouts, needed), daemon=True)
+    child.start()
+    try:
+        while child.is_alive():
+            options.control.check()
+            child.join(_POLL_SECONDS)
+    finally:
+        child.kill()
+        child.join()
+        child.close()
+
+
+def _compile_quietly(layouts: frozenset[Layout] | None, options: LoadOptions) -> None:
+    """Compile kernels in a child process, which the parent ends if the user presses Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lower_priority()
+    with suppress(Exception):  # the parent compiles them again, and raises the error
+        compile_layouts(layouts, options)
+
+
+@dataclass(frozen=True, slots=True)
+class StoppableProgress:
+    """Passes progress on. After the load is stopped, every task raises LoadStopped at its next report."""
+
+    progress: Progress
+    control: LoadControl
+
+    @contextmanager
+    def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
+        self.control.check()
+        with self.progress.task(label, total, unit=unit) as report:
+
+            def check(done: int) -> None:
+                self.control.check()
+                report(done)
+
+            yield check
+
+    def say(self, line: str) -> None:
+        self.progress.say(line)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from app.errors import UnsupportedTokenizer
 from app.generation.embedding_service import InputTokenizer
 from app.models.load.kernel_preparation import (
     DEFAULT_OPTIONS,
+    StoppableProgress,
     common_options,
     loading,
     lowered_context,
@@ -54,9 +55,10 @@ def load_encoder_model(
 ) -> LoadedEncoder:
     """Load a stored model for which `is_embedding_model` is true. `base` has the load options that are not settings.
 
-    Raises ModelFileError, UnsupportedModel, UnsupportedTier, UnsupportedTokenizer, or OSError.
+    Raises ModelFileError, UnsupportedModel, UnsupportedTier, UnsupportedTokenizer, OSError, or LoadStopped.
     """
     options = common_options(settings, base)
+    progress = StoppableProgress(progress, options.control)
     with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
         prepare_kernels(embedders.embedder_layouts(checkpoint, options), options, progress)
         tokenizer = _tokenizer(checkpoint)

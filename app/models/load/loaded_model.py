@@ -4,13 +4,21 @@ This is where the application passes a stored model to the engine. Importing thi
 """
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from app.models.catalog import Sampling, load_catalog
 from app.models.digests import DIGESTS, digest_of
 from app.models.fit import compare_with_plan, plan_loading
 from app.models.load.draft_models import add_draft_model, find_draft_model, tokenizer_of
-from app.models.load.kernel_preparation import DEFAULT_OPTIONS, chat_options, loading, lowered_context, prepare_kernels
+from app.models.load.kernel_preparation import (
+    DEFAULT_OPTIONS,
+    StoppableProgress,
+    chat_options,
+    loading,
+    lowered_context,
+    prepare_kernels,
+)
 from app.models.sampling_defaults import DEFAULT_SAMPLING, catalogued_sampling, read_sampling
 from app.models.stored_model import StoredModel, record_use
 from app.progress import Progress
@@ -46,28 +54,34 @@ def load_model(
 
     Raises OutOfMemory if it does not fit, before its weights are read; ModelFileError, UnsupportedModel,
     UnsupportedTier, UnsupportedTokenizer, or OSError if it cannot be read. A draft model can cause the same errors, and
-    those of `pull`.
+    those of `pull`. Raises LoadStopped if `base.control` stops the load.
     """
     options = chat_options(settings, base)
+    progress = StoppableProgress(progress, options.control)
     with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
         read_config(checkpoint.metadata)  # raises for a model that cannot chat, before its vocabulary is read
         plan = plan_loading(checkpoint, options, stored, settings, progress)
         values = checkpoint.metadata.values
         tokenizer = tokenizer_of(stored, checkpoint)
+        options.control.check()
         draft_model = find_draft_model(stored, tokenizer, settings, progress)
         sampling = catalogued_sampling(stored.name, stored.path, load_catalog()) or read_sampling(stored.path, values)
         prepare_kernels(layouts_to_compile(checkpoint, options), options, progress)
         options = _keeping_on_disk(options, stored, settings, progress)
         with compare_with_plan(plan, stored.name), loading(stored, progress) as reports:
             engine = load_engine(checkpoint, replace(options, report_kernels=reports.compiled), reports.read)
-    if draft_model is not None:
-        add_draft_model(engine, draft_model, options, progress)
-    record_use(stored, settings.models_dir)
-    if tokenizer.vocab_size > engine.vocab_size:
-        raise UnsupportedModel(
-            f"{stored.path} has a vocabulary of {tokenizer.vocab_size} tokens, but its model has {engine.vocab_size}",
-            "Try another file of this model.",
-        )
+    with ExitStack() as loaded:
+        loaded.callback(engine.close)
+        if draft_model is not None:
+            add_draft_model(engine, draft_model, options, progress)
+        record_use(stored, settings.models_dir)
+        if tokenizer.vocab_size > engine.vocab_size:
+            raise UnsupportedModel(
+                f"{stored.path} has a vocabulary of {tokenizer.vocab_size} tokens, but its model has "
+                f"{engine.vocab_size}",
+                "Try another file of this model.",
+            )
+        loaded.pop_all()
     config = engine.config
     if settings.context > config.model_context_length:
         progress.say(lowered_context(settings, config.model_context_length))

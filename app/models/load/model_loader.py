@@ -30,7 +30,7 @@ from app.progress import Progress, Report, Unit
 from app.settings.settings import Settings
 from engine.fit import MemoryPlan, fit
 from engine.kv.budget import USEFUL_CONTEXT
-from engine.load_options import LoadOptions
+from engine.load_options import LoadControl, LoadOptions
 from engine.loading import open_checkpoint
 
 CUDA = "cuda"
@@ -187,6 +187,7 @@ class ModelLoader:
         stored, progress = self.stored(name), TaskProgress(task, self._progress)
         plan = memory_plan(stored, self._settings_of(name))
         options = self._options(name, plan, allotted) if allotted else LoadOptions()
+        options = replace(options, control=LoadControl(lambda: task.is_stopped))
         if is_embedding_model(stored):
             return self._load_embedder(name, stored, plan, options, progress)
         return self._load_chat(name, stored, options, progress)

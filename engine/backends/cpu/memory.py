@@ -65,7 +65,7 @@ def loading_bytes(stored: Mapping[str, StoredWeight], threads: int) -> int:
     last = host_weight_bytes(stored)
     first = stored_bytes(stored) - sum(layers) - last
     decoded = DECODED_RATIO * max(2 * threads * max(layers, default=0), last)
-    return int(max(decoded, DECODED_RATIO * first - sum(layers) - last))
+    return FIXED_BYTES + int(max(decoded, DECODED_RATIO * first - sum(layers) - last))
 
 
 def step_bytes(model: ModelConfig, tokens: int, rows: int) -> int:

@@ -23,10 +23,11 @@ from engine.checkpoints.checkpoint import StoredWeight, host_weight_bytes, store
 from engine.checkpoints.weights import Weights
 from engine.config import ALL_FREE, BLOCK_SIZE, EngineConfig, GroupConfig, MemoryLimit
 from engine.device import LoadedModel, Needs
-from engine.errors import OutOfMemory
+from engine.errors import LoadStopped, OutOfMemory
 from engine.kernels.attention_tiles import tile_queries
 from engine.kv.budget import ANY_MEMORY, HostMemory, KVBudget
 from engine.kv.cache import LayerBlock, kv_groups
+from engine.load_options import UNCONTROLLED, LoadControl
 from engine.mixer_config import CacheConfig
 from engine.model_config import ModelConfig
 from engine.models import Model
@@ -58,6 +59,7 @@ class CudaOptions:
     host_memory: HostMemory = ANY_MEMORY
     tiles: MeasuredTiles = field(default_factory=dict)  # tiles that replace the default ones
     report_kernels: Report = lambda done, total: None  # shows the progress of compilation
+    control: LoadControl = UNCONTROLLED
 
 
 class CudaDevice:
@@ -76,6 +78,7 @@ class CudaDevice:
         self.numerics = ("cuda", NUMERICS_VERSION, f"sm_{gpu.card.architecture}", order, repr(options.tiles))
         self._tiles = options.tiles
         self._report_kernels = options.report_kernels
+        self._control = options.control
         self.kv_type = options.kv_type
         self._gpu = gpu
         self._deterministic = options.deterministic
@@ -118,6 +121,7 @@ class CudaDevice:
             loaded = self._loaded(model, weights, config)
             if not self._gpu.card.interpreted:
                 self._compile_kernels(loaded, config)
+                self._control.check()
                 config = config.with_pools(self._fitting_pools(loaded, config))
             step = self._largest_step(loaded, config)
         return LoadedModel(step, step.kv, self._gpu.synchronize, step.close)
@@ -146,7 +150,9 @@ class CudaDevice:
             step = self._step(loaded, config.with_pools([1] * len(config.groups)).without_host_pools())
             with recording_kernels() as variants:
                 launch_every_kernel(step, _limits(config), loaded.config)
-            compile_kernels(variants, self._report_kernels)
+            compile_kernels(variants, self._report_kernels, self._control.check)
+        except LoadStopped:
+            raise
         except Exception as error:  # noqa: BLE001 # Triton and processes raise errors of any type
             log.warning("kernels are compiled when they are needed: %s", first_line(error))
 

@@ -10,7 +10,7 @@ import logging
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 # Fewer kernels are compiled when they are launched: a process needs some seconds to start.
 MIN_KERNELS = 4
 MAX_PROCESSES = 8  # each takes about 0.5 GB of host memory
+POLL_SECONDS = 0.2  # interval at which a stop is noticed
 Report = Callable[[int, int], None]  # takes the numbers of compiled kernels and of all kernels
 
 
@@ -112,8 +113,13 @@ def recording_kernels() -> Iterator[list[KernelVariant]]:
     variants += found.values()
 
 
-def compile_kernels(variants: Iterable[KernelVariant], report: Report) -> None:
-    """Compile the kernels that Triton's cache does not have. A kernel that does not compile is logged."""
+def compile_kernels(
+    variants: Iterable[KernelVariant], report: Report, check: Callable[[], None] = lambda: None
+) -> None:
+    """Compile the kernels that Triton's cache does not have. A kernel that does not compile is logged.
+
+    An error of `check` ends the compilation, and the processes.
+    """
     missing = [variant for variant in variants if not variant.is_cached()]
     if len(missing) < MIN_KERNELS:
         return
@@ -122,17 +128,28 @@ def compile_kernels(variants: Iterable[KernelVariant], report: Report) -> None:
     # A forked process would share the state of CUDA, which does not survive a fork.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
     try:
-        _compile_in(pool, missing, report)
+        _compile_in(pool, missing, report, check)
+    except BaseException:
+        for process in tuple(pool._processes.values()):  # public functions that do so are new in Python 3.14
+            process.kill()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _compile_in(pool: ProcessPoolExecutor, missing: Sequence[KernelVariant], report: Report) -> None:
+def _compile_in(
+    pool: ProcessPoolExecutor, missing: Sequence[KernelVariant], report: Report, check: Callable[[], None]
+) -> None:
     compiling = {pool.submit(variant.compile): variant for variant in missing}
-    for done, future in enumerate(as_completed(compiling), 1):
-        if error := future.exception():
-            log.warning("the kernel %s could not be compiled in advance: %s", compiling[future].name, error)
-        report(done, len(missing))
+    left = set(compiling)
+    while left:
+        finished, left = wait(left, POLL_SECONDS, FIRST_COMPLETED)
+        check()
+        for future in finished:
+            if error := future.exception():
+                log.warning("the kernel %s could not be compiled in advance: %s", compiling[future].name, error)
+        if finished:
+            report(len(missing) - len(left), len(missing))
 
 
 class FirstLaunches:

@@ -13,9 +13,9 @@ from app.errors import ModelNotFound
 from app.models import resident
 from app.models import residents as module
 from app.models.ledger import HOST, Bytes
-from app.models.resident import DoesNotFit, LoadStopped, LoadTask, ModelBusy, Needs, Policy, State
+from app.models.resident import DoesNotFit, LoadTask, ModelBusy, Needs, Policy, State
 from app.models.residents import FAILED_SECONDS, MAX_RESTARTS, Residents
-from engine.errors import EngineError, OutOfMemory
+from engine.errors import EngineError, LoadStopped, OutOfMemory
 from engine.request import ServiceClass
 from tests.app.server.live_server import Clock
 

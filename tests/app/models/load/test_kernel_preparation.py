@@ -1,5 +1,9 @@
 """The progress lines that appear while a model is loaded."""
 
+import _thread
+import os
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from app.models.load import kernel_preparation
-from app.models.load.kernel_preparation import loading, prepare_kernels
+from app.models.load.kernel_preparation import StoppableProgress, loading, prepare_kernels
 from app.models.stored_model import StoredModel
-from app.progress import Report, Unit
-from engine.load_options import LoadOptions
+from app.progress import Report, SilentProgress, Unit
+from engine.backends.device_choice import layouts_are_compiled
+from engine.errors import LoadStopped
+from engine.load_options import LoadControl, LoadOptions
 
 
 class Listed:
@@ -65,3 +71,78 @@ def test_kernels_that_cannot_be_saved_are_reported_once(monkeypatch: pytest.Monk
     else:
         assert said == []
         assert progress.lines[0] == "Preparing the CPU engine, once on this machine (about a minute) None"
+
+
+def compile_for_ever(layouts: object, options: LoadOptions) -> None:
+    """Write the process id to the code cache, and never end."""
+    assert options.code_cache
+    (options.code_cache / "pid").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("interrupt", [False, True], ids=["a stop", "Ctrl-C"])
+def test_child_that_compiles_ends_with_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupt: bool
+) -> None:
+    monkeypatch.setattr(kernel_preparation, "_compile_quietly", compile_for_ever)
+    stop, found = threading.Event(), list[int]()
+
+    def end() -> None:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.01)
+        found.append(int((tmp_path / "pid").read_text()))
+        if interrupt:
+            _thread.interrupt_main()
+        else:
+            stop.set()
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    options = LoadOptions(code_cache=tmp_path, control=LoadControl(stop.is_set))
+    with pytest.raises(KeyboardInterrupt if interrupt else LoadStopped):
+        prepare_kernels(frozenset(), options, SilentProgress())
+    ending.join()
+    assert has_ended(found[0])
+
+
+@pytest.mark.slow
+def test_kernels_are_compiled_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process compiles nothing."""
+    monkeypatch.setattr(kernel_preparation, "compile_layouts", None)
+    options = LoadOptions(code_cache=tmp_path)
+    assert not layouts_are_compiled(frozenset(), options)
+    prepare_kernels(frozenset(), options, SilentProgress())
+    assert layouts_are_compiled(frozenset(), options)
+
+
+def test_failed_child_is_replaced_by_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+    monkeypatch.setattr(kernel_preparation, "_compile_quietly", fail)
+    monkeypatch.setattr(kernel_preparation, "compile_layouts", lambda layouts, options: done.append(os.getpid()))
+    prepare_kernels(frozenset(), LoadOptions(code_cache=tmp_path), SilentProgress())
+    assert done == [os.getpid()]
+
+
+def fail(layouts: object, options: LoadOptions) -> None:
+    os._exit(1)
+
+
+def test_stopped_load_raises_at_the_next_report() -> None:
+    stop, progress = threading.Event(), Listed()
+    stoppable = StoppableProgress(progress, LoadControl(stop.is_set))
+    with stoppable.task("Hashing", 3) as report:
+        report(1)
+        stop.set()
+        with pytest.raises(LoadStopped):
+            report(2)
+    with pytest.raises(LoadStopped), stoppable.task("Loading", 3):
+        pass
+    assert progress.lines == ["Hashing 3", "1", "done"]

@@ -1,6 +1,7 @@
 """A kernel that needs no compiler. The processes that compile import only this module."""
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ class FakeVariant:
 
     path: Path
     fails: bool = False
+    seconds: float = 0.0  # duration of the compilation
 
     @property
     def name(self) -> str:
@@ -19,6 +21,7 @@ class FakeVariant:
     def compile(self) -> None:
         if self.fails:
             raise RuntimeError("out of registers")
+        time.sleep(self.seconds)
         self.path.write_text(str(os.getpid()))
 
     def is_cached(self) -> bool:

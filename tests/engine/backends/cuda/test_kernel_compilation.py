@@ -1,9 +1,11 @@
 """Compilation of kernels in other processes, before they are launched."""
 
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +16,8 @@ from triton import knobs
 
 from engine.backends.cuda import device
 from engine.backends.cuda.kernel_compilation import FirstLaunches, compile_kernels
-from engine.load_options import LoadOptions
+from engine.errors import LoadStopped
+from engine.load_options import LoadControl, LoadOptions
 from engine.loading import compile_gpu_kernels, open_checkpoint
 from tests.engine.backends.cuda.fake_variant import FakeVariant
 from tests.engine.backends.cuda.two_devices import INTERPRETED
@@ -47,6 +50,21 @@ def test_missing_kernels_are_compiled_in_other_processes(
     assert compiled(*variants) == []
 
 
+def test_stop_ends_the_compilation_and_its_processes(tmp_path: Path) -> None:
+    stop, reports = threading.Event(), list[tuple[int, int]]()
+    variants: list[Any] = [FakeVariant(tmp_path / f"{number}", seconds=60) for number in range(4)]
+    before = set(multiprocessing.active_children())
+
+    def report(done: int, total: int) -> None:
+        reports.append((done, total))
+        stop.set()
+
+    with pytest.raises(LoadStopped):
+        compile_kernels(variants, report, LoadControl(stop.is_set).check)
+    assert reports == [(0, 4)]
+    assert set(multiprocessing.active_children()) <= before
+
+
 def test_single_missing_kernels_start_no_process(
     tmp_path: Path, compiled: Callable[..., list[tuple[int, int]]]
 ) -> None:
@@ -71,9 +89,7 @@ def test_kernels_are_compiled_without_an_engine(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(
         device, "launch_every_kernel", lambda step, limits, model: launched.append((limits.requests, model.vocab_size))
     )
-    monkeypatch.setattr(
-        device, "compile_kernels", lambda given, report: report(len(given), len(given)) if given is variants else None
-    )
+    monkeypatch.setattr(device, "compile_kernels", lambda given, report, check: report(len(given), len(variants)))
     options = LoadOptions(card=INTERPRETED, report_kernels=lambda done, total: reports.append((done, total)))
     with open_checkpoint(make(tmp_path, layers=1).path) as checkpoint:
         compile_gpu_kernels(checkpoint, options)
