@@ -6,9 +6,9 @@
     python -m tests.torture.many_models agents MODEL MODEL [--seconds 120]
 
 `replies`: eight clients send requests to random models, of which any two fit. Each reply must equal that of a server
-with this model alone. `caches`: a conversation whose model is unloaded between turns computes only new tokens. `stream`:
-seconds between tokens of one model while another one loads. `agents`: two clients alternate between two models of which
-one fits.
+with this model alone. `caches`: a conversation whose model is unloaded between turns computes only new tokens.
+`stream`: seconds between tokens of one model while another one loads. `agents`: two clients alternate between two
+models of which one fits.
 """
 
 import argparse
@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +40,7 @@ from tests.support.local_servers import answers, free_port
 CLIENTS = 8
 PROMPTS = 12  # different requests per model
 CONTEXT = "2048"
-WORDS = [
-    "the",
-    "river",
-    "runs",
-    "past",
-    "seven",
-    "old",
-    "mills",
-    "and",
-    "lighthouse",
-    "keepers",
-    "write",
-    "home",
-    "of",
-    "tin",
-    "boats",
-]
+WORDS = tuple("the river runs past seven old mills and lighthouse keepers write home of tin boats".split(" "))  # noqa: SIM905
 MARGIN = 1.02  # memory above the promises of two models
 
 
@@ -68,6 +54,9 @@ class Server:
         if reply.status_code != httpx.codes.OK:
             raise RuntimeError(f"{path}: {reply.status_code} {reply.text}")
         return reply.json()
+
+    def unload(self, model: str) -> None:
+        self.post("/api/v1/models/unload", {"instance_id": model})
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of the samples of a metric that have these labels."""
@@ -149,10 +138,9 @@ def replies(models: Sequence[Path], embedding: Path | None, requests: int) -> No
 
 def caches(models: Sequence[Path], turns: int, *, stored: bool) -> None:
     """Hold a conversation of about 2,000 tokens, whose model is unloaded after each turn."""
-    model, options = models[0], () if stored else ("--kv-disk-gb", "0")
+    model = models[0]
     with tempfile.TemporaryDirectory() as home, served(Path(home), [model]) as server:
         messages = [{"role": "user", "content": " ".join(random.Random(1).choices(WORDS, k=900))}]
-        del options
         for turn in range(turns):
             body = {"model": name_of(model), "messages": messages, "max_tokens": 40, "store": stored}
             reply = server.post("/v1/chat/completions", body)
@@ -161,27 +149,30 @@ def caches(models: Sequence[Path], turns: int, *, stored: bool) -> None:
             print(f"turn {turn}: {usage['prompt_tokens']} prompt tokens, {cached} cached")
             text = reply["choices"][0]["message"]["content"]
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And then?"}]
-            server.post("/inglenook/unload", {"model": name_of(model)})
+            server.unload(name_of(model))
 
 
 def stream(models: Sequence[Path], rounds: int) -> None:
     """Compare the seconds between tokens of the first model with and without a load of the second one."""
     first, second = map(name_of, models)
     with tempfile.TemporaryDirectory() as home, served(Path(home), models) as server:
-        server.post("/v1/completions", {"model": second, "prompt": "a", "max_tokens": 1})
+        use(server, second)
         for _ in range(rounds):
-            server.post("/inglenook/unload", {"model": second})
+            server.unload(second)
             began = time.monotonic()
-            server.post("/v1/completions", {"model": second, "prompt": "a", "max_tokens": 1})
+            use(server, second)
             alone = time.monotonic() - began
             quiet = gaps(server, first, lambda: None)[0]
-            server.post("/inglenook/unload", {"model": second})
-            load = {"model": second, "prompt": "a", "max_tokens": 1}
-            during, seconds = gaps(server, first, lambda load=load: server.post("/v1/completions", load))
+            server.unload(second)
+            during, seconds = gaps(server, first, partial(use, server, second))
             print(
                 f"p99 between tokens {percentile(quiet):.1f} ms quiet, {percentile(during):.1f} ms (longest "
                 f"{max(during):.1f}) during a load of {seconds:.2f} s, {alone:.2f} s alone"
             )
+
+
+def use(server: Server, model: str) -> None:
+    server.post("/v1/completions", {"model": model, "prompt": "a", "max_tokens": 1})
 
 
 def gaps(server: Server, model: str, work: Callable[[], object]) -> tuple[list[float], float]:
@@ -209,7 +200,7 @@ def gaps(server: Server, model: str, work: Callable[[], object]) -> tuple[list[f
     began, ended = ran
     ended = max(ended, began + 2.0)  # without work, the tokens of two seconds
     within = [time for time in times if began <= time <= ended]
-    return [1000 * (late - early) for early, late in zip(within, within[1:], strict=False)], ran[1] - ran[0]
+    return [1000 * (late - early) for early, late in pairwise(within)], ran[1] - ran[0]
 
 
 def percentile(values: Sequence[float]) -> float:

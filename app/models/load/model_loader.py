@@ -28,10 +28,12 @@ from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.progress import Progress, Report, Unit
 from app.settings.settings import Settings
+from engine.cpu_threads import ThreadPool
 from engine.fit import MemoryPlan, fit
 from engine.kv.budget import USEFUL_CONTEXT
 from engine.load_options import LoadControl, LoadOptions
 from engine.loading import open_checkpoint
+from engine.turns import Turns
 
 CUDA = "cuda"
 
@@ -161,6 +163,7 @@ class ModelLoader:
         self._given = given
         self._names = names
         self._progress = progress
+        self._shared = LoadOptions(cpu_threads=ThreadPool(), turns=Turns())  # all models share the CPU
         self._replies = ReplyTokenCache(settings.replies_dir)
         self._describing = ChatTemplateRenderer()  # renders templates of models that are not loaded
 
@@ -186,7 +189,7 @@ class ModelLoader:
     def load(self, name: str, allotted: Mapping[str, int], task: LoadTask) -> LoadedChat | LoadedEmbedder:
         stored, progress = self.stored(name), TaskProgress(task, self._progress)
         plan = memory_plan(stored, self._settings_of(name))
-        options = self._options(name, plan, allotted) if allotted else LoadOptions()
+        options = self._options(name, plan, allotted) if allotted else self._shared
         options = replace(options, control=LoadControl(lambda: task.is_stopped))
         if is_embedding_model(stored):
             return self._load_embedder(name, stored, plan, options, progress)
@@ -200,7 +203,7 @@ class ModelLoader:
         memory = memory_name(plan.gpu)
         free, useful = allotted[memory], self.needs(name).useful[memory]
         wanted = max(useful, plan.weights + plan.steps + free // 2)
-        return plan.allotted(LoadOptions(), min(free, wanted, plan.most), allotted.get(HOST, 0))
+        return plan.allotted(self._shared, min(free, wanted, plan.most), allotted.get(HOST, 0))
 
     def _load_embedder(
         self, name: str, stored: StoredModel, plan: MemoryPlan, options: LoadOptions, progress: Progress
