@@ -198,7 +198,7 @@ def _health_endpoints(models: ServedModels) -> list[Endpoint]:
 def _health(models: ServedModels) -> Health:
     """Add up the states of all loaded models, from their heartbeats: nothing here waits for an engine."""
     services = [resident.loaded.service for resident in models.residents if resident.loaded is not None]
-    problem = next(filter(None, (service.problem() for service in services)), "")
+    problem = next(filter(None, (service.problem() for service in services)), _start_problem(models))
     none = dict.fromkeys(CLASS_NAMES, 0)
     health = Health("unavailable" if problem else "ok", 0, 0, dict(none), dict(none), 0, 0, reason=problem)
     for service in services:
@@ -208,6 +208,15 @@ def _health(models: ServedModels) -> Health:
             health.running += service.requests
             health.running_by_class[ServiceClass.NORMAL.name.lower()] += service.requests
     return health
+
+
+def _start_problem(models: ServedModels) -> str:
+    """Return why the server cannot serve yet: no model has been loaded since its start. Empty if one has."""
+    residents = list(models.residents)
+    if any(model.loads or model.loaded is not None for model in residents):
+        return ""
+    loading = (f"{model.title} is {model.state.value}" for model in residents if model.task is not None)
+    return next(loading, "no model is loaded")
 
 
 def _add_chat(health: Health, streams: TokenStreams) -> None:

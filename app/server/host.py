@@ -1,29 +1,24 @@
 """Runs the engine and the HTTP server in this process, and decides the order of startup and shutdown.
 
-The port is opened before the model is loaded, so that a port in use is reported at once. At shutdown, the server first
-refuses new connections. Then every stream gets a last event and the engine's thread ends. Then the connections close.
+The port is opened before anything is downloaded, so that a port in use is reported at once. Requests are accepted while
+the default model loads, and wait for it. At shutdown, the server first refuses new connections. Then every stream gets
+a last event and the engines end. Then the connections close.
 """
 
 import asyncio
 import gc
 import os
-import signal
-import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import uvicorn
-from starlette.types import ASGIApp
-
-from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, InvalidSetting
+from app.errors import EXIT_INTERRUPTED, InvalidSetting
 from app.models.machine_memory import memory_limits
 from app.models.pulls import Pulls
-from app.models.resident import LoadTask, Policy
+from app.models.resident import Policy
 from app.models.residents import Residents
 from app.models.sources import pull
 from app.models.store import ModelStore
@@ -31,23 +26,18 @@ from app.models.stored_model import StoredModel
 from app.process.engine_lease import EngineLeases
 from app.process.instance import Instance, recorded, running_instances, withdraw
 from app.process.listening import EVERYWHERE, ListeningSockets, PortTaken, is_loopback
-from app.process.signals import ending_signals
 from app.progress import Progress
+from app.server.http_server import HTTPServer, server_config
 from app.settings.api_keys import chosen_keys, make_own_key, own_key_file
 from app.settings.settings import Settings
 from engine.errors import EngineError
+from quant.errors import InglenookError
 
 if TYPE_CHECKING:
-    from app.models.load.model_loader import LoadedChat, LoadedEmbedder, ModelLoader
+    from app.models.load.model_loader import ModelLoader
     from app.server.application import AccessPolicy, ServerContext
     from app.server.machine import Machine
-    from app.server.served_models import GivenModel, LoadedModel, ServedModels
-
-# seconds for the current step, and for clients to read their last event; then connections are aborted
-STOP_SECONDS = 1.8
-# seconds between two checks whether the engine has failed, and from then until the server stops: health checks see it
-FAILURE_SECONDS = 1.0
-_MAX_HEADER_BYTES = 64 << 10
+    from app.server.served_models import GivenModel, ServedModels
 
 # Seconds after which a thread that runs Python code gives up the interpreter lock. This is longer than the Python part
 # of a step, which should not be interrupted, and shorter than a whole step, so that the event loop is not blocked.
@@ -58,7 +48,8 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
     """Download and load the default model, then serve all models until SIGINT, SIGTERM, or SIGHUP, or until the
     `leases` expire.
 
-    Raises PortTaken, InvalidSetting, and the errors of `pull` and `load_model`. A second Ctrl-C ends the process.
+    Raises PortTaken, InvalidSetting, the errors of `pull` and `load_model`, and KeyboardInterrupt if the server is
+    stopped before the default model is loaded. A second Ctrl-C ends the process.
     """
     policy = _access_policy(settings)
     with closing(_listen(settings)) as sockets:
@@ -70,14 +61,9 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
         names = _given_models(given, settings)
         titles = {model.key: model.names[0] for model in names}
         with closing(ModelLoader(settings, store, {one.name: one for one in given}, titles, progress)) as loader:
-            model = loader.load(given[0].name, {}, LoadTask())
-            models = _served_models(loader, store, names, settings)
-            instance = replace(
-                _instance(given[0], settings.host, sockets.port),
-                kind="server" if leases is None else "chat",
-                context_length=_context_length(model),
-            )
-            pulls = Pulls(settings, store)
+            instance = _instance(given[0], settings.host, sockets.port)
+            instance = replace(instance, kind="server" if leases is None else "chat")
+            models, pulls = _served_models(loader, store, names, settings), Pulls(settings, store)
             context = ServerContext(
                 policy=policy,
                 pulls=pulls,
@@ -85,9 +71,10 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
                 machine=_machine(settings),
                 keep_changing_lines=settings.keep_changing_lines,
             )
-            with recorded(instance, settings):
-                work = _PendingWork(models.residents, pulls)
-                asyncio.run(_serve(models, model, sockets, instance, context, work, settings, progress, leases))
+            host = _Host(models, pulls, instance, settings, progress, leases)
+            asyncio.run(host.serve(sockets, context))
+            if not host.is_ready:
+                raise KeyboardInterrupt
 
 
 def _given_models(given: Sequence[StoredModel], settings: Settings) -> "list[GivenModel]":
@@ -191,77 +178,77 @@ def _instance(stored: StoredModel, host: str, port: int) -> Instance:
     return Instance(os.getpid(), port, url, stored.name, path, now, serves_all=True)
 
 
-def _context_length(model: "LoadedChat | LoadedEmbedder") -> int | None:
-    from app.models.load.model_loader import LoadedChat
+@dataclass
+class _Host:
+    """The server of this process, from the load of its default model to its end."""
 
-    return model.service.context_length if isinstance(model, LoadedChat) else None
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingWork:
-    """All work for which requests wait."""
-
-    residents: "Residents[LoadedModel]"
+    models: "ServedModels"
     pulls: Pulls
+    instance: Instance
+    settings: Settings
+    progress: Progress
+    leases: EngineLeases | None
+    is_ready: bool = False  # whether the default model has been loaded
+
+    async def serve(self, sockets: ListeningSockets, context: "ServerContext") -> None:
+        """Serve while the default model loads, and afterwards.
+
+        Raises the error of that load, and EngineError if an engine fails for good.
+        """
+        from app.generation.request_log import write_request_log
+        from app.server.application import create_application
+
+        application = create_application(self.models, context)
+        served = application if self.leases is None else self.leases.track_requests(application)
+        with ExitStack() as records, write_request_log(self.progress.say):
+            starting: list[asyncio.Task[None]] = []
+            server = HTTPServer(
+                server_config(served), self, lambda: starting.append(self._begin(server, records)), self._exit_now
+            )
+            server.stop_on_signals()
+            await server.serve_until_failure(sockets.sockets)
+            for task in starting:
+                await task
+
+    def _begin(self, server: HTTPServer, records: ExitStack) -> "asyncio.Task[None]":
+        """Start to load the default model, and stop the server if that fails."""
+        task = asyncio.create_task(self._load_default(records))
+        task.add_done_callback(lambda _: server.stop() if not self.is_ready else None)
+        return task
+
+    async def _load_default(self, records: ExitStack) -> None:
+        residents, default = self.models.residents, self.models.names.default
+        try:
+            await residents.load(default.key)
+        except EngineError:
+            if residents.of(default.key).problem is None:  # the server was stopped meanwhile
+                return
+            raise
+        model = await self.models.describe(None)
+        is_chat = model.kind == "chat"
+        self.instance = replace(self.instance, context_length=model.context_length if is_chat else None)
+        records.enter_context(recorded(self.instance, self.settings))
+        self.is_ready = True
+        _tune_interpreter()
+        if self.leases is not None:
+            self.leases.exit_when_unused()
+        _announce(default.names[0], self.instance, self.settings, self.progress)
+        for name in (name for name, of_model in self.settings.models.items() if of_model.pin):
+            with suppress(InglenookError):  # the log has the reason
+                await self.models.load(name)
 
     @property
     def failure(self) -> str:
-        return self.residents.failure
+        return self.models.residents.failure
 
     async def stop(self) -> None:
-        await asyncio.gather(self.residents.close(), self.pulls.close())
+        await asyncio.gather(self.models.residents.close(), self.pulls.close())
 
-
-async def _serve(
-    models: "ServedModels",
-    default: "LoadedChat | LoadedEmbedder",
-    sockets: ListeningSockets,
-    instance: Instance,
-    context: "ServerContext",
-    work: "_PendingWork",
-    settings: Settings,
-    progress: Progress,
-    leases: EngineLeases | None,
-) -> None:
-    from app.generation.request_log import write_request_log
-    from app.server.application import create_application
-
-    await default.start()
-    models.residents.adopt(models.names.default.key, default)
-    application = create_application(models, context)
-    server = HTTPServer(
-        server_config(application if leases is None else leases.track_requests(application)),
-        work,
-        lambda: _announce(models.names.default.names[0], instance, settings, progress),
-        lambda status: _exit_now(instance, settings, status),
-    )
-    server.stop_on_signals()
-    _tune_interpreter()
-    if leases is not None:
-        leases.exit_when_unused()
-    with write_request_log(progress.say):
-        await server.serve_until_failure(sockets.sockets)
-
-
-def server_config(application: ASGIApp) -> uvicorn.Config:
-    """Return uvicorn's settings. Requests with a longer head than the limit are refused."""
-    from app.server.dialects.openai.errors import ERRORS as OPENAI_ERRORS
-    from app.server.http.connection import Connection
-
-    class OpenAIConnection(Connection):
-        ERRORS = OPENAI_ERRORS
-
-    return uvicorn.Config(
-        application,
-        http=OpenAIConnection,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
-    )
+    def _exit_now(self, status: int) -> None:
+        """End the process at once. Child processes exit by themselves when their pipes close."""
+        if self.is_ready:
+            withdraw(self.instance, self.settings)
+        os._exit(status if self.is_ready else EXIT_INTERRUPTED)
 
 
 def _tune_interpreter() -> None:
@@ -292,84 +279,3 @@ def _key_hint(settings: Settings) -> str:
     if settings.api_key or settings.api_key_file:
         return "your API key"
     return "any API key" if sys.platform == "linux" else f"the API key in {own_key_file(settings)}"
-
-
-def _exit_now(instance: Instance, settings: Settings, status: int) -> None:
-    """End the process at once. The template process exits by itself when its pipe closes."""
-    withdraw(instance, settings)
-    os._exit(status)
-
-
-class Computing(Protocol):
-    """Work for which requests wait. `stop` ends it and notifies every request. `stop` may be called several times."""
-
-    @property
-    def failure(self) -> str:
-        """The error after which no request can be served until the process starts again; empty if there is none."""
-        ...
-
-    async def stop(self) -> None: ...
-
-
-class HTTPServer(uvicorn.Server):
-    """uvicorn that also stops the work for which requests wait, and handles signals itself.
-
-    `on_ready` is called when the server accepts connections. `exit_now` must end the process with the given status; it
-    is called if shutting down takes too long, or at a second Ctrl-C.
-    """
-
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        work: Computing,
-        on_ready: Callable[[], None],
-        exit_now: Callable[[int], None],
-    ) -> None:
-        super().__init__(config)
-        self._work = work
-        self._announce = on_ready
-        self._exit_now = exit_now
-
-    async def serve_until_failure(self, sockets: list[socket.socket]) -> None:
-        """Serve until the server is stopped. Raises EngineError if the engine fails for good.
-
-        A supervisor of the process can then start it again, which is the only way to recover a GPU.
-        """
-        watching = asyncio.create_task(self._stop_on_failure())
-        await self.serve(sockets)
-        watching.cancel()
-        if problem := self._work.failure:
-            raise EngineError(f"The engine has failed: {problem}", "Start it again.")
-
-    async def _stop_on_failure(self) -> None:
-        while not self._work.failure:
-            await asyncio.sleep(FAILURE_SECONDS)
-        await asyncio.sleep(FAILURE_SECONDS)
-        self.should_exit = True
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Do nothing: uvicorn would raise the signal again after a clean end, so that the exit status is a failure."""
-        yield
-
-    def stop_on_signals(self) -> None:
-        """Stop the server on SIGINT, SIGTERM, and SIGHUP. The handlers stay until the process ends."""
-        for number in (signal.SIGINT, *ending_signals()):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Stop the server, or exit at once at a second Ctrl-C. Other signals may arrive twice, from two programs."""
-        if self.should_exit and number == signal.SIGINT:
-            self._exit_now(EXIT_INTERRUPTED)
-        self.should_exit = True  # uvicorn checks it every 0.1 s
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._announce()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        status = EXIT_FAILURE if self._work.failure else EXIT_OK
-        asyncio.get_running_loop().call_later(STOP_SECONDS, self._exit_now, status)
-        ending = asyncio.create_task(self._work.stop())  # starts when the listening sockets are closed
-        await super().shutdown(sockets)  # waits until every running reply has been sent
-        await ending

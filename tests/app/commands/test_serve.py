@@ -63,8 +63,9 @@ class Server:
         return list(Path(self.environment["INGLE_STATE_DIR"], "servers").iterdir())
 
     def children(self) -> list[int]:
-        pid = self.process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        """Return the children of all threads of the server."""
+        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
 
 
 Start = Callable[..., Server]

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.server.host import server_config
+from app.server.http_server import server_config
 from tests.support.processes import HANGING_SECONDS, until
 
 T = TypeVar("T")

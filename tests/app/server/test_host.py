@@ -22,7 +22,8 @@ from app.generation.token_streams import TokenStreams
 from app.process.instance import Instance
 from app.process.listening import ListeningSockets
 from app.progress import LineProgress
-from app.server import host
+from app.server import host, http_server
+from app.server.http_server import HTTPServer, server_config
 from app.settings.settings import load_settings
 from engine.config import EngineConfig
 from engine.core import Engine
@@ -59,7 +60,7 @@ def application(streams: TokenStreams) -> Starlette:
 
 def serve_while(
     engine: Engine[Any],
-    body: Callable[[host.HTTPServer, httpx.AsyncClient], Awaitable[None]],
+    body: Callable[[http_server.HTTPServer, httpx.AsyncClient], Awaitable[None]],
     exit_now: Callable[[int], None],
 ) -> list[str]:
     """Run a server with `engine` while `body` uses it through a client. Returns the recorded callbacks."""
@@ -67,8 +68,8 @@ def serve_while(
 
     async def run(sockets: ListeningSockets) -> None:
         async with TokenStreams(engine) as streams:
-            config = host.server_config(application(streams))
-            server = host.HTTPServer(config, streams, lambda: reported.append("ready"), exit_now)
+            config = server_config(application(streams))
+            server = HTTPServer(config, streams, lambda: reported.append("ready"), exit_now)
             serving = asyncio.create_task(server.serve(sockets.sockets))
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sockets.port}", timeout=600) as client:
                 await body(server, client)
@@ -86,7 +87,7 @@ def never(status: int) -> None:
 @pytest.fixture(autouse=True)
 def _allow_slow_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the shutdown time limit, because shutdown can be slow on a busy machine."""
-    monkeypatch.setattr(host, "STOP_SECONDS", 600)
+    monkeypatch.setattr(http_server, "STOP_SECONDS", 600)
 
 
 def long_engine() -> Engine[HashTicket]:
@@ -97,7 +98,7 @@ def long_engine() -> Engine[HashTicket]:
 def test_stopping_ends_every_stream_with_a_last_event() -> None:
     ends: list[str] = []
 
-    async def body(server: host.HTTPServer, client: httpx.AsyncClient) -> None:
+    async def body(server: http_server.HTTPServer, client: httpx.AsyncClient) -> None:
         begun: list[None] = []
 
         async def read() -> None:
@@ -119,7 +120,7 @@ def test_stopping_ends_every_stream_with_a_last_event() -> None:
 
 
 def test_stopping_server_refuses_new_connections() -> None:
-    async def body(server: host.HTTPServer, client: httpx.AsyncClient) -> None:
+    async def body(server: http_server.HTTPServer, client: httpx.AsyncClient) -> None:
         assert (await client.get("/submit")).text == "submitted"
         async with client.stream("GET", "/reply") as response:
             await anext(lines := response.aiter_lines())
@@ -160,7 +161,7 @@ def test_event_loop_and_garbage_collector_do_not_delay_the_engine() -> None:
 
 
 def test_stuck_engine_does_not_delay_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(http_server, "STOP_SECONDS", 0.2)
     runner = StuckRunner()
     engine = Engine(EngineConfig("hash", 1 << 20, 64, max_step_tokens=64, max_running=8), VOCABULARY, runner)
     abandoned: list[tuple[int, bool]] = []
@@ -169,7 +170,7 @@ def test_stuck_engine_does_not_delay_the_exit(monkeypatch: pytest.MonkeyPatch) -
         abandoned.append((status, runner.free.is_set()))
         runner.free.set()
 
-    async def body(server: host.HTTPServer, client: httpx.AsyncClient) -> None:
+    async def body(server: http_server.HTTPServer, client: httpx.AsyncClient) -> None:
         async with client.stream("GET", "/reply") as response:
             await anext(lines := response.aiter_lines())
             server.should_exit = True
@@ -182,7 +183,7 @@ def test_stuck_engine_does_not_delay_the_exit(monkeypatch: pytest.MonkeyPatch) -
 
 def test_server_ends_after_its_engine_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process exits with a failure, so that a supervisor starts it again. Clients get the reason first."""
-    monkeypatch.setattr(host, "FAILURE_SECONDS", 0.05)
+    monkeypatch.setattr(http_server, "FAILURE_SECONDS", 0.05)
     engine, runner = hash_engine(num_blocks=4096, context=1 << 15)
     ends: list[str] = []
 
@@ -191,7 +192,7 @@ def test_server_ends_after_its_engine_has_failed(monkeypatch: pytest.MonkeyPatch
 
     async def run(sockets: ListeningSockets) -> None:
         async with TokenStreams(engine) as streams:
-            server = host.HTTPServer(host.server_config(application(streams)), streams, lambda: None, never)
+            server = HTTPServer(server_config(application(streams)), streams, lambda: None, never)
             serving = asyncio.create_task(server.serve_until_failure(sockets.sockets))
             url = f"http://127.0.0.1:{sockets.port}/reply"
             async with httpx.AsyncClient(timeout=600) as client, client.stream("GET", url) as response:
@@ -245,7 +246,7 @@ def test_only_a_second_ctrl_c_exits_at_once(sent: str, abandoned: list[int]) -> 
 
     async def main() -> None:
         async with TokenStreams(long_engine()) as streams:
-            server = host.HTTPServer(host.server_config(application(streams)), streams, lambda: None, reported.append)
+            server = HTTPServer(server_config(application(streams)), streams, lambda: None, reported.append)
             for name in sent.split():
                 server._on_signal(signal.Signals[name], None)
             assert server.should_exit
@@ -259,7 +260,7 @@ def test_sighup_stops_the_server_unless_it_is_ignored(monkeypatch: pytest.Monkey
 
     async def main() -> None:
         async with TokenStreams(long_engine()) as streams:
-            server = host.HTTPServer(host.server_config(application(streams)), streams, lambda: None, never)
+            server = HTTPServer(server_config(application(streams)), streams, lambda: None, never)
             with monkeypatch.context() as patch:
                 patch.setattr(signal, "signal", lambda number, handler: handled.append(number))
                 patch.setattr(signal, "getsignal", lambda number: current)

@@ -1,0 +1,122 @@
+"""uvicorn, with this program's handling of signals, and of work for which requests wait at shutdown."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK
+from app.process.signals import ending_signals
+from engine.errors import EngineError
+
+# seconds for the current step, and for clients to read their last event; then connections are aborted
+STOP_SECONDS = 1.8
+# seconds between two checks whether the engine has failed, and from then until the server stops: health checks see it
+FAILURE_SECONDS = 1.0
+_MAX_HEADER_BYTES = 64 << 10
+
+
+def server_config(application: ASGIApp) -> uvicorn.Config:
+    """Return uvicorn's settings. Requests with a longer head than the limit are refused."""
+    from app.server.dialects.openai.errors import ERRORS as OPENAI_ERRORS
+    from app.server.http.connection import Connection
+
+    class OpenAIConnection(Connection):
+        ERRORS = OPENAI_ERRORS
+
+    return uvicorn.Config(
+        application,
+        http=OpenAIConnection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+    )
+
+
+class Computing(Protocol):
+    """Work for which requests wait. `stop` ends it and notifies every request. `stop` may be called several times."""
+
+    @property
+    def failure(self) -> str:
+        """The error after which no request can be served until the process starts again; empty if there is none."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+class HTTPServer(uvicorn.Server):
+    """uvicorn that also stops the work for which requests wait, and handles signals itself.
+
+    `on_ready` is called when the server accepts connections. `exit_now` must end the process with the given status; it
+    is called if shutting down takes too long, or at a second Ctrl-C.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        work: Computing,
+        on_ready: Callable[[], None],
+        exit_now: Callable[[int], None],
+    ) -> None:
+        super().__init__(config)
+        self._work = work
+        self._announce = on_ready
+        self._exit_now = exit_now
+
+    async def serve_until_failure(self, sockets: list[socket.socket]) -> None:
+        """Serve until the server is stopped. Raises EngineError if the engine fails for good.
+
+        A supervisor of the process can then start it again, which is the only way to recover a GPU.
+        """
+        watching = asyncio.create_task(self._stop_on_failure())
+        await self.serve(sockets)
+        watching.cancel()
+        if problem := self._work.failure:
+            raise EngineError(f"The engine has failed: {problem}", "Start it again.")
+
+    def stop(self) -> None:
+        """Refuse new connections, and end the running replies."""
+        self.should_exit = True
+
+    async def _stop_on_failure(self) -> None:
+        while not self._work.failure:
+            await asyncio.sleep(FAILURE_SECONDS)
+        await asyncio.sleep(FAILURE_SECONDS)
+        self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing: uvicorn would raise the signal again after a clean end, so that the exit status is a failure."""
+        yield
+
+    def stop_on_signals(self) -> None:
+        """Stop the server on SIGINT, SIGTERM, and SIGHUP. The handlers stay until the process ends."""
+        for number in (signal.SIGINT, *ending_signals()):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Stop the server, or exit at once at a second Ctrl-C. Other signals may arrive twice, from two programs."""
+        if self.should_exit and number == signal.SIGINT:
+            self._exit_now(EXIT_INTERRUPTED)
+        self.should_exit = True  # uvicorn checks it every 0.1 s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        status = EXIT_FAILURE if self._work.failure else EXIT_OK
+        asyncio.get_running_loop().call_later(STOP_SECONDS, self._exit_now, status)
+        ending = asyncio.create_task(self._work.stop())  # starts when the listening sockets are closed
+        await super().shutdown(sockets)  # waits until every running reply has been sent
+        await ending
