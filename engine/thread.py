@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.core import Engine
 from engine.errors import EngineError
+from engine.kv.parked_cache import ParkedCache
 from engine.request import PROGRAM, FinishReason, Origin, Request, TokenEvent
 from engine.sampling_params import SamplingParams
 
@@ -41,6 +42,8 @@ class EngineThread:
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._stopping = False
         self._failure = ""
+        self._parks = False
+        self._parked: ParkedCache | None = None
         # Start of the current iteration, and time of the last progress before it; None while the thread waits for work.
         # A single attribute, so that another thread never combines the times of two iterations.
         self._turn: tuple[float, float] | None = None
@@ -52,13 +55,16 @@ class EngineThread:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """End every request with an event, stop the thread, and close the engine."""
+    def stop(self, *, parks: bool = False) -> ParkedCache | None:
+        """End every request with an event, stop the thread, and close the engine. If it `parks`, return its cache."""
         if self._thread.is_alive():
+            self._parks = parks
             self._commands.put(self._stop)
             self._thread.join()
         else:
             self._engine.close()
+        parked, self._parked = self._parked, None
+        return parked
 
     def submit(
         self,
@@ -143,6 +149,7 @@ class EngineThread:
             log.exception("the engine failed")
             self._failure = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
             self._fail_all_requests()
+        self._parked = self._engine.park() if self._parks and not self._failure else None
         self._engine.close()
         self._deliver = _ignore  # the callback usually belongs to the owner of this object: a reference cycle
 

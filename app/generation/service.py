@@ -31,6 +31,7 @@ from app.text.sequence_breakers import SequenceBreakers
 from app.text.tokenizer import Tokenizer
 from engine.errors import PromptTooLong
 from engine.grammar import Grammar
+from engine.kv.parked_cache import ParkedCache
 from engine.request import PROGRAM, Origin
 
 IDLE_SECONDS = 1.0
@@ -124,9 +125,13 @@ class ChatService:
         parts = (self.streams, self._encoding, self.texts, self.preparation)
         return next(filter(None, (part.problem() for part in parts)), "")
 
-    async def stop(self) -> None:
-        """End every request, including those that are not submitted to the engine yet."""
-        await asyncio.gather(self.streams.stop(), self._encoding.close(), self.texts.close())
+    async def stop(self, *, parks: bool = False) -> ParkedCache | None:
+        """End every request, including those that are not submitted to the engine yet.
+
+        If it `parks`, return the KV cache.
+        """
+        parked, _, _ = await asyncio.gather(self.streams.stop(parks=parks), self._encoding.close(), self.texts.close())
+        return parked
 
     async def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt for the assistant's next turn. Raises TemplateError."""

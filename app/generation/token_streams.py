@@ -10,6 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ from app.generation.latencies import Latencies, ReplyTimer
 from engine.core import Engine
 from engine.counters import EngineState
 from engine.errors import EngineError
+from engine.kv.parked_cache import ParkedCache
 from engine.request import PROGRAM, FinishReason, Origin, Request, ServiceClass, TokenEvent
 from engine.sampling_params import SamplingParams
 from engine.thread import EngineThread
@@ -50,13 +52,13 @@ class TokenStreams:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    async def stop(self) -> None:
+    async def stop(self, *, parks: bool = False) -> ParkedCache | None:
         """End every request with an event at once. After the current step, stop the engine's thread, and close the
-        engine.
+        engine. If it `parks`, return its KV cache.
         """
         self._stopping = True
         self._route([TokenEvent(request_id, None, finish=FinishReason.ABORT) for request_id in self._live])
-        await asyncio.to_thread(self._thread.stop)
+        return await asyncio.to_thread(partial(self._thread.stop, parks=parks))
 
     async def __aenter__(self) -> Self:
         await self.start()

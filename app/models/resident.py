@@ -8,13 +8,16 @@ import enum
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from app.errors import AppError
-from app.models.ledger import Bytes, Entry, Use
+from app.models.ledger import HOST, Bytes, Entry, Use
 from engine.errors import LoadStopped
 from engine.request import ServiceClass
 from quant.errors import InglenookError
+
+if TYPE_CHECKING:  # not imported at run time: it imports torch
+    from engine.kv.parked_cache import ParkedCache
 
 SWITCHES = 4.0  # length of a turn, in durations of a switch between two models
 SHORTEST_TURN, LONGEST_TURN = 2.0, 30.0  # seconds
@@ -77,8 +80,8 @@ class Loaded(Protocol):
         """Why no request can be served any more; empty if one can."""
         ...
 
-    async def close(self) -> None:
-        """End all requests, and return all memory."""
+    async def close(self, *, parks: bool) -> "ParkedCache | None":
+        """End all requests, and return all memory. If it `parks`, return the KV cache if it is in the host's memory."""
         ...
 
 
@@ -127,8 +130,8 @@ class Loader(Protocol[LoadedT_co]):
         """Return the bytes of each memory that can be allocated now."""
         ...
 
-    def load(self, name: str, allotted: Mapping[str, int], task: LoadTask) -> LoadedT_co:
-        """Load a model that may use at most the allotted bytes of each memory."""
+    def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: "ParkedCache | None") -> LoadedT_co:
+        """Load a model that may use at most the allotted bytes of each memory, with the cache of an earlier load."""
         ...
 
 
@@ -157,6 +160,7 @@ class Resident(Generic[LoadedT]):
     name: str  # name by which it is loaded, which may be a path
     title: str  # name for users
     loaded: LoadedT | None = None
+    parked: "ParkedCache | None" = None  # KV cache of an earlier load, which the next one uses
     state: State = State.UNLOADED
     is_pinned: bool = False  # whether the model is never unloaded for another one
     keep_alive: float | None = None  # seconds after its last use until it is unloaded; None: when memory is needed
@@ -188,10 +192,18 @@ class Resident(Generic[LoadedT]):
         return self.state is State.LOADED and (self.yields_at is None or now < self.yields_at)
 
     def entry(self, now: float) -> Entry:
-        memories = self.loaded.memories() if self.loaded is not None else {}
-        return Entry(self.name, memories, self._use(now), self.last_used)
+        return Entry(self.name, self.memories(), self._use(now), self.last_used)
+
+    def memories(self) -> Mapping[str, Bytes]:
+        """Return the bytes that the model may use of each memory."""
+        if self.loaded is not None:
+            return self.loaded.memories()
+        size = 0 if self.parked is None else self.parked.num_bytes
+        return {HOST: Bytes(cache=size, touched=size)} if size else {}
 
     def _use(self, now: float) -> Use:
+        if self.loaded is None and self.task is None:
+            return Use.PARKED
         if self.is_pinned or self.state is not State.LOADED:
             return Use.KEPT
         if self.is_used:

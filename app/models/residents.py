@@ -37,6 +37,7 @@ from quant.errors import InglenookError
 
 log = logging.getLogger(__name__)
 
+PARKING = (Reason.MEMORY, Reason.IDLE)  # reasons for which the cache stays in memory, as long as it fits
 FAILED_SECONDS = 60.0  # seconds for which a model that cannot be loaded is not tried again
 MAX_RESTARTS, RESTART_SECONDS = 3, 600.0  # how often a model whose engine failed is loaded again in this time
 MANY_SWITCHES, SWITCH_WINDOW = 3, 300.0
@@ -85,6 +86,7 @@ class Residents(Generic[LoadedT]):
         model = self.of(name)
         model.loaded, model.state = loaded, State.LOADED
         model.loaded_at = model.last_used = self._clock()
+        model.parked = None
         return model
 
     @property
@@ -99,7 +101,7 @@ class Residents(Generic[LoadedT]):
 
     def ledger(self, available: Mapping[str, int]) -> Ledger:
         """Return the memory of all models, next to the `available` bytes of the machine."""
-        entries = [model.entry(self._clock()) for model in self if model.loaded is not None]
+        entries = [model.entry(self._clock()) for model in self if model.loaded or model.parked]
         return Ledger(available, entries, self._limits)
 
     async def measured_ledger(self) -> Ledger:
@@ -233,7 +235,7 @@ class Residents(Generic[LoadedT]):
     async def _load_once(self, model: Resident[LoadedT], needs: Needs, task: LoadTask) -> LoadedT:
         allotted = await self._make_room(model, needs, task)
         model.state, started = State.LOADING, self._clock()
-        loaded = await asyncio.to_thread(self._loader.load, model.name, allotted, task)
+        loaded = await asyncio.to_thread(self._loader.load, model.name, allotted, task, model.parked)
         model.load_seconds = self._clock() - started
         return loaded
 
@@ -251,6 +253,7 @@ class Residents(Generic[LoadedT]):
                     for victim in map(self.of, names):
                         if victim.is_used:  # a request arrived while another victim was unloaded
                             break
+                        victim.parked = None
                         await self._unload(victim, Reason.MEMORY)
                 case Wait(names):
                     await self._wait_for_end(model, names)
@@ -314,7 +317,7 @@ class Residents(Generic[LoadedT]):
             return
         model.state = State.UNLOADING
         try:
-            await loaded.close()
+            model.parked = await loaded.close(parks=reason in PARKING)
         finally:
             model.loaded = loaded = None
             model.state = State.WAITING if model.waiters else State.UNLOADED
@@ -391,4 +394,4 @@ class Residents(Generic[LoadedT]):
         self._changed.set()
         if self._load is not None:
             await asyncio.wait((self._load,))
-        await asyncio.gather(*(model.loaded.close() for model in self if model.loaded is not None))
+        await asyncio.gather(*(model.loaded.close(parks=False) for model in self if model.loaded is not None))

@@ -28,6 +28,7 @@ from engine.backends.device_choice import layouts_to_compile
 from engine.config import EngineConfig
 from engine.device import Needs
 from engine.errors import OutOfMemory, UnsupportedModel
+from engine.kv.parked_cache import ParkedCache
 from engine.load_options import DiskOptions, LoadOptions
 from engine.loading import ModelEngine, compile_gpu_kernels, load_engine, open_checkpoint
 from engine.models import read_config
@@ -48,9 +49,14 @@ class ChatModel:
 
 
 def load_model(
-    stored: StoredModel, settings: Settings, progress: Progress, base: LoadOptions = DEFAULT_OPTIONS
+    stored: StoredModel,
+    settings: Settings,
+    progress: Progress,
+    base: LoadOptions = DEFAULT_OPTIONS,
+    parked: ParkedCache | None = None,
 ) -> ChatModel:
-    """Load a stored model. `base` has the load options that are not settings, such as limits of memory.
+    """Load a stored model. `base` has the load options that are not settings, such as limits of memory. `parked` is the
+    KV cache of an earlier load.
 
     Raises OutOfMemory if it does not fit, before its weights are read; ModelFileError, UnsupportedModel,
     UnsupportedTier, UnsupportedTokenizer, or OSError if it cannot be read. A draft model can cause the same errors, and
@@ -69,7 +75,8 @@ def load_model(
         prepare_kernels(layouts_to_compile(checkpoint, options), options, progress)
         options = _keeping_on_disk(options, stored, settings, progress)
         with compare_with_plan(plan, stored.name), loading(stored, progress) as reports:
-            engine = load_engine(checkpoint, replace(options, report_kernels=reports.compiled), reports.read)
+            options = replace(options, report_kernels=reports.compiled)
+            engine = load_engine(checkpoint, options, reports.read, parked=parked)
     with ExitStack() as loaded:
         loaded.callback(engine.close)
         if draft_model is not None:
@@ -125,7 +132,13 @@ def compile_for_gpu(stored: StoredModel, settings: Settings, progress: Progress)
 def _keeping_on_disk(options: LoadOptions, stored: StoredModel, settings: Settings, progress: Progress) -> LoadOptions:
     """Return the options with those of the on-disk KV cache: its folder, its limit, and the digest of the weights."""
     limit = settings.kv_disk_limit
-    if limit == 0:
-        return options
+    if limit == 0:  # only this process needs to recognize the model, for a parked cache
+        return replace(options, fingerprint=_identity(stored))
     digest = stored.sha256 or digest_of(stored.weights(), settings.models_dir / DIGESTS, progress)
     return replace(options, fingerprint=digest, disk=DiskOptions(settings.kv_disk_dir, limit, stored.title))
+
+
+def _identity(stored: StoredModel) -> str:
+    """Return a text that changes when the files of a model change."""
+    states = [(str(path), path.stat()) for path in stored.weights()]
+    return repr([(name, state.st_ino, state.st_size, state.st_mtime_ns) for name, state in states])

@@ -31,6 +31,7 @@ from app.settings.settings import Settings
 from engine.cpu_threads import ThreadPool
 from engine.fit import MemoryPlan, fit
 from engine.kv.budget import USEFUL_CONTEXT
+from engine.kv.parked_cache import ParkedCache
 from engine.load_options import LoadControl, LoadOptions
 from engine.loading import open_checkpoint
 from engine.turns import Turns
@@ -106,14 +107,15 @@ class LoadedChat:
     def needs_restart(self) -> bool:
         return self._model.engine.config.backend == CUDA
 
-    async def close(self) -> None:
+    async def close(self, *, parks: bool) -> ParkedCache | None:
         if self._preparing is not None:
             self._preparing.cancel()
         seconds = self.service.streams.state().decode_seconds
         measured = DecodeRate(self._model.engine.config.backend, decode_rate(self.weight_bytes, seconds))
-        await self.service.stop()
+        parked = await self.service.stop(parks=parks)
         await asyncio.to_thread(remember_rate, self._settings.state_dir, measured)
         self._renderer.close()
+        return parked
 
 
 class LoadedEmbedder:
@@ -140,8 +142,9 @@ class LoadedEmbedder:
     def failure(self) -> str:
         return self.service.failure
 
-    async def close(self) -> None:
+    async def close(self, *, parks: bool) -> ParkedCache | None:
         await self.service.stop()
+        return None
 
 
 class ModelLoader:
@@ -186,14 +189,16 @@ class ModelLoader:
         useful = memory_plan(stored, replace(settings, context=settings.context or USEFUL_CONTEXT))
         return Needs(_least(useful), _least(memory_plan(stored, settings)))
 
-    def load(self, name: str, allotted: Mapping[str, int], task: LoadTask) -> LoadedChat | LoadedEmbedder:
+    def load(
+        self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None
+    ) -> LoadedChat | LoadedEmbedder:
         stored, progress = self.stored(name), TaskProgress(task, self._progress)
         plan = memory_plan(stored, self._settings_of(name))
         options = self._options(name, plan, allotted) if allotted else self._shared
         options = replace(options, control=LoadControl(lambda: task.is_stopped))
         if is_embedding_model(stored):
             return self._load_embedder(name, stored, plan, options, progress)
-        return self._load_chat(name, stored, options, progress)
+        return self._load_chat(name, stored, options, progress, parked)
 
     def _options(self, name: str, plan: MemoryPlan, allotted: Mapping[str, int]) -> LoadOptions:
         """Return the options of a load with these limits.
@@ -212,11 +217,13 @@ class ModelLoader:
         service = EmbeddingService(self._name(name, stored), model.tokenizer, model.encoder)
         return LoadedEmbedder(service, {memory_name(plan.gpu): Bytes(plan.weights, plan.steps)})
 
-    def _load_chat(self, name: str, stored: StoredModel, options: LoadOptions, progress: Progress) -> LoadedChat:
+    def _load_chat(
+        self, name: str, stored: StoredModel, options: LoadOptions, progress: Progress, parked: ParkedCache | None
+    ) -> LoadedChat:
         settings, renderer = self._settings_of(name), ChatTemplateRenderer()
         renderer.start()  # starts in parallel with the load
         try:
-            model = load_model(stored, settings, progress, options)
+            model = load_model(stored, settings, progress, options, parked)
         except BaseException:
             renderer.close()
             raise

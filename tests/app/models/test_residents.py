@@ -5,17 +5,19 @@ import random
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from app.errors import ModelNotFound
 from app.models import resident
 from app.models import residents as module
-from app.models.ledger import HOST, Bytes
+from app.models.ledger import HOST, Bytes, Use
 from app.models.resident import DoesNotFit, LoadTask, ModelBusy, Needs, Policy, State
 from app.models.residents import FAILED_SECONDS, MAX_RESTARTS, Residents
 from engine.errors import EngineError, LoadStopped, OutOfMemory
+from engine.kv.parked_cache import ParkedCache
 from engine.request import ServiceClass
 from tests.app.server.live_server import Clock
 
@@ -39,9 +41,11 @@ class Model:
     def memories(self) -> Mapping[str, Bytes]:
         return {HOST: Bytes(weights=self._computer.sizes[self.name])}
 
-    async def close(self) -> None:
+    async def close(self, *, parks: bool) -> ParkedCache | None:
         await asyncio.sleep(0)
         self._computer.loaded.remove(self.name)
+        size = self._computer.parked.get(self.name, 0)
+        return cast(ParkedCache, SimpleNamespace(num_bytes=size)) if parks and size else None
 
 
 class Computer:
@@ -53,6 +57,8 @@ class Computer:
         self.loaded: list[str] = []
         self.loads: list[str] = []
         self.errors: dict[str, list[Exception]] = {}  # raised by the next loads of a model
+        self.parked: dict[str, int] = {}  # bytes of the cache of each model that is parked when it is unloaded
+        self.adopted: list[str] = []
         self.most = 0
         self._may_load = threading.Event()
         self._may_load.set()
@@ -71,9 +77,11 @@ class Computer:
     def available(self) -> Mapping[str, int]:
         return {HOST: self.memory - sum(self.sizes[name] for name in self.loaded)}
 
-    def load(self, name: str, allotted: Mapping[str, int], task: LoadTask) -> Model:
+    def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> Model:
         assert allotted[HOST] >= self.sizes[name]
         self.loads.append(name)
+        if parked is not None:
+            self.adopted.append(name)
         while not self._may_load.wait(0.002):
             task.check()
         if self.errors.get(name):
@@ -366,6 +374,49 @@ def test_pinned_model_is_neither_unloaded_nor_expired(clock: Clock) -> None:
         assert (computer.loaded, waiting.done()) == (["a"], False)
         await residents.unload("a")
         assert await waiting == "b"
+
+    run(ask())
+
+
+def test_cache_of_an_unloaded_model_is_used_by_its_next_load(clock: Clock) -> None:
+    computer = Computer(100, a=40, b=70)
+    computer.parked = {"a": 10, "b": 10}
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        for name in ("a", "b", "a"):
+            await use(residents, name)
+            clock.seconds += 100
+        assert computer.adopted == ["a"]
+        assert residents.of("b").parked is not None
+        assert [entry.use for entry in (await residents.measured_ledger()).entries] == [Use.IDLE, Use.PARKED]
+
+    run(ask())
+
+
+def test_parked_cache_is_dropped_before_a_model_is_unloaded(clock: Clock) -> None:
+    computer = Computer(100, a=40, b=70, c=25)
+    computer.parked = {"a": 20}
+
+    async def ask() -> None:
+        residents = Residents(computer, limits={HOST: 100}, clock=clock)
+        for name in ("a", "b", "c"):
+            await use(residents, name)
+            clock.seconds += 100
+        assert (computer.loaded, residents.of("a").parked) == (["b", "c"], None)
+
+    run(ask())
+
+
+def test_unload_on_request_keeps_no_cache() -> None:
+    computer = Computer(100, a=40)
+    computer.parked = {"a": 20}
+
+    async def ask() -> None:
+        residents = Residents(computer)
+        await use(residents, "a")
+        await residents.unload("a")
+        assert residents.of("a").parked is None
 
     run(ask())
 

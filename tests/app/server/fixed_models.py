@@ -11,6 +11,7 @@ from app.models.ledger import HOST, Bytes
 from app.models.resident import LoadTask, Needs
 from app.models.residents import Residents
 from app.server.served_models import GivenModel, LoadedModel, ModelNames, ServedModels
+from engine.kv.parked_cache import ParkedCache
 
 
 @dataclass
@@ -35,8 +36,9 @@ class FixedModel:
     def failure(self) -> str:
         return self.service.failure
 
-    async def close(self) -> None:
+    async def close(self, *, parks: bool) -> ParkedCache | None:
         await self.service.stop()
+        return None
 
 
 class NoLoader:
@@ -48,7 +50,7 @@ class NoLoader:
     def available(self) -> Mapping[str, int]:
         return {}
 
-    def load(self, name: str, allotted: Mapping[str, int], task: LoadTask) -> FixedModel:
+    def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> FixedModel:
         raise ModelNotFound(f"{name} is not on this machine")
 
 

@@ -18,6 +18,7 @@ from app.server.application import AccessPolicy, ServerContext, create_applicati
 from app.server.served_models import GivenModel, LoadedModel, ModelNames, ServedModels
 from app.text.encoder_tokenizer import from_json
 from app.text.tokenizer import Tokenizer
+from engine.kv.parked_cache import ParkedCache
 from tests.app.server.dialects.openai.test_embeddings import DigestEmbedder
 from tests.app.server.live_server import controlled_engine
 from tests.app.server.served_application import ServedApplication
@@ -51,9 +52,10 @@ class HashLoaded:
     def failure(self) -> str:
         return self.service.failure
 
-    async def close(self) -> None:
+    async def close(self, *, parks: bool) -> ParkedCache | None:
         await self.service.stop()
         self.is_closed = True
+        return None
 
 
 class HashLoader:
@@ -98,7 +100,7 @@ class HashLoader:
     def available(self) -> Mapping[str, int]:
         return {HOST: self._memory - sum(one.weight_bytes for one in self._loaded if not one.is_closed)}
 
-    def load(self, name: str, allotted: Mapping[str, int], task: LoadTask) -> HashLoaded:
+    def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> HashLoaded:
         self.loads.append(name)
         task.stage, task.total = f"Loading {name}", 10
         while not self._may_load.wait(0.002):
