@@ -90,10 +90,17 @@ class Turns:
 
     def other_streams(self, turn: "Turn") -> int:
         """See `Turn.other_streams`."""
-        since = self._clock() - STREAMING_SECONDS
         with self._changed:
-            others = [it for it in self._all if it is not turn and (it.inside or it.waiting or it.ended > since)]
-            return sum(other.streams for other in others)
+            return sum(other.streams for other in self._active() if other is not turn)
+
+    def is_active(self) -> bool:
+        """Whether an engine computes, waits to compute, or has computed in the last second."""
+        with self._changed:
+            return bool(self._active())
+
+    def _active(self) -> "list[Turn]":
+        since = self._clock() - STREAMING_SECONDS
+        return [turn for turn in self._all if turn.inside or turn.waiting or turn.ended > since]
 
 
 class Turn:

@@ -273,3 +273,17 @@ def test_encoder_and_engine_take_turns(tiny: Path, tmp_path: Path) -> None:
     encoder.close()
     model.thread.stop()
     assert not list(turns._all)
+
+
+def test_engines_are_active_for_a_second_after_their_last_turn() -> None:
+    simulation = Simulation()
+    turn = simulation.turns.join()
+    simulation.now += 1e6
+    assert not simulation.turns.is_active()
+    turn.begin(1)
+    assert simulation.turns.is_active()
+    turn.end()
+    simulation.now += STREAMING_SECONDS / 2
+    assert simulation.turns.is_active()
+    simulation.now += STREAMING_SECONDS
+    assert not simulation.turns.is_active()

@@ -166,7 +166,8 @@ class ModelLoader:
         self._given = given
         self._names = names
         self._progress = progress
-        self._shared = LoadOptions(cpu_threads=ThreadPool(), turns=Turns())  # all models share the CPU
+        self._turns = Turns()
+        self._shared = LoadOptions(cpu_threads=ThreadPool(), turns=self._turns)  # all models share the CPU
         self._replies = ReplyTokenCache(settings.replies_dir)
         self._describing = ChatTemplateRenderer()  # renders templates of models that are not loaded
 
@@ -195,7 +196,7 @@ class ModelLoader:
         stored, progress = self.stored(name), TaskProgress(task, self._progress)
         plan = memory_plan(stored, self._settings_of(name))
         options = self._options(name, plan, allotted) if allotted else self._shared
-        options = replace(options, control=LoadControl(lambda: task.is_stopped))
+        options = replace(options, control=LoadControl(lambda: task.is_stopped, self._turns.is_active))
         if is_embedding_model(stored):
             return self._load_embedder(name, stored, plan, options, progress)
         return self._load_chat(name, stored, options, progress, parked)
