@@ -103,6 +103,7 @@ def create_application(models: ServedModels, context: ServerContext = DEFAULT_CO
     openai, embeddings = OpenAIEndpoints(models), EmbeddingEndpoints(models)
     responses = ResponseEndpoints(models, StoredResponses(context.state_dir))
     endpoints = [
+        *LlamaCppEndpoints(models).endpoints(),  # before OpenAI's path /models/{model}
         *openai.endpoints(),
         *embeddings.endpoints(),
         *responses.endpoints(),
@@ -110,7 +111,6 @@ def create_application(models: ServedModels, context: ServerContext = DEFAULT_CO
         *OllamaEmbeddingEndpoints(models).endpoints(),
         *StoreEndpoints(models, context.pulls).endpoints(),
         *LMStudioEndpoints(models, openai, embeddings, responses).endpoints(),
-        *LlamaCppEndpoints(models).endpoints(),
         *LlamaCppEmbeddingEndpoints(models).endpoints(),
         *OwnEndpoints(models, context.machine).endpoints(),
         *OwnModelEndpoints(models).endpoints(),

@@ -272,10 +272,10 @@ class ServedModels:
     async def _held(
         self, request: Request, key: str, *, streams: bool = False, keep_alive: float | None = None
     ) -> Service:
-        waits = request.headers.get(NO_WAIT) != "0" and request.query_params.get("autoload") not in ("0", "false")
-        service = class_of_header(request) or ServiceClass.NORMAL
-        use = self.residents.use(key, service, waits=waits)
-        model = self.residents.of(key)
+        service, model = class_of_header(request) or ServiceClass.NORMAL, self.residents.of(key)
+        if model.loaded is None and request.query_params.get("autoload", "true") not in ("1", "true", ""):
+            raise InvalidRequest(f"model: {model.title} is not loaded", "Leave out autoload.", parameter="model")
+        use = self.residents.use(key, service, waits=request.headers.get(NO_WAIT) != "0")
         try:
             loaded = await holds_of(request).enter(use, lambda: _status(model), streams=streams)
         except ModelBusy as error:

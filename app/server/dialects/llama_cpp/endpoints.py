@@ -14,6 +14,7 @@ from app.server.dialects.llama_cpp.prompts import OnePrompt
 from app.server.dialects.llama_cpp.properties import PropertyEndpoints
 from app.server.dialects.llama_cpp.replies import ChunkWriter, Completion, ReportOptions, fold, framing
 from app.server.dialects.llama_cpp.requests import CompletionRequest, GeneratingRequest, InfillRequest
+from app.server.dialects.llama_cpp.router import RouterEndpoints
 from app.server.dialects.llama_cpp.settings import GenerationSettings
 from app.server.dialects.llama_cpp.tokens import TokenEndpoints
 from app.server.http.endpoint import BARE_EVENTS, Endpoint
@@ -42,7 +43,7 @@ COMPLETIONS = ("/completion", "/completions")
 
 
 class LlamaCppEndpoints:
-    """Endpoints that continue text, and those about tokens and properties."""
+    """Endpoints that continue text, and those about tokens, properties, and models."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
@@ -58,6 +59,7 @@ class LlamaCppEndpoints:
             generating("POST", "/infill", self.infill, missing, takes=InfillRequest),
             *TokenEndpoints(self._models).endpoints(),
             *PropertyEndpoints(self._models).endpoints(),
+            *RouterEndpoints(self._models).endpoints(),
         ]
 
     async def complete(self, request: Request) -> StreamedReply[Completion] | WholeReply[Completion]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.server.dialects.llama_cpp.requests import CompletionRequest, InfillRequest
+from app.server.dialects.llama_cpp.requests import CompletionRequest, InfillRequest, RoutedModel
 from app.server.dialects.llama_cpp.token_requests import (
     DetokenizeRequest,
     EmbeddingRequest,
@@ -190,6 +190,8 @@ EMBEDDING = FieldTable(
         supported("embd_normalize", LLAMA, 1, "-1 is refused: all vectors are normalized."),
     ],
 )
+LOAD = FieldTable(RoutedModel, {"model": "hash"}, [supported("model", LLAMA, "hash")])
+UNLOAD = FieldTable(RoutedModel, {"model": "hash"}, [supported("model", LLAMA, "hash")])
 TABLES: Mapping[str, FieldTable[Any]] = {
     "POST /completion": COMPLETION,
     "POST /infill": INFILL,
@@ -197,4 +199,6 @@ TABLES: Mapping[str, FieldTable[Any]] = {
     "POST /detokenize": DETOKENIZE,
     "POST /apply-template": TEMPLATE,
     "POST /embedding": EMBEDDING,
+    "POST /models/load": LOAD,
+    "POST /models/unload": UNLOAD,
 }

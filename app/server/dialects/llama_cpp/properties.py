@@ -4,7 +4,7 @@ A slot runs one request. All slots share one KV cache.
 """
 
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -18,7 +18,8 @@ from app.server.dialects.llama_cpp.settings import GenerationSettings
 from app.server.http.endpoint import Endpoint
 from app.server.http.errors import InvalidRequest
 from app.server.http.reply import json_reply
-from app.server.served_models import ServedModels
+from app.server.refusals import NO_TEXT
+from app.server.served_models import ModelDescription, ServedModels
 
 
 class Modalities(Struct):
@@ -31,20 +32,31 @@ class DefaultSettings(Struct):
     params: GenerationSettings  # settings of a request that sets none
 
 
+class TemplateCaps(Struct):
+    """The abilities of a chat template."""
+
+    supports_tools: bool
+    supports_tool_calls: bool
+
+
 class Properties(Struct, kw_only=True):
+    """The properties of a model; without its name in the query, those of the default model and of the server."""
+
+    role: Literal["router", "model"]
     default_generation_settings: DefaultSettings
-    total_slots: int  # requests that can run at the same time
+    total_slots: int  # requests that can run at the same time; 0: the model is not loaded
     model_alias: str
     model_path: str  # the model's name, because the path is private
     chat_template: str
-    chat_template_caps: dict[str, Any]
+    chat_template_caps: TemplateCaps
     bos_token: str
     eos_token: str
     modalities: Modalities
     build_info: str
     # an extension of this server; generic: tools are described in the prompt
     tool_support: Literal["native", "generic", "none"]
-    is_sleeping: bool = False
+    is_sleeping: bool  # whether the model is not loaded; a request loads it
+    models_autoload: Literal[True] = True
 
 
 class NextToken(Struct):
@@ -77,30 +89,40 @@ class PropertyEndpoints:
         ]
 
     async def properties(self, request: Request) -> Response:
-        service = await self._service(request)
-        special = service.tokenizer.special_tokens
+        """Report the properties of a model without loading it."""
+        model = await self._described(request)
+        service = model.service if isinstance(model.service, ChatService) else None
+        special = {} if service is None else service.tokenizer.special_tokens
+        tools = model.capabilities.tools
         properties = Properties(
-            default_generation_settings=DefaultSettings(service.context_length, _default_settings(service)),
-            total_slots=service.streams.max_running,
-            model_alias=service.name,
-            model_path=service.name,
-            chat_template=service.tokenizer.chat_template or "",
-            chat_template_caps={},
+            role="model" if request.query_params.get("model") else "router",
+            default_generation_settings=DefaultSettings(model.context_length, _default_settings(model)),
+            total_slots=0 if service is None else service.streams.max_running,
+            model_alias=model.name,
+            model_path=model.name,
+            chat_template=model.chat_template,
+            chat_template_caps=TemplateCaps(tools, tools),
             bos_token=special.get("bos_token", ""),
             eos_token=special.get("eos_token", ""),
             modalities=Modalities(),
             build_info="inglenook",
-            tool_support=(await service.capabilities()).tool_support.value,
+            tool_support=model.capabilities.tool_support.value,
+            is_sleeping=not model.is_loaded,
         )
         return json_reply(properties)
 
-    async def _service(self, request: Request) -> ChatService:
-        """Return the service of the model in the query, or of the default model."""
-        return (await self._models.chat(request, request.query_params.get("model"))).service
+    async def _described(self, request: Request) -> ModelDescription:
+        """Return the model in the query, or the default model. Raises InvalidRequest if it generates no text."""
+        model = await self._models.describe(request.query_params.get("model"))
+        if model.kind != "chat":
+            raise NO_TEXT.error()
+        return model
 
     async def slots(self, request: Request) -> Response:
-        """Return a slot for each running request, and the free slots."""
-        service = await self._service(request)
+        """Return a slot for each running request, and the free slots. A model that is not loaded has none."""
+        service = (await self._described(request)).service
+        if not isinstance(service, ChatService):
+            return json_reply([])
         streams, context = service.streams, service.context_length
         running = [it for it in streams.requests() if it.has_slot]
         free = max(0, streams.max_running - len(running))
@@ -128,10 +150,10 @@ class PropertyEndpoints:
         )
 
 
-def _default_settings(service: ChatService) -> GenerationSettings:
+def _default_settings(model: ModelDescription) -> GenerationSettings:
     default_request = CompletionRequest(prompt="")
-    options = default_request.generation_options(service.sampling)
-    settings = GenerationSettings.of(options.candidates[0], service.context_length, default_request.echoed_fields)
+    options = default_request.generation_options(model.sampling)
+    settings = GenerationSettings.of(options.candidates[0], model.context_length, default_request.echoed_fields)
     settings.seed = ANY_SEED
     return settings
 

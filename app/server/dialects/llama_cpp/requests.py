@@ -165,3 +165,9 @@ class InfillRequest(GeneratingRequest, kw_only=True):
 
     def _purpose(self) -> Purpose:
         return Purpose.INSERTION
+
+
+class RoutedModel(Struct):
+    """POST /models/load and POST /models/unload."""
+
+    model: Annotated[ModelName, Meta(min_length=1)]

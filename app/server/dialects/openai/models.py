@@ -2,13 +2,13 @@
 
 import time
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.models.resident import Resident
+from app.models.resident import Resident, State
 from app.server.dialects.openai.reports import VERSION
 from app.server.http.endpoint import Endpoint
 from app.server.http.errors import client_message
@@ -33,12 +33,23 @@ class ModelMeta(Struct):
     n_params: int | None  # null: unknown
 
 
+RouterState: TypeAlias = Literal["unloaded", "loading", "loaded"]
+
+
 class ModelStatus(Struct):
     """The members of the `status` of llama.cpp's router that clients read."""
 
-    value: str  # unloaded, waiting, loading, loaded, unloading, or failed
-    failed: str | UnsetType = UNSET  # why the model could not be loaded
-    progress: float | UnsetType = UNSET  # share of the load that is done, from 0 to 1
+    value: RouterState
+    failed: Literal[True] | UnsetType = UNSET  # set if the load failed, like the next two
+    exit_code: Literal[1] | UnsetType = UNSET
+    problem: str | UnsetType = UNSET  # why the load failed; an extension of this server
+
+
+class Architecture(Struct):
+    """The modalities of a model, as llama.cpp's router reports them."""
+
+    input_modalities: tuple[Literal["text"]] = ("text",)
+    output_modalities: tuple[Literal["text"]] = ("text",)
 
 
 class Model(Struct):
@@ -60,6 +71,7 @@ class Model(Struct):
     root: str  # the model's own name
     default_sampling: dict[str, float] | None  # used by requests that set none; null: each API uses its own
     status: ModelStatus
+    architecture: Architecture
     object: Literal["model"] = "model"
     type: Literal["model"] = "model"
     lifecycle: Literal["active"] = "active"
@@ -117,9 +129,21 @@ class ModelEndpoints:
             model.name,
             None if recommended is None else dict(recommended),
             _status(model.resident),
+            Architecture(),
         )
 
 
 def _status(resident: Resident[LoadedModel]) -> ModelStatus:
-    problem = "" if resident.problem is None else client_message(resident.problem)
-    return ModelStatus(resident.state.value, problem or UNSET, resident.task.fraction if resident.task else UNSET)
+    if resident.problem is None:
+        return ModelStatus(router_state(resident))
+    return ModelStatus(router_state(resident), failed=True, exit_code=1, problem=client_message(resident.problem))
+
+
+def router_state(resident: Resident[LoadedModel]) -> RouterState:
+    """Return the state of a model by llama.cpp's name."""
+    match resident.state:
+        case State.LOADED:
+            return "loaded"
+        case State.WAITING | State.LOADING:
+            return "loading"
+    return "unloaded"
