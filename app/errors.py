@@ -3,6 +3,7 @@
 AppError
 ├── ModelNotFound          no such model: neither stored, nor in the catalog, nor a file
 ├── NoServer               no running server can do it
+├── EngineFailed           an engine process ended before it served; has its exit status
 ├── NoSpace                not enough disk space
 ├── Offline                a source could not be reached
 ├── IntegrityError         downloaded bytes do not match their digest
@@ -23,7 +24,7 @@ AppError
 ├── HistoryTooNew, HistoryUnavailable, HistoryDamaged, NoSuchChat   (history/records.py)
 │   └── HistoryInUse        other processes have the damaged history open
 ├── UnreadableChats                               (history/chat_import.py)
-├── EngineFailed, NotOffered                      (chat_backend/)
+├── NotOffered                                   (chat_backend/)
 ├── PortTaken, NoSuchAddress                      (process/listening.py)
 ├── InvalidMCPConfig, MCPUnavailable              (mcp/)
 ├── NoPreviousRun                                (commands/run_prompt.py)
@@ -44,6 +45,14 @@ class ModelNotFound(AppError):
 
 class NoServer(AppError):
     """No server that can do it is running."""
+
+
+class EngineFailed(AppError):
+    """An engine process ended before it served. `status` is its exit status."""
+
+    def __init__(self, message: str, remedy: str = "", status: int = 1) -> None:
+        super().__init__(message, remedy)
+        self.status = status
 
 
 class NoSpace(AppError):
@@ -132,5 +141,10 @@ EXIT_STATUS: dict[type[InglenookError], int] = {
 
 
 def exit_status(error: InglenookError) -> int:
-    """Return the exit status of the process for `error`: that of its nearest base class with a status, or 1."""
+    """Return the exit status of the process for `error`: that of its nearest base class with a status, or 1.
+
+    An engine process that failed has stated the status.
+    """
+    if isinstance(error, EngineFailed):
+        return error.status
     return next((EXIT_STATUS[kind] for kind in type(error).__mro__ if kind in EXIT_STATUS), EXIT_FAILURE)

@@ -159,7 +159,7 @@ class StageProgress:
         self._stage = ""
         self._report: Report | None = None
 
-    def show(self, stage: str, done: int, total: int | None, unit: Unit) -> None:
+    def show(self, stage: str, done: int, total: int | None, unit: Unit = "bytes") -> None:
         if stage != self._stage or self._report is None:
             self.close()
             self._stage = stage

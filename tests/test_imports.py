@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 def roots_after(*statements: str) -> list[set[str]]:
     """Run `statements` in a fresh interpreter. Returns the loaded top-level modules after each of them."""
-    report = "\nprint(*{name.partition('.')[0] for name in sys.modules})\n"
+    report = "\nprint(*{name.partition('.')[0] for name, module in sys.modules.items() if module is not None})\n"
     code = "import sys\n" + "".join(statement + report for statement in statements)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return [set(line.split()) for line in done.stdout.splitlines()[-len(statements) :]]

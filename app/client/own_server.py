@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct, field
@@ -200,26 +201,26 @@ class Client:
         with self._http.parsing_response():
             return msgspec.convert(answer["unloaded"], list[str])
 
-    async def default_sampling(self) -> Mapping[str, float] | None:
-        """Return the sampling that the server applies by default.
+    async def default_sampling(self, model: str) -> Mapping[str, float] | None:
+        """Return the sampling that the server applies by default to a model.
 
-        None if each API has other defaults, or the server is of an older version. Raises ServerUnreachable or
-        ServerError.
+        None if each API has other defaults, or the server is of an older version. Raises ServerUnreachable,
+        ModelNotFound, or ServerError.
         """
-        answer = await self._get("/v1/models")
+        answer = await self._get(f"/v1/models/{quote(model, safe='')}")
         with self._http.parsing_response():
-            return next(
-                map(default_sampling_of, (it for it in answer["data"] if it["id"] == self._instance.model)), None
-            )
+            return default_sampling_of(answer)
 
-    async def stream_chat(self, messages: Sequence[Message], params: SamplingParams) -> AsyncGenerator[ChatEvent]:
-        """Yield the reply to a conversation, in the events of the chat service, without logprobs.
+    async def stream_chat(
+        self, model: str, messages: Sequence[Message], params: SamplingParams
+    ) -> AsyncGenerator[ChatEvent]:
+        """Yield the reply of a model to a conversation, in the events of the chat service, without logprobs.
 
         The client measures the times. Closing the generator closes the connection, which aborts the reply. Raises
         ServerUnreachable, ServerError, PromptTooLong, or ModelNotFound.
         """
         reply = _Reply(params.seed)
-        body = _request(self._instance.model, messages, params)
+        body = _request(model, messages, params)
         async with aclosing(self._http.stream(f"{self._instance.url}/v1/chat/completions", body)) as chunks:
             async for chunk in chunks:
                 with self._http.parsing_response():

@@ -1,6 +1,8 @@
 """Finds the running servers of a model, and those that load any model."""
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +16,24 @@ if TYPE_CHECKING:
     from app.models.stored_model import StoredModel
 
 
-def find_instance(settings: Settings) -> Instance | None:
-    """Return the running server of the model that the settings name, the first one of `find_instances`."""
-    return next(iter(find_instances(settings)), None)
+@dataclass(frozen=True, slots=True)
+class FoundServer:
+    """A running server, and the name by which requests to it name the model of the settings."""
+
+    instance: Instance
+    model: str
+
+
+def find_servers(settings: Settings) -> list[FoundServer]:
+    """Return the running servers that have the model that the settings name, or load it when a request names it.
+
+    The servers that were started with this model are first, then the one on the port of the settings.
+    """
+    own = [FoundServer(instance, instance.model) for instance in find_instances(settings)]
+    started_with_it = [found.instance for found in own]
+    others = [one for one in running_instances(settings) if one.serves_all and one not in started_with_it]
+    name = _stored_name(settings) if others else None
+    return own if name is None else own + [FoundServer(one, name) for one in _sorted(others, settings)]
 
 
 def find_instances(settings: Settings) -> list[Instance]:
@@ -52,7 +69,22 @@ def servers_of_all(settings: Settings) -> list[Instance]:
     if not found:
         where = f" on port {settings.port}" if is_given else ""
         raise NoServer(f"no server is running{where}", "ingle serve")
-    return sorted(found, key=lambda instance: (instance.port != settings.port, instance.kind != "server"))
+    return _sorted(found, settings)
+
+
+def _sorted(instances: Sequence[Instance], settings: Settings) -> list[Instance]:
+    return sorted(instances, key=lambda instance: (instance.port != settings.port, instance.kind != "server"))
+
+
+def _stored_name(settings: Settings) -> str | None:
+    """Return the name by which a server finds the model of the settings; None if it is not stored under a name."""
+    from app.models.store import ModelStore
+
+    try:
+        found = ModelStore(settings).find_known(settings.model)
+    except (AppError, ModelFileError):
+        return None
+    return None if found is None else found.name
 
 
 def _stored(store: "ModelStore", name: str) -> "StoredModel | None":

@@ -1,14 +1,16 @@
 """Command-line options and arguments that several commands share."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from app.models.store import ModelStore
 from app.settings.settings import load_settings
 from quant.errors import InglenookError
+
+if TYPE_CHECKING:
+    from app.models.store import ModelStore
 
 Value = TypeVar("Value", int, float)
 
@@ -123,8 +125,10 @@ def known_names(ctx: click.Context, parameter: click.Parameter, incomplete: str)
     return _items([*names, *(model.name for model in store.entries())], incomplete)
 
 
-def _store() -> ModelStore | None:
+def _store() -> "ModelStore | None":
     """Return the model store, or None if the settings are invalid: shell completion must not print errors."""
+    from app.models.store import ModelStore
+
     try:
         return ModelStore(load_settings())
     except InglenookError:

@@ -38,7 +38,8 @@ _FIGURES = ("running", "waiting", "running_by_class", "waiting_by_class", "kv_bl
 def ps(as_array: bool) -> None:
     """List the running servers, and the models that they have loaded.
 
-    KIND is "server" for `ingle serve`, and "chat" for the engine of chats, which exits when no chat uses it.
+    KIND is "server" for `ingle serve`, and "chat" for the engine of chats and of `ingle run`, which exits when it is
+    not used.
 
     For each server: its models with their memory, its requests by service class, the share of its KV cache that they
     hold, and the progress of prompts in prefill.

@@ -1,8 +1,9 @@
 """`ingle run`: one question, one answer. The answer goes to stdout as it is generated, progress to stderr."""
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, ExitStack, aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from app.text.terminal_text import sanitize
 if TYPE_CHECKING:
     from app.generation.conversation import Message
     from app.generation.events import ChatEvent, ReplyEnd
-    from app.process.instance import Instance
     from engine.sampling_params import SamplingParams
 
     # creates the parameters from the values that are recommended for the model
@@ -30,6 +30,7 @@ Examples:
   ingle run --continue "Shorter, please."
   ingle run "Name three rivers." --json --seed 7 | jq -r .text
   ingle run "Hello" --model ./model.gguf --max-tokens 50
+  ingle run --once "Why is the sky blue?"
 """
 
 _FAILED = "Run ingle doctor. If it finds nothing, report this as a bug."
@@ -65,6 +66,7 @@ _FAILED = "Run ingle doctor. If it finds nothing, report this as a bug."
 @click.option(
     "--seed", type=int, help="Seed of the random numbers: the same seed gives the same answer. Default: random."
 )
+@click.option("--once", is_flag=True, help="Load the model in this process only. No server answers or stays.")
 @engine_options
 @click.option("--json", "as_object", is_flag=True, help="Print one JSON object when the answer is complete.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no progress, and no reasoning of the model.")
@@ -75,14 +77,19 @@ def run(
     no_save: bool,
     system: str | None,
     stop: tuple[str, ...],
+    once: bool,
     as_object: bool,
     quiet: bool,
     **options: Any,
 ) -> None:
     """Ask a model one question and print the answer.
 
-    PROMPT is the question; - reads it from stdin. Text that is piped in is appended to PROMPT. A running server of
-    the same model answers, unless an option of the engine is given. The default model is downloaded on first use.
+    PROMPT is the question; - reads it from stdin. Text that is piped in is appended to PROMPT. The default model is
+    downloaded on first use.
+
+    A running server answers, and loads the model if necessary. If none runs, one starts in the background, and ends
+    five minutes after its last request (setting keep_alive_s). With --once or an option of the engine, this process
+    loads the model and computes the answer.
     """
     settings = load_settings(model=model, **{name: options.pop(name) for name in ENGINE_OPTIONS})
     question = read_question(prompt)
@@ -104,7 +111,7 @@ def run(
         earlier = [Message("system", system), *(message for message in earlier if message.role != "system")]
     messages = [*earlier, Message("user", question)]
     with ExitStack() as resources:
-        events = _answer(settings, messages, params, progress, resources)
+        events = _answer(settings, messages, params, progress, resources, once=once)
         answer = asyncio.run(_show(settings.model, events, progress, as_object=as_object, quiet=quiet))
     if no_save:
         return
@@ -128,34 +135,41 @@ def _answer(
     params: "ParamsOf",
     progress: Progress,
     resources: ExitStack,
+    *,
+    once: bool,
 ) -> "AsyncGenerator[ChatEvent]":
-    """Return the events of the answer: from a running server of the model, or from an engine in this process.
+    """Return the events of the answer, from a server or from an engine in this process.
 
-    The model is downloaded and loaded before this returns, outside the event loop, so that Ctrl-C stops it at once.
+    Such an engine is loaded before this returns, outside the event loop, so that Ctrl-C stops it at once.
     """
-    from app.client.running_server import find_instance
-    from app.settings.api_keys import own_key
-
     # A running server may have other engine options than those given here.
     asked = any(settings.origins[name].startswith("--") for name in ENGINE_OPTIONS)
-    if not asked and (server := find_instance(settings)):
-        return _by_server(server, own_key(settings), messages, params)
-    return _by_own_engine(settings, messages, params, progress, resources)
+    if once or asked:
+        return _by_own_engine(settings, messages, params, progress, resources)
+    return _by_server(settings, messages, params, progress)
 
 
 async def _by_server(
-    server: "Instance", key: str | None, messages: "list[Message]", params: "ParamsOf"
+    settings: Settings, messages: "list[Message]", params: "ParamsOf", progress: Progress
 ) -> "AsyncGenerator[ChatEvent]":
-    """Ask a running server that has loaded the model. Does not import torch."""
+    """Ask a running server, or one that this starts. Does not import torch."""
+    gc.disable()  # the imports create no garbage, and collections would take a tenth of their time
+    from app.chat_backend.engine.background import background_server
     from app.client.own_server import Client
+    from app.settings.api_keys import own_key
 
-    async with Client(server, key) as client:
-        recommended = await client.default_sampling()
-        if not recommended:
+    async with AsyncExitStack() as resources:
+        resources.callback(gc.enable)
+        server = await resources.enter_async_context(background_server(settings, progress))
+        client = await resources.enter_async_context(Client(server.instance, own_key(settings)))
+        if server.instance.serves_all:
+            await client.load_with_progress(server.model, progress)
+        recommended = await client.default_sampling(server.model)
+        if recommended is None:
             from app.models.sampling_defaults import sampling_from_files
 
-            recommended = sampling_from_files(server)
-        async with aclosing(client.stream_chat(messages, params(recommended))) as events:
+            recommended = sampling_from_files(server.instance)
+        async with aclosing(client.stream_chat(server.model, messages, params(recommended))) as events:
             async for event in events:
                 yield event
 

@@ -1,8 +1,8 @@
-"""Leases on an engine that a chat has started: the engine keeps running while a chat or another program uses it.
+"""Leases on an engine that a chat or `ingle run` has started: it keeps running while a chat or another program uses it.
 
 A chat holds a lease: a locked file in the folder of the engine's process. The system releases the lock when the chat
-ends or crashes. Requests of other programs count for a while after they end. The engine exits when no chat holds a
-lease and no other program has used it recently.
+ends or crashes. `ingle run` holds one until its answer is complete. Requests of other programs count for a while after
+they end. The engine exits when no lease is held and no other program has used it recently.
 """
 
 import os
@@ -81,7 +81,7 @@ class EngineLeases:
         return tracked
 
     def exit_when_unused(self) -> None:
-        """Start a thread that sends SIGTERM to this process when the leases have expired."""
+        """Start a thread that sends SIGTERM to this process when the leases have expired, also during a load."""
         threading.Thread(target=self._watch, name="engine leases", daemon=True).start()
 
     def is_expired(self) -> bool:
@@ -95,11 +95,17 @@ class EngineLeases:
             else:  # the chat crashed, and may be restarted
                 mark.unlink(missing_ok=True)
                 self._stay(_CRASHED_SECONDS)
-        if needed and not self._was_used:  # the wait for the first chat ends here
-            self._was_used, self._stay_until = True, self._clock()
+        if needed:
+            self._mark_used()
         return not needed and self._clock() >= self._stay_until
 
+    def _mark_used(self) -> None:
+        """End the wait for the first chat."""
+        if not self._was_used:
+            self._was_used, self._stay_until = True, self._clock()
+
     def _stay(self, seconds: float) -> None:
+        self._mark_used()
         self._stay_until = max(self._stay_until, self._clock() + seconds)
 
     def _watch(self) -> None:

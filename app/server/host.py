@@ -230,8 +230,6 @@ class _Host:
         records.enter_context(recorded(self.instance, self.settings))
         self.is_ready = True
         _tune_interpreter()
-        if self.leases is not None:
-            self.leases.exit_when_unused()
         _announce(default.names[0], self.instance, self.settings, self.progress)
         for name in (name for name, of_model in self.settings.models.items() if of_model.pin):
             with suppress(InglenookError):  # the log has the reason
@@ -262,9 +260,8 @@ def _tune_interpreter() -> None:
 
 
 def _announce(name: str, instance: Instance, settings: Settings, progress: Progress) -> None:
-    """Report that the server is ready. A chat has one line for it, and connects by itself."""
+    """Report that the server is ready. The process that started the engine of chats connects by itself."""
     if instance.kind == "chat":
-        progress.say(f"{name} is ready.")
         return
     url, key = instance.api_url, _key_hint(settings)
     # shown only if the user can press Ctrl-C

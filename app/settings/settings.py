@@ -482,8 +482,8 @@ class Settings:
         metadata=_read_by(
             whole_number(MAX_KEEP_ALIVE_S),
             300,
-            "Seconds that the engine of a chat keeps running after the last request of another program; 0 stops it "
-            "with the last chat. Default: 300.",
+            "Seconds that the engine of a chat or of ingle run stays after the last request of another program; 0 "
+            "stops it with the last chat or run. Default: 300.",
         )
     )
     theme: str = field(

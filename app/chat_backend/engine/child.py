@@ -1,7 +1,7 @@
-"""The engine process that a chat starts: serves one model and reports its progress on stdout.
+"""The engine process that a chat or `ingle run` starts: serves models and reports its progress on stdout.
 
 Run as `python -m app.chat_backend.engine.child FLAGS`, where FLAGS is a JSON object of settings and `stay`. Each line
-on stdout is a `ChildMessage` in JSON. Later errors go to stderr, which the chat redirects to a file.
+on stdout is a `ChildMessage` in JSON. Later errors go to stderr, which is redirected to a file.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class ChildMessage(Struct, omit_defaults=True):
 
 
 class StdoutProgress:
-    """Writes progress to stdout. Write errors are ignored, because the chat that reads it may have exited."""
+    """Writes progress to stdout. Write errors are ignored, because the process that reads it may have exited."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.json.Encoder()
@@ -96,6 +96,8 @@ def _serve(settings: Settings, progress: Progress, *, stay: bool) -> None:
     from app.server.host import run_host
 
     leases = None if stay else EngineLeases(settings)
+    if leases is not None:
+        leases.exit_when_unused()
     try:
         run_host(settings, progress, leases)
     except PortTaken:

@@ -8,19 +8,22 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
 from app.chat_backend.engine.child import ChildMessage
-from app.errors import AppError
+from app.errors import EXIT_FAILURE, EngineFailed
 from app.process.instance import Instance, running_instances
 from app.process.uninterruptible import start_uninterruptible
 from app.settings.settings import Settings, child_environment
+from app.whole_file import write_whole
 from engine.private_folder import private_folder
+
+Found = TypeVar("Found")
 
 
 def memory_option(memory: int) -> tuple[str, ...]:
@@ -54,12 +57,11 @@ ROOT = Path(__file__).parents[3]  # the folder that contains the package `app`
 _GLANCE = 0.05  # seconds between two checks whether the process serves
 _STOP_SECONDS = 10.0
 _TAIL = 400  # number of bytes of stderr to report if the process ended without a message
+_TURN_SECONDS = 0.2  # seconds between two checks whether another process has started the engine
+LOCK = "engine.lock"  # held while a process starts an engine
+LOADING = "engine.model"  # file with the model that the holder of the lock is loading
 LOG = "engine.log"
 PREVIOUS_LOG = "engine.log.1"  # log of the previous engine process, which may contain its last error
-
-
-class EngineFailed(AppError):
-    """An engine process exited before it served."""
 
 
 class EngineProcess:
@@ -131,12 +133,14 @@ class EngineProcess:
                     loop.call_soon_threadsafe(on_message, self._last)
 
     def _failure(self) -> EngineFailed:
+        code = self._process.returncode
+        status = code if code and code > 0 else EXIT_FAILURE  # negative: a signal ended it
         if self._last.problem:
-            return EngineFailed(self._last.problem, self._last.remedy)
+            return EngineFailed(self._last.problem, self._last.remedy, status)
         with suppress(OSError):
             said = self._log.read_bytes()[-_TAIL:].decode(errors="replace").strip()
-            return EngineFailed(f"the engine ended with status {self._process.returncode}: {said}", f"See {self._log}.")
-        return EngineFailed(f"the engine ended with status {self._process.returncode}", "Run ingle doctor.")
+            return EngineFailed(f"the engine ended with status {code}: {said}", f"See {self._log}.", status)
+        return EngineFailed(f"the engine ended with status {code}", "Run ingle doctor.", status)
 
     async def stop(self) -> None:
         """Terminate the process, wait, and kill it if it does not exit."""
@@ -152,6 +156,46 @@ class EngineProcess:
         """Wait until the process has exited, and close its pipe."""
         with self._process:
             pass
+
+
+async def find_or_start(
+    settings: Settings,
+    find: Callable[[], Awaitable[Found | None]],
+    start: Callable[[], Awaitable[Found]],
+    on_wait: Callable[[str], None],
+) -> Found:
+    """Return what `find` returns; if that is None, the result of `start`.
+
+    Only one process of the user starts an engine at a time. The others wait, call `on_wait` with the model that it
+    loads, and then search again.
+    """
+    from filelock import FileLock, Timeout
+
+    lock, loading = FileLock(settings.state_dir / LOCK, mode=0o600, thread_local=False), settings.state_dir / LOADING
+    while True:
+        if (found := await find()) is not None:
+            return found
+        try:
+            private_folder(settings.state_dir)
+            lock.acquire(timeout=0)
+            break
+        except Timeout:
+            model = absolute(settings.model)
+            with suppress(OSError):  # the other process has not written it yet
+                model = loading.read_text()
+            on_wait(model)
+            await asyncio.sleep(_TURN_SECONDS)
+    try:
+        await asyncio.to_thread(write_whole, loading, absolute(settings.model).encode(), 0o600)
+        return await start()
+    finally:
+        lock.release()
+
+
+def absolute(model: str) -> str:
+    """Return an absolute path if `model` is an existing path; otherwise return `model` unchanged."""
+    path = Path(model).expanduser()
+    return str(path.absolute()) if path.exists() else model
 
 
 def _new_log(folder: Path) -> BinaryIO:

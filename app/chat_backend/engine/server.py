@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.chat_backend.client_errors import client_errors
 from app.chat_backend.engine.child import ChildMessage
 from app.chat_backend.engine.loading_state import DownloadRate, LoadingState, describe_stage
-from app.chat_backend.engine.process import EngineProcess
+from app.chat_backend.engine.process import EngineProcess, absolute, find_or_start
 from app.client.running_server import find_instances
 from app.errors import AppError
 from app.models.transfer.download_turn import Running, running_download
@@ -22,8 +21,6 @@ from app.process.engine_lease import count_other_leases, hold_lease
 from app.process.instance import Instance, running_instances
 from app.settings.api_keys import own_key
 from app.settings.settings import Settings
-from app.whole_file import write_whole
-from engine.private_folder import private_folder
 from quant.errors import InglenookError
 from tui.plain_text import model_name
 
@@ -166,43 +163,21 @@ class EngineServer:
             return ReadyEngine(endpoint, found.name, found.context_length, found.sampling or {}, found.parameters)
 
     async def _find_or_start(self, target: TargetModel, state: LoadingState) -> ReadyEngine:
-        """Attach to a running engine or start one. A lock ensures that only one chat starts it; the others wait and
-        attach.
-        """
-        from filelock import FileLock, Timeout
-
+        """Attach to a running engine or start one."""
         settings = replaced(self._settings, model=target.model)
-        lock = FileLock(self._settings.state_dir / "engine.lock", mode=0o600, thread_local=False)
-        while True:
+
+        async def find() -> ReadyEngine | None:
             for instance in await asyncio.to_thread(self._running, settings, target):
                 with suppress(InglenookError):  # the server only computes embeddings, or is exiting
                     return await self._attach(instance)
-            try:
-                private_folder(self._settings.state_dir)
-                lock.acquire(timeout=0)
-                break
-            except Timeout:
-                state.update(*self._describe_other_load(target))
-                await asyncio.sleep(_TURN_SECONDS)
-        try:
-            await asyncio.to_thread(write_whole, self._loading_record, _absolute(target.model).encode(), 0o600)
-            return await self._start_process(settings, state)
-        finally:
-            lock.release()
+            return None
 
-    @property
-    def _loading_record(self) -> Path:
-        """File with the model that the holder of the lock is loading."""
-        return self._settings.state_dir / "engine.model"
-
-    def _describe_other_load(self, target: TargetModel) -> tuple[str, str]:
-        """Return the model to show while another chat holds the lock, and the stage of its load."""
-        own = other = _absolute(target.model)
-        with suppress(OSError):  # the other chat has not written it yet
-            other = self._loading_record.read_text()
-        if target.is_required and other != own:
-            return own, f"waiting until another window has loaded {model_name(other)}"
-        return other, "another window is loading it"
+        return await find_or_start(
+            settings,
+            find,
+            lambda: self._start_process(settings, state),
+            lambda other: state.update(*_describe_other_load(target, other)),
+        )
 
     def is_running_elsewhere(self, target: TargetModel) -> bool:
         """Whether another server than the one in use can answer. Reads files."""
@@ -220,7 +195,7 @@ class EngineServer:
 
         # the engine process finds a wrong name as well, but only after its imports
         await asyncio.to_thread(lambda: ModelStore(settings).check_name(settings.model))
-        model, rate = _absolute(settings.model), DownloadRate()
+        model, rate = absolute(settings.model), DownloadRate()
 
         def on_message(message: ChildMessage) -> None:
             if message.stage:
@@ -286,7 +261,9 @@ async def _wait_for_report(endpoint: "ChatEndpoint") -> Any:
             await asyncio.sleep(_TURN_SECONDS)
 
 
-def _absolute(model: str) -> str:
-    """Return an absolute path if `model` is an existing path; otherwise return `model` unchanged."""
-    path = Path(model).expanduser()
-    return str(path.absolute()) if path.exists() else model
+def _describe_other_load(target: TargetModel, other: str) -> tuple[str, str]:
+    """Return the model to show while another process loads the model `other`, and the stage of its load."""
+    own = absolute(target.model)
+    if target.is_required and other != own:
+        return own, f"waiting until another window has loaded {model_name(other)}"
+    return other, "another window is loading it"

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -38,7 +38,7 @@ DONE = "data: [DONE]\n\n"
 ERROR = 'data: {"error": {"message": "The engine failed.", "type": "server_error", "param": null, "code": null}}\n\n'
 
 
-MODELS = [{"id": "a"}, {"id": "m", "default_sampling": {"temperature": 0.6}}]
+MODELS = {"/models/m.gguf": {"default_sampling": {"temperature": 0.6}}, "other": {"default_sampling": None}}
 HEALTH = {
     "status": "ok",
     "running": 2,
@@ -65,7 +65,7 @@ class StandIn:
         return Starlette(
             routes=[
                 Route("/health", self._answer(lambda: self.health)),
-                Route("/v1/models", self._answer(lambda: JSONResponse({"data": MODELS}))),
+                Route("/v1/models/{model:path}", lambda request: JSONResponse(MODELS[request.path_params["model"]])),
                 Route("/v1/chat/completions", self._complete, methods=["POST"]),
             ]
         )
@@ -113,7 +113,7 @@ def address(server: StandIn) -> Iterator[Instance]:
 def chat(address: Instance, *messages: Message, params: SamplingParams | None = None) -> list[ChatEvent]:
     async def collect() -> list[ChatEvent]:
         async with Client(address) as client:
-            events = client.stream_chat(messages or [Message("user", "hi")], params or SamplingParams(seed=7))
+            events = client.stream_chat("m", messages or [Message("user", "hi")], params or SamplingParams(seed=7))
             return [event async for event in events]
 
     return asyncio.run(collect())
@@ -252,7 +252,7 @@ def test_interrupted_reply_raises_after_its_text(
 
     async def collect() -> None:
         async with Client(address) as client:
-            async for event in client.stream_chat([Message("user", "hi")], SamplingParams()):
+            async for event in client.stream_chat("m", [Message("user", "hi")], SamplingParams()):
                 events.append(event)  # noqa: PERF401  # what came before the error counts
 
     with pytest.raises(kind, match=words):
@@ -266,7 +266,7 @@ def test_closing_a_reply_closes_the_connection(server: StandIn, address: Instanc
     async def leave() -> ChatEvent:
         async with (
             Client(address) as client,
-            aclosing(client.stream_chat([Message("user", "hi")], SamplingParams())) as events,
+            aclosing(client.stream_chat("m", [Message("user", "hi")], SamplingParams())) as events,
         ):
             return await anext(events)
 
@@ -282,14 +282,13 @@ def ask_health(address: Instance) -> Health:
     return asyncio.run(ask())
 
 
-def test_default_sampling_comes_from_the_served_model(address: Instance) -> None:
-    async def ask(instance: Instance) -> Mapping[str, float] | None:
-        async with Client(instance) as client:
-            return await client.default_sampling()
+def test_default_sampling_is_that_of_the_model(address: Instance) -> None:
+    async def ask(model: str) -> Mapping[str, float] | None:
+        async with Client(address) as client:
+            return await client.default_sampling(model)
 
-    assert asyncio.run(ask(address)) == {"temperature": 0.6}
-    assert asyncio.run(ask(replace(address, model="a"))) is None
-    assert asyncio.run(ask(replace(address, model="b"))) is None
+    assert asyncio.run(ask("/models/m.gguf")) == {"temperature": 0.6}
+    assert asyncio.run(ask("other")) is None
 
 
 def test_health_reports_the_problem_of_a_stopped_server(server: StandIn, address: Instance) -> None:

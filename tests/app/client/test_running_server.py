@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.client.running_server import find_instance
+from app.client.running_server import FoundServer, find_instances, find_servers
 from app.process.instance import Instance, recorded
 from app.settings.settings import Settings, load_settings
 
@@ -20,6 +20,10 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 def made(port: int = 4645, model: str = "smollm2:135m", path: str = "/m.gguf") -> Instance:
     return Instance(os.getpid(), port, f"http://127.0.0.1:{port}", model, path, "2026-01-01T00:00:00+00:00")
+
+
+def find_instance(settings: Settings) -> Instance | None:
+    return next(iter(find_instances(settings)), None)
 
 
 def test_server_of_a_model_is_found(settings: Settings, tmp_path: Path) -> None:
@@ -71,3 +75,26 @@ def test_server_on_the_port_of_the_settings_is_preferred(settings: Settings) -> 
     with recorded(made(1), settings), recorded(made(2), settings), recorded(made(3), settings):
         assert find_instance(replace(settings, port=2)) == made(2)
         assert find_instance(settings) is not None
+
+
+def test_server_of_all_models_is_found_for_stored_names_only(settings: Settings, tmp_path: Path) -> None:
+    settings = replace(settings, hub_cache=tmp_path / "hub")
+    snapshot = settings.hub_cache / "models--org--repo" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "m-Q8_0.gguf").touch()
+    file = tmp_path / "own.gguf"
+    file.touch()
+    old, new = made(1, "other:1b"), replace(made(2, str(file), str(file)), serves_all=True)
+    with recorded(old, settings), recorded(new, settings):
+        assert find_servers(replace(settings, model="org/repo")) == [FoundServer(new, "org/repo:Q8_0")]
+        assert find_servers(replace(settings, model=str(file))) == [FoundServer(new, str(file))]
+        assert find_servers(replace(settings, model=str(snapshot / "m-Q8_0.gguf"))) == []
+        assert find_servers(replace(settings, model="org/missing")) == []
+
+
+def test_server_that_was_started_with_the_model_is_preferred(settings: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.touch()
+    own, other = made(2, str(file), str(file)), replace(made(1), serves_all=True)
+    with recorded(own, settings), recorded(other, settings):
+        assert find_servers(replace(settings, model=str(file), port=1)) == [FoundServer(own, str(file))]

@@ -1,4 +1,4 @@
-"""`ingle run` with the real default model: both streams, the exit status, signals, and pipes."""
+"""`ingle run` in its own process, with the real default model: both streams, exit status, signals, and pipes."""
 
 import json
 import os
@@ -38,7 +38,8 @@ def process(environment: dict[str, str]) -> Iterator[list[ForkedProgram]]:
 
 
 def run(environment: dict[str, str], *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return ingle(environment, "run", *arguments, stdin=stdin)
+    """Run a command that computes in its own process."""
+    return ingle(environment, "run", "--once", *arguments, stdin=stdin)
 
 
 def test_run_prints_an_answer(environment: dict[str, str]) -> None:
@@ -198,7 +199,9 @@ def test_error_names_a_damaged_model_file(environment: dict[str, str], smollm2: 
 
 def test_too_little_memory_to_start_is_reported(environment: dict[str, str]) -> None:
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({300 << 20},) * 2)"
-    code = f"{limit}; import sys; from app.cli import main; sys.argv = ['ingle', 'run', 'hi']; sys.exit(main())"
+    code = (
+        f"{limit}; import sys; from app.cli import main; sys.argv = ['ingle', 'run', '--once', 'hi']; sys.exit(main())"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -214,7 +217,7 @@ def test_too_little_memory_to_start_is_reported(environment: dict[str, str]) -> 
 
 
 def test_closed_stdout_prints_no_error(environment: dict[str, str], process: list[ForkedProgram]) -> None:
-    started = ForkedProgram(environment, "run", *WITHOUT_END, "-q", stdout=subprocess.PIPE)
+    started = ForkedProgram(environment, "run", "--once", *WITHOUT_END, "-q", stdout=subprocess.PIPE)
     process.append(started)
     assert started.stdout is not None
     assert started.stderr is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.client.running_server import find_instance
+from app.client.running_server import find_instances
 from app.errors import AppError
 from app.process import instance
 from app.process.instance import Instance, recorded, running_instances, stop_instance, withdraw
@@ -74,14 +74,14 @@ def left(settings: Settings) -> list[str]:
 
 def test_no_records_before_the_first_server(settings: Settings) -> None:
     assert running_instances(settings) == []
-    assert find_instance(settings) is None
+    assert find_instances(settings) == []
     assert not settings.state_dir.exists()
 
 
 def test_record_exists_while_the_server_runs(settings: Settings) -> None:
     with recorded(made(), settings):
         assert running_instances(settings) == [made()]
-        assert find_instance(settings) == made()
+        assert find_instances(settings) == [made()]
     assert running_instances(settings) == []
     assert left(settings) == []
 

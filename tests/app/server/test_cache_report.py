@@ -282,7 +282,7 @@ def asked_by_client(server: LiveServer, question: str) -> ReplyEnd:
     async def ask() -> ReplyEnd:
         address = Instance(1, server.port, server.url, "hash", "/m.gguf", "2026-01-01T00:00:00+00:00")
         async with Client(address) as client:
-            replies = client.stream_chat([Message("user", question)], SamplingParams(max_tokens=20))
+            replies = client.stream_chat("hash", [Message("user", question)], SamplingParams(max_tokens=20))
             *_, end = [event async for event in replies]
             assert isinstance(end, ReplyEnd)
             return end

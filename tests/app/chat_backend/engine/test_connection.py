@@ -15,11 +15,12 @@ from app.chat_backend.endpoint import Body, ChatEndpoint, NotOffered
 from app.chat_backend.engine.child import ChildMessage
 from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.engine.loading_state import DownloadRate, LoadingState, describe_stage
-from app.chat_backend.engine.process import EngineFailed, EngineProcess
+from app.chat_backend.engine.process import EngineProcess
 from app.chat_backend.engine.server import EngineServer, ReadyEngine
 from app.chat_backend.models import ChatModels
 from app.chat_backend.replies import ChatReplies
 from app.chat_backend.tools import ChatTools
+from app.errors import EngineFailed
 from app.generation.options import DefaultSampling
 from app.generation.template import ChatTemplateRenderer
 from app.history.history import History

@@ -12,7 +12,8 @@ from typing import BinaryIO
 import pytest
 
 from app.chat_backend.engine.child import ChildMessage
-from app.chat_backend.engine.process import LOG, PREVIOUS_LOG, EngineFailed, EngineProcess
+from app.chat_backend.engine.process import LOG, PREVIOUS_LOG, EngineProcess
+from app.errors import EngineFailed
 from app.settings.settings import Settings
 
 

@@ -104,7 +104,8 @@ def test_failure_is_printed_and_sets_the_exit_status(
 def test_failed_load_is_printed(
     clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from app.chat_backend.engine.process import EngineFailed, EngineProcess
+    from app.chat_backend.engine.process import EngineProcess
+    from app.errors import EngineFailed
 
     def fail(*given: object) -> None:
         raise EngineFailed("the model is not there", "ingle pull it")
