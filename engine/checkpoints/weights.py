@@ -11,7 +11,6 @@ from torch import Tensor
 from engine.checkpoints.checkpoint import StoredWeight, stored_bytes
 from engine.errors import UnsupportedModel
 from engine.load_options import UNCONTROLLED, LoadControl
-from engine.low_priority import lower_priority
 from quant.errors import ModelFileError
 from quant.kernels.reference import dequantize
 from quant.tensor import PlainTensor, QTensor
@@ -148,12 +147,15 @@ class Weights:
         return dequantize(weight).view(channels, taps)
 
     def load_parallel(self, load: Callable[[Item], Made], items: Iterable[Item]) -> list[Made]:
-        """Return load(item) for each item, computed by a thread pool of low priority.
+        """Return load(item) for each item, computed by a thread pool.
+
+        Its threads have the usual priority: one of low priority that holds the GIL and waits for a core would hold up
+        all others.
 
         Raises the error of the first item that fails. In that case, and when the caller is interrupted, the other
         threads stop after their current tensor.
         """
-        with ThreadPoolExecutor(self._threads, "loading", lower_priority) as pool:
+        with ThreadPoolExecutor(self._threads, "loading") as pool:
             try:
                 # not pool.map: an error would reference its iterator, and so all results
                 loading = [pool.submit(self._turn.run, load, item) for item in items]

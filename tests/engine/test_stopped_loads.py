@@ -1,8 +1,6 @@
 """Loads that the caller stops, and loads beside an engine that computes."""
 
 import gc
-import os
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -16,7 +14,6 @@ from engine.errors import LoadStopped
 from engine.freed_memory import return_freed_memory
 from engine.load_options import LoadControl, LoadOptions
 from engine.loading import load_engine, open_checkpoint
-from engine.low_priority import LOWEST
 from engine.system_memory import resident_bytes
 from tests.engine.answers import answer
 from tests.support.random_gguf import Shape, write
@@ -122,12 +119,3 @@ def test_waiting_threads_end_when_the_load_is_stopped(model: Path) -> None:
         weights = Weights(checkpoint.path, models.stored_weights(checkpoint), threads=3, control=control)
         with pytest.raises(LoadStopped):
             weights.load_parallel(load, range(3))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
-def test_weights_load_at_low_priority(model: Path) -> None:
-    with open_checkpoint(model) as checkpoint:
-        weights = Weights(checkpoint.path, models.stored_weights(checkpoint), threads=2)
-        found = weights.load_parallel(lambda _: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), range(4))
-    assert found == [LOWEST] * 4
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < LOWEST

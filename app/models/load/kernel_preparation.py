@@ -1,6 +1,7 @@
 """Load options and progress that are common to all models, including the compilation of kernels."""
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,9 +15,9 @@ from engine.backends.device_choice import compile_layouts, layouts_are_compiled,
 from engine.checkpoints.weights import LoadProgress
 from engine.config import ALL_FREE, Preemption
 from engine.load_options import ANY_DEVICE, KernelReport, LoadControl, LoadOptions
-from engine.low_priority import lower_priority
 from quant.cpu.layouts import Layout
 
+_NICENESS = 5  # of the process that compiles; with 19 it would hardly run while an engine uses all cores
 _POLL_SECONDS = 0.1  # interval at which a stop is noticed
 
 DEFAULT_OPTIONS = LoadOptions()
@@ -99,7 +100,8 @@ def _compile_in_child(layouts: frozenset[Layout] | None, options: LoadOptions) -
 def _compile_quietly(layouts: frozenset[Layout] | None, options: LoadOptions) -> None:
     """Compile kernels in a child process, which the parent ends if the user presses Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    lower_priority()
+    if hasattr(os, "nice"):
+        os.nice(_NICENESS)
     with suppress(Exception):  # the parent compiles them again, and raises the error
         compile_layouts(layouts, options)
 
