@@ -23,7 +23,7 @@ from app.models.ledger import Bytes
 from app.models.resident import Loaded, ModelBusy, Resident, State
 from app.models.residents import Residents
 from app.server.http.errors import InvalidRequest
-from app.server.http.holds import holds_of
+from app.server.http.holds import EarlyEvents, Wait, holds_of
 from app.server.origin import class_of_header
 from app.server.refusals import NO_TEXT, NO_VECTORS, RANKS_ONLY, Refusal
 from engine.errors import EngineError
@@ -233,18 +233,24 @@ class ServedModels:
     _facts: dict[str, asyncio.Task[ModelFacts]] = field(default_factory=dict)
 
     async def chat(
-        self, request: Request, name: str | None, *, streams: bool = False, keep_alive: float | None = None
+        self,
+        request: Request,
+        name: str | None,
+        *,
+        streams: bool = False,
+        events: EarlyEvents | None = None,
+        keep_alive: float | None = None,
     ) -> Served[ChatService]:
         """Return the service of the model that a request names, which stays loaded until the response has been sent.
 
-        If the model is not loaded, the request waits for it; a client that `streams` gets pings meanwhile. From this
-        request on, the model is unloaded `keep_alive` seconds after its last use; below 0: when its memory is needed;
-        None: as before. Raises InvalidRequest if there is no such model or if it generates no text, and the errors of
-        its load.
+        If the model is not loaded, the request waits for it; a client that `streams` gets the `events` meanwhile, by
+        default pings. From this request on, the model is unloaded `keep_alive` seconds after its last use; below 0:
+        when its memory is needed; None: as before. Raises InvalidRequest if there is no such model or if it generates
+        no text, and the errors of its load.
         """
         found = await self.names.find(name)
         await self._check_kind(found.key, "chat", NO_TEXT)
-        service = await self._held(request, found.key, streams=streams, keep_alive=keep_alive)
+        service = await self._held(request, found.key, keep_alive, streams=streams, events=events)
         if not isinstance(service, ChatService):
             raise NO_TEXT.error()
         return Served(service, found.reply_name, found.key)
@@ -257,7 +263,7 @@ class ServedModels:
         """
         found = await self.names.find(name)
         await self._check_kind(found.key, "embedding", NO_VECTORS)
-        service = await self._held(request, found.key, keep_alive=keep_alive)
+        service = await self._held(request, found.key, keep_alive)
         if not isinstance(service, EmbeddingService):
             raise NO_VECTORS.error()
         if vectors and service.ranks:
@@ -270,14 +276,20 @@ class ServedModels:
             raise refusal.error()
 
     async def _held(
-        self, request: Request, key: str, *, streams: bool = False, keep_alive: float | None = None
+        self,
+        request: Request,
+        key: str,
+        keep_alive: float | None,
+        *,
+        streams: bool = False,
+        events: EarlyEvents | None = None,
     ) -> Service:
         service, model = class_of_header(request) or ServiceClass.NORMAL, self.residents.of(key)
         if model.loaded is None and request.query_params.get("autoload", "true") not in ("1", "true", ""):
             raise InvalidRequest(f"model: {model.title} is not loaded", "Leave out autoload.", parameter="model")
         use = self.residents.use(key, service, waits=request.headers.get(NO_WAIT) != "0")
         try:
-            loaded = await holds_of(request).enter(use, lambda: _status(model), streams=streams)
+            loaded = await holds_of(request).enter(use, lambda: _wait(model), streams=streams, events=events)
         except ModelBusy as error:
             headers = {"retry-after": str(round(error.seconds))}
             raise InvalidRequest(error.message, error.remedy, status=503, headers=headers) from error
@@ -362,8 +374,9 @@ class ServedModels:
         return await asyncio.shield(task)
 
 
-def _status(model: Resident[LoadedModel]) -> str:
-    """Return the words of a ping while a request waits for a model."""
+def _wait(model: Resident[LoadedModel]) -> Wait:
+    """Return the progress of a request that waits for a model."""
     task = model.task
-    share = f", {100 * task.fraction:.0f} %" if task is not None and task.total else ""
-    return f"{model.state.value} {model.title}{share}"
+    if task is None or not task.total:
+        return Wait(f"{model.state.value} {model.title}", 0.0)
+    return Wait(f"{model.state.value} {model.title}, {100 * task.fraction:.0f} %", task.fraction)

@@ -83,7 +83,10 @@ class HashLoader:
         try:
             yield
         finally:
-            self._may_load.set()
+            self.release()
+
+    def release(self) -> None:
+        self._may_load.set()
 
     def describe(self, name: str) -> ModelFacts:
         details = replace(ModelDetails.unknown(name), size=self.sizes[name])

@@ -73,7 +73,7 @@ def test_load_reports_its_stages_and_its_end(server: LoadingServer, http: httpx.
             if lines[-1]["state"] == "loading" and lines[-1]["done"] == 3:
                 break
             server.loader.parts = 3
-        server.loader._may_load.set()
+        server.loader.release()
         lines += map(json.loads, received)
     assert {"model": "alias", "state": "loading", "stage": "Loading b", "done": 3, "total": 10} in lines
     assert set(lines[-1]) == {"model", "state", "seconds"}
@@ -118,7 +118,7 @@ def test_failed_loads_have_a_status_or_end_with_an_error(server: LoadingServer, 
     with server.loader.held(), http.stream("POST", "/inglenook/load", json={"model": "a"}) as reply:
         received = reply.iter_lines()
         next(received)
-        server.loader._may_load.set()
+        server.loader.release()
         *_, last = received
     assert json.loads(last)["error"]["message"] == "x.gguf is damaged."
     assert models(http)["a"]["problem"] == "x.gguf is damaged."

@@ -3,17 +3,22 @@
 The last event has the whole reply, so a stream and a whole reply cannot disagree.
 """
 
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import TypeAlias
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from app.generation.events import TokenCounts
-from app.server.dialects.lm_studio.errors import ErrorDetail, error_body
+from app.server.dialects.lm_studio.errors import ErrorBody, ErrorDetail, error_body
 from app.server.dialects.responses import events, output_items
 from app.server.dialects.responses.input_items import InputItem
 from app.server.dialects.responses.replies import ResponseReply
 from app.server.dialects.responses.response import Response
+from app.server.http.endpoint import NAMED_EVENTS
+from app.server.http.holds import EarlyEvents, Wait
+from app.server.served_models import ServedModels
 from app.server.usage import timings_of
 
 
@@ -48,6 +53,20 @@ class _Event(Struct, kw_only=True, tag_field="type"):
 
 class ChatStart(_Event, kw_only=True, tag="chat.start"):
     model_instance_id: str
+
+
+class ModelLoadStart(_Event, kw_only=True, tag="model_load.start"):
+    model_instance_id: str
+
+
+class ModelLoadProgress(_Event, kw_only=True, tag="model_load.progress"):
+    model_instance_id: str
+    progress: float  # from 0 to 1
+
+
+class ModelLoadEnd(_Event, kw_only=True, tag="model_load.end"):
+    model_instance_id: str
+    load_time_seconds: float
 
 
 class PromptStart(_Event, kw_only=True, tag="prompt_processing.start"):
@@ -92,6 +111,9 @@ class ChatEnd(_Event, kw_only=True, tag="chat.end"):
 
 Event: TypeAlias = (
     ChatStart
+    | ModelLoadStart
+    | ModelLoadProgress
+    | ModelLoadEnd
     | PromptStart
     | PromptEnd
     | ReasoningStart
@@ -105,9 +127,44 @@ Event: TypeAlias = (
 )
 
 
-def chat_events(reply: ResponseReply, earlier: Sequence[InputItem], model: str) -> AsyncGenerator[list[Event]]:
-    """Yield the events of a reply in batches. Raises the errors of `ResponseReply.events`."""
-    writer = _Writer(model, reply.writer.counts)
+class LoadEvents(EarlyEvents):
+    """Reports the load of a model for which a chat waits. `has_started` is true from its first event on."""
+
+    seconds = 0.5
+
+    def __init__(self, models: ServedModels, name: str | None) -> None:
+        super().__init__(NAMED_EVENTS)
+        self.has_started = False
+        self._models = models
+        self._name = name
+        self._model = ""  # name in the events
+        self._started_at = time.monotonic()
+
+    async def opening(self) -> bytes:
+        self._model = (await self._models.names.find(self._name)).reply_name
+        self.has_started = True
+        events = ChatStart(model_instance_id=self._model), ModelLoadStart(model_instance_id=self._model)
+        return b"".join(map(NAMED_EVENTS.frame, events))
+
+    def progress(self, wait: Wait) -> bytes:
+        return NAMED_EVENTS.frame(ModelLoadProgress(model_instance_id=self._model, progress=wait.fraction))
+
+    def closing(self) -> bytes:
+        seconds = round(time.monotonic() - self._started_at, 3)
+        return NAMED_EVENTS.frame(ModelLoadEnd(model_instance_id=self._model, load_time_seconds=seconds))
+
+    def failure(self, error: msgspec.Raw) -> bytes:
+        return NAMED_EVENTS.frame(Failure(error=msgspec.json.decode(error, type=ErrorBody).error))
+
+
+def chat_events(
+    reply: ResponseReply, earlier: Sequence[InputItem], *, has_started: bool = False
+) -> AsyncGenerator[list[Event]]:
+    """Yield the events of a reply in batches, without the first one if the chat `has_started`.
+
+    Raises the errors of `ResponseReply.events`.
+    """
+    writer = _Writer(reply.writer.response.model, reply.writer.counts, has_started=has_started)
     return reply.events(earlier, lambda batch: [one for event in batch for one in writer.write(event)])
 
 
@@ -127,15 +184,17 @@ def failure(error: Exception) -> Failure:
 class _Writer:
     """Writes the events of one reply."""
 
-    def __init__(self, model: str, counts: TokenCounts) -> None:
+    def __init__(self, model: str, counts: TokenCounts, *, has_started: bool) -> None:
         self._model = model
+        self._has_started = has_started
         self._counts = counts
         self._has_finished_prompt = False
 
     def write(self, event: events.Event) -> Iterator[Event]:
         match event:
             case events.Created():
-                yield ChatStart(model_instance_id=self._model)
+                if not self._has_started:
+                    yield ChatStart(model_instance_id=self._model)
                 yield PromptStart()
             case events.ItemAdded(item=output_items.Reasoning()):
                 yield from self._finish_prompt()

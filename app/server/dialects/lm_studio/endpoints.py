@@ -111,6 +111,7 @@ class LMStudioEndpoints:
     async def chat(self, request: Request) -> StreamedReply[chat.Event] | WholeReply[chat.Event]:
         body = await read_body(request, CHAT)
         previous_instructions = await self._responses.instructions_of(request, body.previous_response_id)
-        reply, earlier = await self._responses.start_reply(request, body.response_request(previous_instructions))
-        chunks = chat.chat_events(reply, earlier, reply.writer.response.model)
+        load = chat.LoadEvents(self._models, body.model)
+        reply, earlier = await self._responses.start_reply(request, body.response_request(previous_instructions), load)
+        chunks = chat.chat_events(reply, earlier, has_started=load.has_started)
         return StreamedReply(chunks, chat.failure, NAMED_EVENTS) if body.stream else WholeReply(chunks, chat.fold)

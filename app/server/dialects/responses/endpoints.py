@@ -17,12 +17,14 @@ from app.server.dialects.responses.compaction import Compaction, CompactRequest,
 from app.server.dialects.responses.events import Event
 from app.server.dialects.responses.fields import COMPACT, RESPONSE
 from app.server.dialects.responses.input_items import InputItem
+from app.server.dialects.responses.queued_events import QueuedEvents
 from app.server.dialects.responses.replies import ResponseReply, fold
 from app.server.dialects.responses.requests import ResponseRequest
 from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponse, StoredResponses
 from app.server.http.endpoint import NAMED_EVENTS, Endpoint
 from app.server.http.errors import InvalidRequest, convert_errors
+from app.server.http.holds import EarlyEvents
 from app.server.http.reply import StreamedReply, WholeReply, json_reply
 from app.server.http.request_body import read_body
 from app.server.origin import OriginFields, Purpose, caller_of, caller_origin, origin_of
@@ -138,12 +140,20 @@ class ResponseEndpoints:
             return StreamedReply(events, reply.writer.error, NAMED_EVENTS, reply.writer.counts)
         return WholeReply(events, fold)
 
-    async def start_reply(self, request: Request, body: ResponseRequest) -> tuple[ResponseReply, Sequence[InputItem]]:
-        """Return the reply to a validated request, and the items that it continues. Raises InvalidRequest."""
+    async def start_reply(
+        self, request: Request, body: ResponseRequest, events: EarlyEvents | None = None
+    ) -> tuple[ResponseReply, Sequence[InputItem]]:
+        """Return the reply to a validated request, and the items that it continues. Raises InvalidRequest.
+
+        `events` are sent while the request waits for its model; None: events of this API.
+        """
         origin, owner = origin_of(request, body.origin_fields()), _owner(request)
         earlier = await self._earlier(body.previous_response_id, owner)
-        served = await self._models.chat(request, body.model, streams=bool(body.stream), keep_alive=body.ttl)
-        return ResponseReply(served.service, body, served.name, origin, owner, self._stored), earlier
+        queue = QueuedEvents(self._models, body)
+        served = await self._models.chat(
+            request, body.model, streams=bool(body.stream), events=events or queue, keep_alive=body.ttl
+        )
+        return ResponseReply(served, body, origin, owner, self._stored, queue.response), earlier
 
     async def instructions_of(self, request: Request, response_id: str | None) -> str | None:
         """Return the instructions of a stored response, or None."""

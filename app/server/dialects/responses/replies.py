@@ -14,8 +14,9 @@ from app.server.dialects.responses.input_items import InputItem
 from app.server.dialects.responses.requests import ResponseRequest
 from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponse, StoredResponses
-from app.server.dialects.responses.writer import ResponseWriter
+from app.server.dialects.responses.writer import NUM_QUEUE_EVENTS, ResponseWriter
 from app.server.http.errors import convert_errors, traceback_without_message
+from app.server.served_models import Served
 from engine.request import Origin
 from quant.errors import InglenookError
 
@@ -29,24 +30,31 @@ class ResponseReply:
 
     def __init__(
         self,
-        service: ChatService,
+        served: Served[ChatService],
         body: ResponseRequest,
-        model: str,
         origin: Origin,
         owner: str,
         stored: StoredResponses,
+        queued: Response | None = None,
     ) -> None:
-        """Prepare the reply to `body`. `model` is the model name in the reply.
+        """Prepare the reply to `body`.
 
-        `stored` keeps the response for its `owner`, unless the request forbids it.
+        `stored` keeps the response for its `owner`, unless the request forbids it. `queued` is the response if its
+        first events have been sent already.
         """
-        self._service = service
+        service = self._service = served.service
         self._body = body
         self._origin = origin
         self._owner = owner
         self._stored = stored
-        response = Response.create(body, model, service.sampling)
-        self.writer = ResponseWriter(response, body.offered, service.tokenizer, reports_summary=body.reports_summary)
+        response = queued or Response.create(body, served.name, service.sampling)
+        self.writer = ResponseWriter(
+            response,
+            body.offered,
+            service.tokenizer,
+            reports_summary=body.reports_summary,
+            num_events=0 if queued is None else NUM_QUEUE_EVENTS,
+        )
 
     async def events(
         self, earlier: Sequence[InputItem], translate: Callable[[list[Event]], list[EventT]]

@@ -49,13 +49,27 @@ from engine.request import FinishReason
 
 EventT = TypeVar("EventT", bound=Event)
 
+NUM_QUEUE_EVENTS = 2
+
+
+def queue_events(response: Response) -> Sequence[Event]:
+    """Return the first events of a response that waits for the engine, or for its model."""
+    return Created(response=response), Queued(sequence_number=1, response=response)
+
 
 class ResponseWriter:
     """Writes one response. `response` is its current state."""
 
     def __init__(
-        self, response: Response, tools: OfferedTools, tokenizer: Tokenizer, *, reports_summary: bool = False
+        self,
+        response: Response,
+        tools: OfferedTools,
+        tokenizer: Tokenizer,
+        *,
+        reports_summary: bool = False,
+        num_events: int = 0,
     ) -> None:
+        """Start to write a response, of which `num_events` events have been sent already."""
         self.response = response
         self.counts = TokenCounts()  # filled by the service
         self._tools = tools
@@ -63,7 +77,7 @@ class ResponseWriter:
         self._reasoning_item = OpenSummary if reports_summary else OpenReasoning
         self._open: OpenItem | None = None
         self._output: list[OutputItem] = []
-        self._num_events = 0
+        self._num_events = num_events
         self._in_progress = False
 
     @property
@@ -77,8 +91,7 @@ class ResponseWriter:
 
     def queue(self) -> Iterator[Event]:
         """Return the first events of a background response, which waits for the engine."""
-        yield self._numbered(Created(response=self.response))
-        yield self._numbered(Queued(response=self.response))
+        yield from map(self._numbered, queue_events(self.response))
 
     def start(self) -> Iterator[Event]:
         self._in_progress = True
