@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from app.models.load.model_loader import ModelLoader
     from app.server.application import AccessPolicy, ServerContext
     from app.server.machine import Machine
-    from app.server.served_models import GivenModel, ServedModels
+    from app.server.model_names import GivenModel
+    from app.server.served_models import ServedModels
 
 # Seconds after which a thread that runs Python code gives up the interpreter lock. This is longer than the Python part
 # of a step, which should not be interrupted, and shorter than a whole step, so that the event loop is not blocked.
@@ -79,7 +80,7 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
 
 def _given_models(given: Sequence[StoredModel], settings: Settings) -> "list[GivenModel]":
     """Return the models of the command line with their names. The first of them has the names of --alias."""
-    from app.server.served_models import GivenModel
+    from app.server.model_names import GivenModel
 
     default, *others = given
     names = tuple(settings.alias) or (default.served_name,)
@@ -90,7 +91,8 @@ def _served_models(
     loader: "ModelLoader", store: ModelStore, given: "Sequence[GivenModel]", settings: Settings
 ) -> "ServedModels":
     """Return the models of the server: the given ones, and all that are stored on this machine."""
-    from app.server.served_models import ModelNames, ServedModels
+    from app.server.model_names import ModelNames
+    from app.server.served_models import ServedModels
 
     def known(name: str) -> str | None:
         found = store.find_known(name)

@@ -1,14 +1,13 @@
-"""The models of a server, as its endpoints see them: names, descriptions, and the service of a loaded model.
+"""The models of a server, as its endpoints see them: their descriptions, and the service of a loaded model.
 
 A request names a model. `chat` and `embedder` load it if it is not loaded, and keep it loaded until the response has
-been sent. Names that look like paths or addresses are never looked up: a client must not learn what files exist.
+been sent.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from starlette.requests import Request
@@ -24,15 +23,13 @@ from app.models.resident import Loaded, ModelBusy, Resident, State
 from app.models.residents import Residents
 from app.server.http.errors import InvalidRequest
 from app.server.http.holds import EarlyEvents, Wait, holds_of
+from app.server.model_names import ModelNames
 from app.server.origin import class_of_header
 from app.server.refusals import NO_TEXT, NO_VECTORS, RANKS_ONLY, Refusal
 from engine.errors import EngineError
 from engine.request import ServiceClass
 from quant.errors import InglenookError
 
-ANY_MODEL = "*"  # target of an alias that refers to the default model, whichever it is
-LATEST = ":latest"  # clients of Ollama append it to a name without a tag
-LISTED = 8  # names in an error message
 NO_WAIT = "x-ingle-wait"  # header with which a client asks not to wait for a load: 0
 
 Service: TypeAlias = ChatService | EmbeddingService
@@ -49,112 +46,6 @@ class LoadedModel(Loaded, Protocol):
     def weight_bytes(self) -> int:
         """Size of the weights that compute one token; 0: unknown."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class GivenModel:
-    """A model with names that the user has chosen. `key` is the name by which it is loaded, such as a path."""
-
-    key: str
-    names: tuple[str, ...]  # the first is used in replies
-
-    def has(self, name: str) -> bool:
-        return name in self.names or name == self.key
-
-
-@dataclass(frozen=True, slots=True)
-class FoundModel:
-    """The model that a request names."""
-
-    key: str
-    reply_name: str  # the model name in the reply
-
-
-class ModelNames:
-    """The names that requests may use."""
-
-    def __init__(
-        self,
-        given: Sequence[GivenModel],
-        aliases: Mapping[str, str] | None = None,
-        known: Callable[[str], str | None] = lambda name: None,
-        stored: Callable[[], Sequence[str]] = tuple,
-    ) -> None:
-        """Set the names.
-
-        `given` are the models of the command line; the first is the default model. `aliases` maps further names to the
-        name of a model, or to ANY_MODEL; one with a * matches names by pattern. `known` returns the full name of a
-        stored model, or None. `stored` returns the names of all stored models. Both read folders.
-        """
-        self._given = given
-        self._aliases = dict(aliases or {})
-        self._known = known
-        self._stored = stored
-
-    @property
-    def default(self) -> GivenModel:
-        return self._given[0]
-
-    async def find(self, name: str | None) -> FoundModel:
-        """Return the model with a name; without a name, the default model.
-
-        Raises InvalidRequest if there is none on this machine.
-        """
-        if not name:
-            return FoundModel(self.default.key, self.default.names[0])
-        if (found := self._given_by(name)) is not None:
-            return found
-        target = self._target(name)
-        if target == ANY_MODEL:
-            return FoundModel(self.default.key, name)
-        if target is not None and (found := self._given_by(target)) is not None:
-            return FoundModel(found.key, name)
-        if (key := await asyncio.to_thread(self._known, target or name)) is not None:
-            return FoundModel(key, name)
-        if name.endswith(LATEST):
-            return await self.find(name.removesuffix(LATEST))
-        raise self._unknown(name)
-
-    def _given_by(self, name: str) -> FoundModel | None:
-        """Return the given model with a name. A reply to a request by its key has its first name."""
-        model = next((model for model in self._given if model.has(name)), None)
-        if model is None:
-            return None
-        return FoundModel(model.key, name if name in model.names else model.names[0])
-
-    def _target(self, name: str) -> str | None:
-        """Return the name for which `name` is an alias, or None."""
-        if name in self._aliases and "*" not in name:
-            return self._aliases[name]
-        return next(
-            (meant for alias, meant in self._aliases.items() if "*" in alias and fnmatchcase(name, alias)), None
-        )
-
-    def _unknown(self, name: str) -> InvalidRequest:
-        remedy = f"This server has {', '.join(map(repr, self.given_names[:LISTED]))}."
-        message = f"The model {name!r} does not exist here"
-        return InvalidRequest(message, remedy, parameter="model", code="model_not_found", status=404)
-
-    def _listed_given(self) -> dict[str, list[str]]:
-        listed = {model.key: list(model.names) for model in self._given}
-        for alias, target in self._aliases.items():
-            found = FoundModel(self.default.key, alias) if target == ANY_MODEL else self._given_by(target)
-            if "*" not in alias and found is not None and alias not in listed[found.key]:
-                listed[found.key].append(alias)
-        return listed
-
-    @property
-    def given_names(self) -> Sequence[str]:
-        """All names of the models of the command line, with the aliases."""
-        return [name for names in self._listed_given().values() for name in names]
-
-    async def listed(self) -> Mapping[str, Sequence[str]]:
-        """Return the names of each model, keyed by the name by which it is loaded. The default model is first."""
-        listed = self._listed_given()
-        for name in await asyncio.to_thread(self._stored):
-            aliases = [alias for alias, target in self._aliases.items() if target == name and "*" not in alias]
-            listed.setdefault(name, [name, *aliases])
-        return listed
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from app.models.details import ModelDetails, ModelFacts
 from app.models.ledger import HOST, Bytes
 from app.models.resident import LoadTask, Needs
 from app.models.residents import Residents
-from app.server.served_models import GivenModel, LoadedModel, ModelNames, ServedModels
+from app.server.model_names import GivenModel, ModelNames
+from app.server.served_models import LoadedModel, ServedModels
 from engine.kv.parked_cache import ParkedCache
 
 

@@ -15,7 +15,8 @@ from app.models.ledger import HOST, Bytes
 from app.models.resident import LoadTask, Needs
 from app.models.residents import Residents
 from app.server.application import AccessPolicy, ServerContext, create_application
-from app.server.served_models import GivenModel, LoadedModel, ModelNames, ServedModels
+from app.server.model_names import GivenModel, ModelNames
+from app.server.served_models import LoadedModel, ServedModels
 from app.text.encoder_tokenizer import from_json
 from app.text.tokenizer import Tokenizer
 from engine.kv.parked_cache import ParkedCache

@@ -25,6 +25,7 @@ from app.server.dialects.responses.replies import ResponseReply
 from app.server.dialects.responses.requests import ResponseRequest
 from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponses
+from app.server.served_models import Served
 from app.text.tokenizer import Tokenizer
 from engine.core import Engine
 from engine.load_options import LoadOptions
@@ -95,7 +96,7 @@ class Templates:
         wanted = msgspec.convert({"model": "", "input": QUESTION, "temperature": 1} | fields, ResponseRequest)
         wanted.check()
         async with self._service(template) as service:
-            reply = ResponseReply(service, wanted, service.name, PROGRAM, "", StoredResponses())
+            reply = ResponseReply(Served(service, "m", "m"), wanted, PROGRAM, "", StoredResponses())
             await reply.run((), lambda _: None)
             return reply.writer.response
 

@@ -11,7 +11,8 @@ from app.generation.template import ChatTemplateRenderer
 from app.models.details import ModelDetails, ModelFacts, details_of
 from app.models.residents import Residents
 from app.models.store import ModelStore
-from app.server.served_models import GivenModel, ModelNames, ServedModels
+from app.server.model_names import GivenModel, ModelNames
+from app.server.served_models import ServedModels
 from app.settings.settings import load_settings
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.ollama.real_client import client

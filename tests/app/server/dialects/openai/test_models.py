@@ -14,7 +14,8 @@ from app.models.details import ModelDetails, ModelFacts
 from app.models.residents import Residents
 from app.server.dialects.openai.models import ModelEndpoints
 from app.server.http.errors import InvalidRequest
-from app.server.served_models import GivenModel, ModelNames, ServedModels
+from app.server.model_names import GivenModel, ModelNames
+from app.server.served_models import ServedModels
 from app.text.tokenizer import Tokenizer
 from quant.errors import ModelFileError
 from tests.app.server.fixed_models import NoLoader
