@@ -116,6 +116,8 @@ class ModelNames:
         """Return the names of each model, keyed by the name by which it is loaded. The default model is first."""
         listed = self._listed_given()
         for name in await asyncio.to_thread(self._stored):
+            if "://" in name:
+                continue  # a model from the web: requests cannot name it, and addresses are private
             aliases = [alias for alias, target in self._aliases.items() if target == name and "*" not in alias]
             listed.setdefault(name, [name, *aliases])
         return listed

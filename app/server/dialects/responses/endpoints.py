@@ -205,8 +205,8 @@ class ResponseEndpoints:
             _raise_unknown(response_id)
         if not await self._stored.has_successor(response_id, owner):
             gone, staying = stored_responses.conversation_of(chain)
-            with contextlib.suppress(TemplateError):  # then nothing was cached
-                served = await self._models.chat(request, None)
+            with contextlib.suppress(TemplateError, InvalidRequest):  # nothing was cached, or the model is gone
+                served = await self._models.chat(request, stored_responses.model_of(chain[-1]))
                 await served.service.forget(gone, [staying] if staying else (), caller_origin(request))
         return json_reply(Deleted(response_id))
 

@@ -143,9 +143,10 @@ class StoredResponses:
 
 
 class _Continuation(Struct):
-    """The fields of a response that are needed to continue it."""
+    """The fields of a response that are needed to continue or forget it."""
 
     output: list[InputItem]
+    model: str | None = None  # null: the default model
     instructions: str | None = None
 
 
@@ -161,6 +162,11 @@ def request_items(stored: StoredResponse) -> list[InputItem]:
 def instructions_of(stored: StoredResponse) -> str | None:
     """Return the instructions of a response."""
     return _continuation.decode(stored.body).instructions
+
+
+def model_of(stored: StoredResponse) -> str | None:
+    """Return the name of the model that generated a response."""
+    return _continuation.decode(stored.body).model
 
 
 def items_of(chain: Sequence[StoredResponse]) -> list[InputItem]:

@@ -117,6 +117,11 @@ def test_request_without_a_name_means_the_default_model() -> None:
         assert found(names(), name) == (NAME, NAME)
 
 
+def test_addresses_of_stored_models_are_not_listed() -> None:
+    address = "https://models.test/x.gguf#sha256=00"
+    assert list(asyncio.run(names(["org/other", address]).listed())) == [NAME, "org/other"]
+
+
 def test_path_of_the_model_is_never_listed() -> None:
     given = GivenModel("./x.gguf", ("x", "y"))
     chosen = names(given=given, **{"mine": "./x.gguf", "o": "y", "m*": "*"})

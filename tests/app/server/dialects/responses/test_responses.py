@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pydantic
 import pytest
@@ -12,12 +13,14 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from app.generation.conversation import Message
 from app.generation.template import ChatTemplateRenderer
+from app.models.resident import State
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.openai.test_chat import client, expected_text
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
 from tests.app.server.live_server import LiveServer, controlled_engine
+from tests.app.server.loading_server import LoadingServer
 from tests.app.server.scripted_server import ScriptedServer
-from tests.support.processes import HANGING_SECONDS
+from tests.support.processes import HANGING_SECONDS, until
 
 QUESTION = "What is the capital of France?"
 WEATHER: dict[str, Any] = {
@@ -410,3 +413,12 @@ def test_default_model_answers_in_every_format(smollm2_server: LiveServer) -> No
         assert "Paris" in api.responses.create(**asked, max_output_tokens=10).output_text
         parsed = api.responses.parse(**asked, text_format=Capital, max_output_tokens=60)
     assert isinstance(parsed.output_parsed, Capital)
+
+
+def test_deleting_a_response_loads_only_its_own_model(loading_server: LoadingServer) -> None:
+    with httpx.Client(base_url=loading_server.url, trust_env=False, timeout=60) as http:
+        body = {"model": "alias", "input": "Hi", "max_output_tokens": 2, "ttl": 0}
+        created = http.post("/v1/responses", json=body).json()
+        until(lambda: loading_server.residents.of("b").state is State.UNLOADED)
+        assert http.delete(f"/v1/responses/{created['id']}").json()["deleted"]
+    assert loading_server.loader.loads == ["b", "b"]
