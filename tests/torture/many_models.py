@@ -42,6 +42,7 @@ PROMPTS = 12  # different requests per model
 CONTEXT = "2048"
 WORDS = tuple("the river runs past seven old mills and lighthouse keepers write home of tin boats".split(" "))  # noqa: SIM905
 MARGIN = 1.02  # memory above the promises of two models
+ROOM = 200e6  # bytes for the parked cache of a model beside another model
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def replies(models: Sequence[Path], embedding: Path | None, requests: int) -> No
             for number in range(PROMPTS):
                 path, body = request(model, number, embeds=model == embedding)
                 expected[name_of(model), number] = content(server.post(path, body))
-            sizes.append(sum(server.metric("memory_bytes", what=what) for what in ("weights", "steps", "cache")))
+            sizes.append(promised(server))
     limit = MARGIN * sum(sorted(sizes)[-2:])
     draw, outcomes = random.Random(7), Counter[str]()
     jobs = [(draw.choice(every), draw.randrange(PROMPTS)) for _ in range(requests)]
@@ -137,9 +138,11 @@ def replies(models: Sequence[Path], embedding: Path | None, requests: int) -> No
 
 
 def caches(models: Sequence[Path], turns: int, *, stored: bool) -> None:
-    """Hold a conversation of about 2,000 tokens, whose model is unloaded after each turn."""
-    model = models[0]
-    with tempfile.TemporaryDirectory() as home, served(Path(home), [model]) as server:
+    """Hold a conversation from about 900 tokens. After each turn, the model makes room for the other one."""
+    model, other = models
+    limit = max(map(alone_bytes, models)) + ROOM
+    options = ("--memory", f"{limit / 1e9:.3f}GB")
+    with tempfile.TemporaryDirectory() as home, served(Path(home), models, *options) as server:
         messages = [{"role": "user", "content": " ".join(random.Random(1).choices(WORDS, k=900))}]
         for turn in range(turns):
             body = {"model": name_of(model), "messages": messages, "max_tokens": 40, "store": stored}
@@ -149,7 +152,18 @@ def caches(models: Sequence[Path], turns: int, *, stored: bool) -> None:
             print(f"turn {turn}: {usage['prompt_tokens']} prompt tokens, {cached} cached")
             text = reply["choices"][0]["message"]["content"]
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And then?"}]
-            server.unload(name_of(model))
+            use(server, name_of(other))
+        print(f"{server.metric('unloads_total', reason='memory'):.0f} unloads")
+
+
+def alone_bytes(model: Path) -> float:
+    """Return the bytes that a model may use on a server without others."""
+    with tempfile.TemporaryDirectory() as home, served(Path(home), [model]) as server:
+        return promised(server)
+
+
+def promised(server: Server) -> float:
+    return sum(server.metric("memory_bytes", what=what) for what in ("weights", "steps", "cache"))
 
 
 def stream(models: Sequence[Path], rounds: int) -> None:
@@ -214,8 +228,8 @@ def agents(models: Sequence[Path], seconds: float) -> None:
     for model in models:
         with tempfile.TemporaryDirectory() as home, served(Path(home), [model]) as server:
             alone[model] = turns(server, model, seconds / 4)[0] / (seconds / 4)
-            sizes.append(sum(server.metric("memory_bytes", what=what) for what in ("weights", "steps", "cache")))
-    limit = MARGIN * max(sizes)
+            sizes.append(promised(server))
+    limit = 1.2 * max(sizes)  # a load takes more for a moment
     with (
         tempfile.TemporaryDirectory() as home,
         served(Path(home), models, "--memory", f"{limit / 1e9:.3f}GB") as server,
