@@ -126,6 +126,10 @@ class Loader(Protocol[LoadedT_co]):
         """
         ...
 
+    def remedy(self, name: str) -> str:
+        """Return what a user can do if a model does not fit even alone."""
+        ...
+
     def available(self) -> Mapping[str, int]:
         """Return the bytes of each memory that can be allocated now."""
         ...

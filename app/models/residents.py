@@ -266,7 +266,7 @@ class Residents(Generic[LoadedT]):
                     raise DoesNotFit(
                         f"{model.title} needs {format_bytes(needed)} of memory, "
                         f"and all models may use {format_bytes(available)}",
-                        "Choose a smaller model or a shorter context (ingle fit shows which fit).",
+                        await asyncio.to_thread(self._loader.remedy, model.name),
                     )
 
     async def _wait_for_end(self, model: Resident[LoadedT], names: Sequence[str]) -> None:

@@ -4,8 +4,8 @@ Its methods run on threads, except `start` and `close` of the loaded models, whi
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from app.errors import ModelNotFound
@@ -17,7 +17,7 @@ from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import TokenStreams
 from app.models.decode_rate import DecodeRate, decode_rate, remember_rate
 from app.models.details import ModelFacts, details_of
-from app.models.fit import memory_plan
+from app.models.fit import advice, fit_stored, memory_plan
 from app.models.ledger import HOST, Bytes
 from app.models.load.kernel_preparation import chat_options
 from app.models.load.loaded_encoder import is_embedding_model, load_encoder_model
@@ -35,6 +35,7 @@ from engine.kv.parked_cache import ParkedCache
 from engine.load_options import LoadControl, LoadOptions
 from engine.loading import open_checkpoint
 from engine.turns import Turns
+from quant.errors import InglenookError
 
 CUDA = "cuda"
 
@@ -177,6 +178,12 @@ class ModelLoader:
         if found is None:
             raise ModelNotFound(f"{name} is not on this machine", f"ingle pull {name}")
         return found
+
+    def remedy(self, name: str) -> str:
+        found: Sequence[str] = ()
+        with suppress(InglenookError):
+            found = list(advice(fit_stored(self.stored(name), self._settings_of(name))))
+        return "; ".join(found) or "Choose a smaller model or a shorter context (ingle fit shows which fit)."
 
     def _settings_of(self, name: str) -> Settings:
         """Return the settings with which a model is loaded."""

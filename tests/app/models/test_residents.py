@@ -74,6 +74,9 @@ class Computer:
             raise ModelNotFound(f"{name} is not on this machine")
         return Needs({HOST: self.sizes[name]})
 
+    def remedy(self, name: str) -> str:
+        return "Choose a smaller model."
+
     def available(self) -> Mapping[str, int]:
         return {HOST: self.memory - sum(self.sizes[name] for name in self.loaded)}
 

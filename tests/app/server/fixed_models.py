@@ -48,6 +48,9 @@ class NoLoader:
     def needs(self, name: str) -> Needs:
         raise ModelNotFound(f"{name} is not on this machine")
 
+    def remedy(self, name: str) -> str:
+        return "Choose a smaller model."
+
     def available(self) -> Mapping[str, int]:
         return {}
 

@@ -101,6 +101,9 @@ class HashLoader:
             raise ModelNotFound(f"{name} is not on this machine")
         return Needs({HOST: self.sizes[name]})
 
+    def remedy(self, name: str) -> str:
+        return "Choose a smaller model."
+
     def available(self) -> Mapping[str, int]:
         return {HOST: self._memory - sum(one.weight_bytes for one in self._loaded if not one.is_closed)}
 
