@@ -233,8 +233,7 @@ class _Collector(Collector):
             labels=("model_name", "what", "where"),
         )
         for model in residents:
-            memories = {} if model.loaded is None else model.loaded.memories()
-            for where, held in memories.items():
+            for where, held in model.memories().items():
                 for what in ("weights", "steps", "cache", "host_pool", "touched"):
                     family.add_metric((model.title, what, where), getattr(held, what))
         yield family

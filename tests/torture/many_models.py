@@ -4,11 +4,13 @@
     python -m tests.torture.many_models caches MODEL MODEL [--turns 8]
     python -m tests.torture.many_models stream MODEL LARGE_MODEL [--rounds 10]
     python -m tests.torture.many_models agents MODEL MODEL [--seconds 120]
+    python -m tests.torture.many_models ledger MODEL MODEL ... [--embedding FOLDER] [--requests 300]
 
 `replies`: eight clients send requests to random models, of which any two fit. Each reply must equal that of a server
 with this model alone. `caches`: a conversation whose model is unloaded between turns computes only new tokens.
 `stream`: seconds between tokens of one model while another one loads. `agents`: two clients alternate between two
-models of which one fits.
+models of which one fits. `ledger`: the bytes that the ledger counts, next to the memory of the process, after random
+loads, unloads, and requests.
 """
 
 import argparse
@@ -261,9 +263,51 @@ def turns(server: Server, model: Path, seconds: float) -> tuple[int, float]:
     return count, longest
 
 
+def ledger(models: Sequence[Path], embedding: Path | None, steps: int) -> None:
+    every, draw = [*models, *([embedding] if embedding else [])], random.Random(3)
+    worst, differences = 0.0, []
+    with tempfile.TemporaryDirectory() as home, served(Path(home), every) as server:
+        for model in every:  # compiles kernels, and loads libraries
+            path, body = request(model, 1, embeds=model == embedding)
+            server.post(path, body)
+        for model in every:
+            server.unload(name_of(model))
+        start, threads = resident_bytes(server), thread_count(server)
+        for step in range(steps):
+            model = draw.choice(every)
+            if draw.random() < 0.4:
+                server.unload(name_of(model))
+            else:
+                path, body = request(model, draw.randrange(PROMPTS), embeds=model == embedding)
+                server.post(path, body)
+            counted = sum(server.metric("memory_bytes", what=what) for what in ("weights", "steps", "touched"))
+            difference = resident_bytes(server) - start - counted
+            differences.append(difference)
+            worst = max(worst, abs(difference) / max(0.03 * counted, 64e6))
+            if step % 50 == 0:
+                print(f"step {step}: counted {counted / 1e6:.0f} MB, {difference / 1e6:+.0f} MB in the process")
+        for model in every:
+            server.unload(name_of(model))
+        left = resident_bytes(server) - start
+        print(
+            f"{steps} steps: differences {min(differences) / 1e6:+.0f} to {max(differences) / 1e6:+.0f} MB, at most "
+            f"{worst:.2f} of the allowance; {left / 1e6:+.0f} MB after all unloads, {thread_count(server) - threads:+} "
+            "threads"
+        )
+
+
+def resident_bytes(server: Server) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return 1024 * int(re.findall(r"RssAnon:\s+(\d+)", status)[0])
+
+
+def thread_count(server: Server) -> int:
+    return len(list(Path(f"/proc/{server.process.pid}/task").iterdir()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("attack", choices=["replies", "caches", "stream", "agents"])
+    parser.add_argument("attack", choices=["replies", "caches", "stream", "agents", "ledger"])
     parser.add_argument("models", type=Path, nargs="+")
     parser.add_argument("--embedding", type=Path)
     parser.add_argument("--requests", type=int, default=600)
@@ -279,6 +323,8 @@ def main() -> None:
             caches(given.models, given.turns, stored=not given.not_stored)
         case "stream":
             stream(given.models, given.rounds)
+        case "ledger":
+            ledger(given.models, given.embedding, given.requests)
         case "agents":
             agents(given.models, given.seconds)
 
