@@ -10,11 +10,23 @@ from types import TracebackType
 
 from quant.errors import InglenookError
 
+_ARENA_MAX = -8  # number of mallopt's parameter
+_POOLS = 2
+
 
 def return_freed_memory() -> None:
     """Collect garbage, then `trim`. This takes 10 to 100 ms, but does not block other threads."""
     gc.collect()
     trim()
+
+
+def share_pools() -> None:
+    """Let all threads allocate from two pools. Each load has new threads, whose pools would keep freed memory.
+
+    Does nothing if the C library is not glibc.
+    """
+    with contextlib.suppress(OSError, TypeError, AttributeError):
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, _POOLS)
 
 
 def trim() -> None:

@@ -31,6 +31,7 @@ from app.server.http_server import HTTPServer, server_config
 from app.settings.api_keys import chosen_keys, make_own_key, own_key_file
 from app.settings.settings import Settings
 from engine.errors import EngineError
+from engine.freed_memory import share_pools
 from quant.errors import InglenookError
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
     Raises PortTaken, InvalidSetting, the errors of `pull` and `load_model`, and KeyboardInterrupt if the server is
     stopped before the default model is loaded. A second Ctrl-C ends the process.
     """
+    share_pools()
     policy = _access_policy(settings)
     with closing(_listen(settings)) as sockets:
         given = [pull(name, settings, progress) for name in (settings.model, *settings.more_models)]

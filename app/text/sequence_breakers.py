@@ -1,7 +1,7 @@
 """Sequence breakers: the tokens that end a repetition for the DRY penalty (see `engine.sampling.filters`)."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from app.process.work_pool import WorkPool
 from app.text.tokenizer import Tokenizer
@@ -14,9 +14,9 @@ class SequenceBreakers:
 
     def __init__(self, tokenizer: Tokenizer, work: WorkPool) -> None:
         """`work` runs the passes over the vocabulary."""
-        self._tokenizer = tokenizer
         self._work = work
-        self._tokens = lru_cache(REMEMBERED)(self._look_up)
+        # not a method of this object: a cycle of references would keep the vocabulary of an unloaded model
+        self._tokens = lru_cache(REMEMBERED)(partial(_look_up, tokenizer))
 
     async def tokens(self, texts: Sequence[str]) -> frozenset[int]:
         """Return all tokens that contain one of the texts.
@@ -25,12 +25,13 @@ class SequenceBreakers:
         """
         return await self._work.run(lambda _: self._tokens(tuple(texts))) if texts else frozenset()
 
-    def _look_up(self, texts: tuple[str, ...]) -> frozenset[int]:
-        tokenizer = self._tokenizer
-        held = [tokenizer.token_bytes(token_id, show_control=True) for token_id in range(tokenizer.vocab_size)]
-        return frozenset(token_id for text in texts for token_id in self._breaking(text, held))
 
-    def _breaking(self, text: str, held: Sequence[bytes]) -> list[int]:
-        encoded = text.encode()
-        found = [token_id for token_id, piece in enumerate(held) if encoded in piece]
-        return found or self._tokenizer.encode(text, parse_special=True)[-1:]
+def _look_up(tokenizer: Tokenizer, texts: tuple[str, ...]) -> frozenset[int]:
+    held = [tokenizer.token_bytes(token_id, show_control=True) for token_id in range(tokenizer.vocab_size)]
+    return frozenset(token_id for text in texts for token_id in _breaking(tokenizer, text, held))
+
+
+def _breaking(tokenizer: Tokenizer, text: str, held: Sequence[bytes]) -> list[int]:
+    encoded = text.encode()
+    found = [token_id for token_id, piece in enumerate(held) if encoded in piece]
+    return found or tokenizer.encode(text, parse_special=True)[-1:]
