@@ -211,10 +211,10 @@ class Keyboard(io.StringIO):
         return True
 
 
-def test_engine_of_a_chat_is_announced_in_few_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_engine_of_a_chat_is_not_announced(capsys: pytest.CaptureFixture[str]) -> None:
     instance = Instance(1, 4645, "http://127.0.0.1:4645", "./hash.gguf", "/nowhere/hash.gguf", "now", "chat")
     host._announce("hash", instance, load_settings(), LineProgress())
-    assert capsys.readouterr().err == "hash is ready.\n"
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("stdin", [Keyboard(), io.StringIO(), None])
