@@ -312,10 +312,11 @@ class ChatApp(App[None]):
 
     @work(exclusive=True, group="switch", description="switch")
     async def switch_model(self, name: str) -> None:
-        """Use a model for all further replies. If a reply is running, ask whether to stop it or to wait for it."""
+        """Use a model for all further replies. If a running reply is in the way, ask whether to stop it or to wait."""
         conversation = self._chat_screen.conversation
         with show_errors(self):
-            if running := await conversation.running_titles():
+            running = await conversation.running_titles()
+            if running and await self._client.models.waits_for_replies(name):
                 stops = await self.push_screen_wait(replies_in_the_way(running, name))
                 if stops is None:
                     return

@@ -289,6 +289,9 @@ class Models(Protocol):
     async def delete(self, name: str) -> None:
         """Delete a model from this machine, and any partial download of it."""
 
+    async def waits_for_replies(self, name: str) -> bool:
+        """Whether this model is loaded only when no reply is running, because the engine must be replaced."""
+
     def load(self, name: str) -> AsyncGenerator[Loading, None]:
         """Use this model for all later replies. The iterator ends when the model is loaded.
 

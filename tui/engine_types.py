@@ -65,6 +65,17 @@ class Amount(Sanitized):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelMemory(Sanitized):
+    """A model of the server that is loaded or loading, and its memory in bytes."""
+
+    name: str
+    state: str  # "loaded", or its progress: "loading 43 %"
+    weights: int = 0
+    cache_used: int = 0
+    cache_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus(Sanitized):
     """A snapshot of the engine. The engine screen requests one every second."""
 
@@ -74,6 +85,8 @@ class EngineStatus(Sanitized):
     memory: tuple[Amount, ...]
     prompt_tokens: int  # tokens prefilled since the engine started; the screen computes rates from differences
     reply_tokens: int  # tokens generated since the engine started
+    models: tuple[ModelMemory, ...] = ()  # all models of the server that are loaded or loading
+    free: int = 0  # bytes of memory that another model could use; 0: unknown
     is_reported: bool = True  # False: the server reports only its model
 
 

@@ -81,4 +81,4 @@ class TerminalClient:
             return
         async with asyncio.timeout(_FORGET_SECONDS), self._connection.use() as engine:
             for messages in conversations:
-                await engine.endpoint.call_inglenook("POST", "forget", {"messages": messages})
+                await engine.endpoint.call_inglenook("POST", "forget", {"model": engine.model, "messages": messages})

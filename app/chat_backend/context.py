@@ -33,7 +33,7 @@ class ChatContext:
     async def budget(self, chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
         async with self._connection.use() as engine:
             found, branch = await to_thread(self._branch, chat, leaf)
-            counter = await token_counter(engine.endpoint, found, branch)
+            counter = await token_counter(engine, found, branch)
             return await _budget(engine, counter, found, branch, typed)
 
     async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> TrimPlan:
@@ -43,7 +43,7 @@ class ChatContext:
         """
         found, branch = await to_thread(self._branch, chat, leaf)
         async with self._connection.use() as engine:
-            counter = await token_counter(engine.endpoint, found, branch)
+            counter = await token_counter(engine, found, branch)
             before = await _budget(engine, counter, found, branch, typed)
             of_typed = await counter.text(typed) if typed else 0
             for_summary = _summary_tokens(engine) if how is FullContext.SUMMARIZE else 0
@@ -83,7 +83,7 @@ class ChatContext:
                 own["store"] = False
             longest = _summary_tokens(engine)
             limit = engine.context_length
-            counter = await token_counter(engine.endpoint, found, branch)
+            counter = await token_counter(engine, found, branch)
             readable = request if limit is None else await _shortened(counter, request, limit - longest)
             sampling = {"temperature": 0.2, **engine.default_sampling, "max_tokens": longest}
             body = {"model": engine.model, "messages": readable, **sampling, **own}

@@ -10,12 +10,14 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
 from app.chat_backend.reply_parts import ENGINE_STOPPED, Accepted, Call, Ended, ReasoningDelta, ReplyPart, TextDelta
 from app.client.http import HTTPClient, Remedies, ServerUnreachable, default_sampling_of, refusal
+from app.client.own_server import ModelLoad, load_lines
 from app.errors import AppError, InvalidSetting
 from app.generation.cache_report import MissReason, PromptTokensDetails
 from app.generation.events import PromptProgress
@@ -140,7 +142,21 @@ class ChatEndpoint:
         """Call a route that only Inglenook has, and return the answer. Raises NotOffered for other servers."""
         if not self.is_inglenook:
             raise NotOffered(f"the server at {self.url} does not support {path}", "Use an ingle server.")
-        return await self._http.ask(method, f"{self.url.removesuffix('/v1')}/inglenook/{path}", body)
+        return await self._http.ask(method, f"{self._root}/inglenook/{path}", body)
+
+    async def describe(self, model: str) -> ServedName:
+        """Return what the server reports about a model. Raises ServerUnreachable, ModelNotFound, or ServerError."""
+        answer = await self._http.ask("GET", f"{self.url}/models/{quote(model, safe='')}")
+        with self._http.parsing_response():
+            return _served_name(answer)
+
+    def load(self, model: str) -> AsyncGenerator[ModelLoad]:
+        """Load a model of an ingle server, and yield the progress. See `load_lines`."""
+        return load_lines(self._http, self._root, {"model": model})
+
+    @property
+    def _root(self) -> str:
+        return self.url.removesuffix("/v1")
 
     @contextmanager
     def _naming_a_crash(self) -> Iterator[None]:
@@ -187,10 +203,10 @@ class ChatEndpoint:
                 text += part.text if isinstance(part, TextDelta) else ""
         return text
 
-    async def count(self, *, text: str = "", messages: Sequence[Body] = ()) -> int:
+    async def count(self, model: str, *, text: str = "", messages: Sequence[Body] = ()) -> int:
         """Return the number of tokens of a text or a conversation's prompt; an estimate if the server cannot count."""
         if self.is_inglenook:
-            answer = await self.call_inglenook("POST", "count", {"text": text, "messages": messages})
+            answer = await self.call_inglenook("POST", "count", {"model": model, "text": text, "messages": messages})
             with self._http.parsing_response():
                 return int(answer["tokens"])
         characters = len(text) + sum(len(str(message["content"])) for message in messages)

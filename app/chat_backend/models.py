@@ -250,6 +250,9 @@ class ChatModels:
         if self._pull_queue is not None:
             await self._pull_queue.close()
 
+    async def waits_for_replies(self, name: str) -> bool:
+        return await self._connection.waits_for_replies(name)
+
     async def load(self, name: str) -> AsyncGenerator[Loading, None]:
         if not self._connection.is_remote:
             await to_thread(self._store().check_name, name)

@@ -331,7 +331,7 @@ class ChatReplies:
 
     async def count_tokens(self, text: str) -> int:
         async with self._connection.use() as engine:
-            return await engine.endpoint.count(text=text)
+            return await engine.endpoint.count(engine.model, text=text)
 
     def estimates_counts(self) -> bool:
         return self._connection.is_remote

@@ -11,7 +11,7 @@ from app.chat_backend.prompt_messages import prompt_messages
 from app.history.records import Chat, StoredMessage
 
 if TYPE_CHECKING:
-    from app.chat_backend.endpoint import ChatEndpoint
+    from app.chat_backend.engine.server import ReadyEngine
 
 # A report below this share of the estimate is ignored: some servers count only the tokens that were not cached.
 _PLAUSIBLE = 0.5
@@ -21,30 +21,30 @@ _PLAUSIBLE = 0.5
 class TokenCounter:
     """Counts the tokens of texts and messages for one chat."""
 
-    endpoint: "ChatEndpoint"
+    engine: "ReadyEngine"
     scale: float = 1.0  # reported tokens for each estimated one
 
     async def text(self, text: str) -> int:
-        return self._scaled(await self.endpoint.count(text=text))
+        return self._scaled(await self.engine.endpoint.count(self.engine.model, text=text))
 
     async def messages(self, messages: Sequence[Mapping[str, object]]) -> int:
-        return self._scaled(await self.endpoint.count(messages=messages))
+        return self._scaled(await self.engine.endpoint.count(self.engine.model, messages=messages))
 
     def _scaled(self, count: int) -> int:
         return count if self.scale == 1 else math.ceil(count * self.scale)
 
 
-async def token_counter(endpoint: "ChatEndpoint", chat: Chat, branch: Sequence[StoredMessage]) -> TokenCounter:
+async def token_counter(engine: "ReadyEngine", chat: Chat, branch: Sequence[StoredMessage]) -> TokenCounter:
     """Return a counter for a branch of a chat. The last reply whose usage is known determines its scale."""
     last = next((index for index in range(len(branch), 0, -1) if _reported_tokens(branch[index - 1])), 0)
-    if endpoint.is_inglenook or not last:
-        return TokenCounter(endpoint)
+    if engine.endpoint.is_inglenook or not last:
+        return TokenCounter(engine)
     reply = branch[last - 1]
     then = replace(chat, trim=chat.trim.first(reply.usage.num_left_out if reply.usage else 0))
     counted = prompt_messages(then, branch[:last], with_reasoning=False)
-    estimate = await endpoint.count(messages=[*counted, {"content": reply.reasoning}])
+    estimate = await engine.endpoint.count(engine.model, messages=[*counted, {"content": reply.reasoning}])
     scale = _reported_tokens(reply) / max(1, estimate)
-    return TokenCounter(endpoint, scale if scale > _PLAUSIBLE else 1.0)
+    return TokenCounter(engine, scale if scale > _PLAUSIBLE else 1.0)
 
 
 def _reported_tokens(message: StoredMessage) -> int:

@@ -92,6 +92,21 @@ class ServerModel(Struct):
         return self.state != "unloaded"
 
 
+class MachineMemory(Struct):
+    """One memory of the machine, in bytes."""
+
+    available: int
+    free: int  # bytes that another model could use
+    promised: int  # bytes that all loaded models may use
+
+
+class ServerModels(Struct):
+    """The models of a server, and the memories of its machine."""
+
+    models: list[ServerModel]
+    memory: dict[str, MachineMemory] = field(default_factory=dict)
+
+
 class ModelLoad(Struct):
     """One line about a load."""
 
@@ -153,24 +168,16 @@ class Client:
         """Return all models of the server. Raises ServerUnreachable or ServerError."""
         answer = await self._get("/inglenook/models")
         with self._http.parsing_response():
-            return msgspec.convert(answer["models"], list[ServerModel])
+            return msgspec.convert(answer, ServerModels).models
 
-    async def load(
+    def load(
         self, model: str, *, pinned: bool | None = None, keep_alive: float | None = None
     ) -> AsyncGenerator[ModelLoad]:
         """Load a model, and yield the progress. `keep_alive`: seconds after its last use until it is unloaded.
 
-        Closing the generator stops the load if no other request waits for it. Raises ServerUnreachable, ModelNotFound,
-        or ServerError.
+        See `load_lines`.
         """
-        body = {"model": model, "pin": pinned, "ttl": keep_alive}
-        async with aclosing(self._http.lines(f"{self._instance.url}/inglenook/load", body)) as lines:
-            async for line in lines:
-                with self._http.parsing_response():
-                    if "error" in line:
-                        raise error_of(line["error"])
-                    load = msgspec.convert(line, ModelLoad)
-                yield load
+        return load_lines(self._http, self._instance.url, {"model": model, "pin": pinned, "ttl": keep_alive})
 
     async def load_with_progress(
         self,
@@ -231,6 +238,21 @@ class Client:
 
     async def _get(self, path: str, accepted: Sequence[int] = (HTTPStatus.OK,)) -> Any:
         return await self._http.ask("GET", f"{self._instance.url}{path}", accepted=accepted)
+
+
+async def load_lines(http: HTTPClient, url: str, body: Mapping[str, object]) -> AsyncGenerator[ModelLoad]:
+    """Request a load from the server at `url`, and yield the progress.
+
+    Closing the generator stops the load if no other request waits for it. Raises ServerUnreachable, ModelNotFound, or
+    ServerError.
+    """
+    async with aclosing(http.lines(f"{url}/inglenook/load", body)) as lines:
+        async for line in lines:
+            with http.parsing_response():
+                if "error" in line:
+                    raise error_of(line["error"])
+                load = msgspec.convert(line, ModelLoad)
+            yield load
 
 
 def _request(model: str, messages: Sequence[Message], params: SamplingParams) -> dict[str, object]:

@@ -19,6 +19,7 @@ from tui.engine_types import (
     Fit,
     Loading,
     ModelInfo,
+    ModelMemory,
     Phase,
     Recommendation,
     RequestId,
@@ -367,7 +368,11 @@ class ScriptedEngine:
         )
         memory = (Amount("process", 900_000_000, 0), Amount("GPU", 6_100_000_000, 24_000_000_000))
         left = tuple(request for request in self.requests if request.id not in self.aborted)
-        return EngineStatus("smollm2:135m", left, tiers, memory, 1234, 5678)
+        models = (
+            ModelMemory("smollm2:135m", "loaded", 96_600_000, 30_000_000, 400_000_000),
+            ModelMemory("qwen3:4b", "loading 43 %"),
+        )
+        return EngineStatus("smollm2:135m", left, tiers, memory, 1234, 5678, models, 12_100_000_000)
 
     async def abort(self, request: RequestId) -> None:
         self.aborted.append(request)
@@ -395,6 +400,7 @@ class ScriptedModels:
     others: tuple[ModelInfo, ...] = ()  # additional installed models
     fetching: bool = False  # whether the engine is downloading the known model
     loaded: list[str] = field(default_factory=list)
+    waits: bool = True  # whether a load waits for running replies
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # set: downloads finish; cleared: they wait
     offered: tuple[ModelInfo, ...] = ()  # models of a remote endpoint, which replace the installed ones
     remote: str = ""  # address of the remote endpoint
@@ -443,6 +449,9 @@ class ScriptedModels:
         if self.offline:
             return SearchResults((KNOWN,), "the Hub cannot be reached: these are models with a short name")
         return SearchResults((REPOSITORY,) if text in REPOSITORY.name.lower() else ())
+
+    async def waits_for_replies(self, name: str) -> bool:
+        return self.waits
 
     async def find(self, name: str) -> ModelInfo:
         listed = [*await self.installed(), *await self.catalog()]

@@ -51,6 +51,20 @@ def test_load_offers_to_stop_running_replies(keys: list[str], loads: bool, stops
     run(client, flow)
 
 
+def test_load_beside_running_replies_does_not_ask() -> None:
+    client = ScriptedClient(SCRIPT)
+    client.models.others, client.models.waits = (OTHER,), False
+
+    async def flow(chat: Chatting) -> None:
+        await chat.type("one")
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.type("/load qwen3:1b")
+        await chat.until(lambda: client.models.loaded == ["qwen3:1b"])
+        assert len(chat.conversation.running_chats) == 1
+
+    run(client, flow)
+
+
 def test_load_without_running_replies_does_not_ask() -> None:
     client = ScriptedClient()
     client.models.others = (OTHER,)

@@ -1,4 +1,4 @@
-"""The engine screen: running requests, throughput, and memory use."""
+"""The engine screen: running requests, throughput, and the memory of the models."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -18,13 +18,14 @@ from textual.widgets import Label, Sparkline
 
 from tui import figures
 from tui.client import ClientError, Engine
-from tui.engine_types import Amount, EngineRequest, EngineStatus, Phase, RequestId
+from tui.engine_types import Amount, EngineRequest, EngineStatus, ModelMemory, Phase, RequestId
 from tui.plain_text import model_name, sanitize, single_line
 from tui.screens.dialog import Page, confirm
 from tui.show_errors import show_errors
 from tui.widgets.listing import Listing
 from tui.widgets.textual_internals import KeyFooter
 
+_NAME, _WEIGHTS, _CACHE = 20, 9, 18  # least widths in cells of the columns of models
 _WORDS = 20  # width in cells reserved for the text after a bar, such as " 600 MB of 1.0 GB"
 
 
@@ -51,6 +52,37 @@ class Amounts(Widget):
         return Content.assemble(
             name, ("█" * filled, "$primary"), ("░" * (width - filled), "$text-disabled"), f" {words}"
         )
+
+
+class Models(Widget):
+    """A table of the models of the server: their names, states, and memory."""
+
+    models: reactive[Sequence[ModelMemory]] = reactive((), layout=True)
+    free: reactive[int] = reactive(0)
+
+    def render(self) -> Content:
+        width = self._name_width
+        columns = "weights  KV cache"
+        gap = width + 1 + _WEIGHTS - len("weights")
+        title = Content.assemble(("Models".ljust(gap), "bold"), (columns, "$text-muted"))
+        free = f"{'free for others':<{width}} {figures.size(self.free):>{_WEIGHTS}}"
+        return Content("\n").join([title, *map(self._line, self.models), *([Content(free)] if self.free else [])])
+
+    def _line(self, model: ModelMemory) -> Content:
+        width = self._name_width
+        name = single_line(model_name(model.name))
+        name = name.ljust(width) if len(name) <= width else f"{name[: width - 1]}…"
+        if not model.weights:
+            return Content(f"{name}   {single_line(model.state)}")
+        cache = figures.size_of(model.cache_used, model.cache_total) if model.cache_total else ""
+        state = "" if model.state == "loaded" else single_line(model.state)
+        return Content(f"{name} {figures.size(model.weights):>{_WEIGHTS}}  {cache:<{_CACHE}} {state}")
+
+    @property
+    def _name_width(self) -> int:
+        """Width in cells of the first column, which is as long as the longest name if there is room for it."""
+        longest = max((len(model_name(model.name)) for model in self.models), default=0)
+        return max(_NAME, min(longest, self.size.width - _WEIGHTS - _CACHE - 4))
 
 
 _INTERVAL = 1.0  # seconds between polls
@@ -81,6 +113,7 @@ class EngineScreen(Page[None]):
 
     CSS_PATH = "engine.tcss"
     AUTO_FOCUS = "Listing"
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012 - as the base class has it
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss(None)", "Back"),
         Binding("a,delete", "abort", "Abort request"),
@@ -104,6 +137,7 @@ class EngineScreen(Page[None]):
         with Horizontal(id="amounts"):
             yield Amounts("KV cache")
             yield Amounts("Memory")
+        yield Models()
         yield Listing()
         yield KeyFooter()
 
@@ -149,6 +183,9 @@ class EngineScreen(Page[None]):
             self.query_one(f"#{name}-rate", Label).update(f"{words} · {total:,} tokens" if self._is_wide else words)
         tiers, memory = self.query(Amounts)
         tiers.amounts, memory.amounts = status.tiers, status.memory
+        table = self.query_one(Models)
+        table.models, table.free = status.models, status.free
+        table.display = bool(status.models)
         self._list({request.id: request for request in status.requests})
 
     def _list(self, requests: dict[RequestId, EngineRequest]) -> None:

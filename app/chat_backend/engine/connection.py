@@ -1,7 +1,8 @@
 """The engine that the chat uses: waiting for it, and switching, pausing, and retrying of its model.
 
-Loading runs in the background; callers that need the model wait for it with `use`. The engine is replaced only when no
-caller uses it. If a model cannot be loaded, the previous one is loaded again. If the engine process has died, the next
+Loading runs in the background; callers that need the model wait for it with `use`. The server in use loads another
+model beside the previous one, which replies in progress keep using. A server that cannot load it is replaced when no
+caller uses it. If a model cannot be loaded, the previous one is used again. If the engine process has died, the next
 call of `use` restarts it, or connects to a server whose context is at least as long.
 """
 
@@ -126,8 +127,7 @@ class EngineConnection:
         if engine is None or not await asyncio.to_thread(self._server.is_exclusive):
             return 0
         with suppress(InglenookError):  # the engine may be exiting
-            report = await engine.endpoint.call_inglenook("GET", "engine")
-            return int(report["room"])
+            return int((await engine.report())["room"])
         return 0
 
     async def decode_rate(self) -> float:
@@ -135,7 +135,7 @@ class EngineConnection:
         engine = self._engine
         if engine is not None and engine.endpoint.is_inglenook:
             with suppress(InglenookError):  # the engine may be exiting
-                return float((await engine.endpoint.call_inglenook("GET", "engine")).get("decode_rate", 0.0))
+                return float((await engine.report()).get("decode_rate", 0.0))
         return 0.0
 
     @asynccontextmanager
@@ -226,7 +226,8 @@ class EngineConnection:
 
     async def _pause(self, state: LoadingState) -> None:
         done = state.now.fraction
-        await self._release_engine(state)
+        if self._engine is None:
+            await self._release_engine(state)
         state.update(state.model, "paused" if done is None else f"paused at {share(done)}")
 
     def resume(self) -> None:
@@ -263,6 +264,10 @@ class EngineConnection:
             raise ClientError(both, problem.remedy) from reason
         remedy = f"{reason.remedy.rstrip('.')}. " if reason.remedy else ""
         raise ClientError(reason.message, f"{remedy}{model_name(before.now.model)} is loaded again.")
+
+    async def waits_for_replies(self, model: str) -> bool:
+        """Whether `switch` to this model waits for replies in progress, because the server in use cannot load it."""
+        return not await to_thread(self._server.can_load, model)
 
     def switch(self, model: str) -> LoadingState:
         """Start loading another model for later replies, and return its loading state. Replies in progress are not
@@ -316,9 +321,8 @@ class EngineConnection:
         state = self.state
         try:
             with client_errors():
-                if self._engine is None or not await self._answers(target.model):
-                    await self._release_engine(state)
-                    self._engine = await self._server.connect(target, state)
+                if self._engine is None or not await self._answers(target.model, self._engine):
+                    self._engine = await self._changed(target, state)
         except ClientError as problem:
             if self._served is not None and self._served != target:
                 self._start_target(self._served)
@@ -353,9 +357,17 @@ class EngineConnection:
             return f"{found} to use {stated}."
         return f"{found} to use a longer one." if held < max(SHORT_CONTEXT, target.least_context) else ""
 
-    async def _answers(self, model: str) -> bool:
+    async def _answers(self, model: str, engine: ReadyEngine) -> bool:
         """Whether the engine in use still runs and has loaded `model`."""
-        return self.model == model if self.is_remote else await asyncio.to_thread(self._server.serves, model)
+        return engine.model == model if self.is_remote else await asyncio.to_thread(self._server.serves, model, engine)
+
+    async def _changed(self, target: TargetModel, state: LoadingState) -> ReadyEngine:
+        """Load the target in the server in use if that can load it; otherwise leave this server for another one."""
+        engine = self._engine
+        if engine is not None and (other := await self._server.change(engine, target, state)) is not None:
+            return other
+        await self._release_engine(state)
+        return await self._server.connect(target, state)
 
     async def _release_engine(self, state: LoadingState) -> None:
         """Release the current engine once no caller uses it. Stop its process if only this chat needs it."""

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
-from app.chat_backend.engine.child import ChildMessage
+from app.progress import Unit
 from tui.client import ClientError, NotLoaded
 from tui.engine_types import Loading
 from tui.figures import loading, size, size_of, time_left
@@ -39,18 +39,18 @@ class DownloadRate:
         return (done - before) / (now - start) if now - start >= _STEADY else 0.0
 
 
-def describe_stage(model: str, message: ChildMessage, rate: DownloadRate) -> Loading:
+def describe_stage(model: str, stage: str, done: int, total: int | None, unit: Unit, rate: DownloadRate) -> Loading:
     """Describe a loading stage of a model, with speed and time left for byte counts."""
-    if not message.total:
-        return Loading(model, message.stage)
+    if not total:
+        return Loading(model, stage)
     amount = ""
-    if message.unit == "bytes":
-        speed = rate.after(message.stage, message.done)
-        pace = (f"{size(round(speed))}/s", time_left((message.total - message.done) / speed)) if speed else ()
-        amount = ", ".join((size_of(message.done, message.total), *pace))
-    elif message.unit == "kernels":
-        amount = f"{message.done} of {message.total}"
-    return Loading(model, message.stage, message.done / message.total, amount=amount)
+    if unit == "bytes":
+        speed = rate.after(stage, done)
+        pace = (f"{size(round(speed))}/s", time_left((total - done) / speed)) if speed else ()
+        amount = ", ".join((size_of(done, total), *pace))
+    elif unit == "kernels":
+        amount = f"{done} of {total}"
+    return Loading(model, stage, done / total, amount=amount)
 
 
 LINE_SECONDS = 5.0  # seconds between two lines about one load

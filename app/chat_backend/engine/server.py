@@ -4,17 +4,19 @@ The HTTP client is imported only when a server is contacted, so that the chat st
 """
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from app.chat_backend.client_errors import client_errors
 from app.chat_backend.engine.child import ChildMessage
 from app.chat_backend.engine.loading_state import DownloadRate, LoadingState, describe_stage
 from app.chat_backend.engine.process import EngineProcess, absolute, find_or_start
-from app.client.running_server import find_instances
+from app.client.running_server import FoundServer, find_servers
 from app.errors import AppError
 from app.models.transfer.download_turn import Running, running_download
 from app.process.engine_lease import count_other_leases, hold_lease
@@ -43,6 +45,10 @@ class ReadyEngine:
     default_sampling: Mapping[str, float] = field(default_factory=dict)  # the model's recommended sampling
     parameters: int | None = None  # number of weights; None: the server does not report it
 
+    async def report(self) -> Any:
+        """Return the report of an ingle server about this model. Raises ServerUnreachable or ServerError."""
+        return await self.endpoint.call_inglenook("GET", f"engine?model={quote(self.model, safe='')}")
+
 
 @dataclass(frozen=True, slots=True)
 class TargetModel:
@@ -60,7 +66,7 @@ class TargetModel:
 
 
 class EngineServer:
-    """At most one server at a time: `connect`, then `release`."""
+    """At most one server at a time: `connect`, then `change` for other models, then `release`."""
 
     def __init__(
         self, settings: Settings, flags: Mapping[str, object], endpoint: str = "", key: str | None = None
@@ -77,10 +83,56 @@ class EngineServer:
         self._process: EngineProcess | None = None
         self._leases = ExitStack()  # while this process holds a lease, the engine keeps running
         self._instance: Instance | None = None  # registry entry of the server in use
+        self._is_downloading = False
 
     async def connect(self, target: TargetModel, state: LoadingState) -> ReadyEngine:
         """Find or start a server of the target, and wait until it is loaded. Raises InglenookError or ClientError."""
         return await (self._attach_remote if self.remote else self._find_or_start)(target, state)
+
+    async def change(self, engine: ReadyEngine, target: TargetModel, state: LoadingState) -> ReadyEngine | None:
+        """Load the model of the target in the server in use, which keeps the model of `engine` while memory allows.
+
+        Returns None if the server cannot load this model. A model that is not on this machine is downloaded first.
+        Raises InglenookError or ClientError.
+        """
+        if self._instance is None or not await asyncio.to_thread(self.can_load, target.model):
+            return None
+        name = await asyncio.to_thread(self._name_here, target.model)
+        if name is None:
+            await self._download(target.model, state)
+            name = await asyncio.to_thread(self._name_here, target.model)
+        return None if name is None else await self._loaded(engine.endpoint, FoundServer(self._instance, name), state)
+
+    def can_load(self, model: str) -> bool:
+        """Whether the server in use still runs, and can load a model beside others. Reads files.
+
+        A server cannot if it is remote or of an earlier version, or if the model is a file without a name.
+        """
+        from app.models.store import ModelStore
+
+        if self._instance is None or not self._instance.serves_all or self.is_lost():
+            return False
+        return self._name_here(model) is not None or ModelStore(self._settings).known_name(model) is not None
+
+    def _name_here(self, model: str) -> str | None:
+        """Return the name by which the server in use knows a model; None if it does not know it, or has exited."""
+        found = find_servers(replaced(self._settings, model=model))
+        return next((one.model for one in found if one.instance == self._instance), None)
+
+    async def _download(self, model: str, state: LoadingState) -> None:
+        """Download a model, and show the progress. A partial download is kept."""
+        from app.models.pulls import Pulls
+
+        pulls, rate = Pulls(self._settings), DownloadRate()
+        self._is_downloading = True
+        try:
+            async with aclosing(pulls.pull(model)) as events:
+                async for now in events:
+                    stage = now.label or now.state.value
+                    state.show(describe_stage(model, stage, now.done, now.total, "bytes", rate))
+        finally:
+            self._is_downloading = False
+            await pulls.close()
 
     async def release(self) -> None:
         """Leave the server. Stop its process if only this chat needs it."""
@@ -121,15 +173,15 @@ class EngineServer:
         while not await asyncio.to_thread(self.is_lost):
             await asyncio.sleep(_EXIT_SECONDS)
 
-    def serves(self, model: str) -> bool:
-        """Whether the server in use still runs and has loaded `model`. Reads files."""
-        return self._instance in find_instances(replaced(self._settings, model=model))
+    def serves(self, model: str, engine: ReadyEngine) -> bool:
+        """Whether `model` is that of `engine`, and the server in use still runs. Reads files."""
+        return self._name_here(model) == engine.model
 
     def fetching(self) -> Running | None:
-        """Return the download that the starting process runs, or None. Reads files."""
-        process = self._process
-        running = None if process is None else running_download(self._settings.models_dir)
-        return running if process and running and running.pid == process.pid else None
+        """Return the download that the starting process or this process runs, or None. Reads files."""
+        pid = os.getpid() if self._is_downloading else self._process.pid if self._process is not None else None
+        running = None if pid is None else running_download(self._settings.models_dir)
+        return running if running is not None and running.pid == pid else None
 
     async def offered_models(self) -> "Sequence[ServedName]":
         """Return the models of the remote endpoint. Raises ClientError."""
@@ -167,9 +219,9 @@ class EngineServer:
         settings = replaced(self._settings, model=target.model)
 
         async def find() -> ReadyEngine | None:
-            for instance in await asyncio.to_thread(self._running, settings, target):
+            for found in await asyncio.to_thread(self._running, settings, target):
                 with suppress(InglenookError):  # the server only computes embeddings, or is exiting
-                    return await self._attach(instance)
+                    return await self._attach(found, state)
             return None
 
         return await find_or_start(
@@ -182,13 +234,15 @@ class EngineServer:
     def is_running_elsewhere(self, target: TargetModel) -> bool:
         """Whether another server than the one in use can answer. Reads files."""
         running = self._running(replaced(self._settings, model=target.model), target)
-        return any(instance != self._instance for instance in running)
+        return any(found.instance != self._instance for found in running)
 
-    def _running(self, settings: Settings, target: TargetModel) -> Sequence[Instance]:
+    def _running(self, settings: Settings, target: TargetModel) -> Sequence[FoundServer]:
         """Return the running servers that the target accepts, first those of its model."""
-        found = find_instances(settings)
-        others = [] if target.is_required else [one for one in running_instances(settings) if one not in found]
-        return [one for one in (*found, *others) if target.accepts(one)]
+        found = find_servers(settings)
+        if not target.is_required:
+            own = [one.instance for one in found]
+            found += [FoundServer(one, one.model) for one in running_instances(settings) if one not in own]
+        return [one for one in found if target.accepts(one.instance)]
 
     async def _start_process(self, settings: Settings, state: LoadingState) -> ReadyEngine:
         from app.models.store import ModelStore
@@ -199,7 +253,7 @@ class EngineServer:
 
         def on_message(message: ChildMessage) -> None:
             if message.stage:
-                state.show(describe_stage(model, message, rate))
+                state.show(describe_stage(model, message.stage, message.done, message.total, message.unit, rate))
             elif message.note:
                 state.update(model, message.note)
 
@@ -208,28 +262,44 @@ class EngineServer:
         self._process = process
         self._leases.enter_context(hold_lease(settings, process.pid))
         instance = await process.wait_until_serving(on_message)
-        return await self._attach(instance)
+        return await self._attach(FoundServer(instance, instance.model), state)
 
-    async def _attach(self, instance: Instance) -> ReadyEngine:
-        """Connect to a running server. Raises ServerUnreachable or ServerError if it cannot generate replies."""
+    async def _attach(self, found: FoundServer, state: LoadingState) -> ReadyEngine:
+        """Connect to a running server, which loads the model if necessary.
+
+        Raises ServerUnreachable or ServerError if it cannot generate replies.
+        """
         from app.chat_backend.endpoint import ChatEndpoint
 
-        endpoint = ChatEndpoint(instance.api_url, own_key(self._settings), is_inglenook=True)
+        endpoint = ChatEndpoint(found.instance.api_url, own_key(self._settings), is_inglenook=True)
         async with AsyncExitStack() as unless_used:
             unless_used.push_async_callback(endpoint.close)
-            report = await _wait_for_report(endpoint)
+            await _wait_until_answering(endpoint)
+            engine = await self._loaded(endpoint, found, state)
             if self._process is None:
-                self._leases.enter_context(hold_lease(self._settings, instance.pid))
-            self._instance = instance
-            served = next(iter(await endpoint.names()))  # all names are of one model
-            default_sampling = served.sampling
-            if not default_sampling:
-                from app.models.sampling_defaults import sampling_from_files
-
-                default_sampling = await asyncio.to_thread(sampling_from_files, instance)
+                self._leases.enter_context(hold_lease(self._settings, found.instance.pid))
+            self._instance = found.instance
             unless_used.pop_all()
-            context_length = int(report["context_length"])
-            return ReadyEngine(endpoint, instance.model, context_length, default_sampling, served.parameters)
+            return engine
+
+    async def _loaded(self, endpoint: "ChatEndpoint", found: FoundServer, state: LoadingState) -> ReadyEngine:
+        """Load a model in a running server, and describe it. Raises ServerError if it cannot generate replies."""
+        rate = DownloadRate()
+        if found.instance.serves_all:
+            async with aclosing(endpoint.load(found.model)) as lines:
+                async for line in lines:
+                    if line.stage:
+                        state.show(describe_stage(found.model, line.stage, line.done, line.total, line.unit, rate))
+        served = await endpoint.describe(found.model)
+        engine = ReadyEngine(endpoint, found.model, None, served.sampling or {}, served.parameters)
+        report = await engine.report()
+        if not report["tiers"]:
+            raise AppError(f"{model_name(found.model)} generates no text", "Choose a chat model.")
+        if not engine.default_sampling:
+            from app.models.sampling_defaults import sampling_from_files
+
+            engine = replaced(engine, default_sampling=await asyncio.to_thread(sampling_from_files, found.instance))
+        return replaced(engine, context_length=int(report["context_length"]))
 
 
 async def _wait_for_names(endpoint: "ChatEndpoint", state: LoadingState) -> Sequence["ServedName"]:
@@ -247,18 +317,20 @@ async def _wait_for_names(endpoint: "ChatEndpoint", state: LoadingState) -> Sequ
             await asyncio.sleep(_TURN_SECONDS)
 
 
-async def _wait_for_report(endpoint: "ChatEndpoint") -> Any:
-    """Return the engine's status report. Retries, because a server is registered shortly before it answers."""
+async def _wait_until_answering(endpoint: "ChatEndpoint") -> None:
+    """Wait until a server answers, which is shortly after it is registered."""
     from app.client.http import ServerUnreachable
 
     patience = asyncio.get_running_loop().time() + _WAKE_SECONDS
     while True:
         try:
-            return await endpoint.call_inglenook("GET", "engine")
+            await endpoint.call_inglenook("GET", "engine")
         except ServerUnreachable:
             if asyncio.get_running_loop().time() > patience:
                 raise
             await asyncio.sleep(_TURN_SECONDS)
+        else:
+            return
 
 
 def _describe_other_load(target: TargetModel, other: str) -> tuple[str, str]:

@@ -2,14 +2,23 @@
 
 import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from app.chat_backend.converters import sampling_of
 from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.replies import ChatReplies
+from app.errors import AppError
 from app.process.engine_lease import CHAT_CLIENT
-from tui.engine_types import Amount, EngineRequest, EngineStatus, Loading, Phase, RequestId
+from tui.engine_types import Amount, EngineRequest, EngineStatus, Loading, ModelMemory, Phase, RequestId
+from tui.figures import share
 from tui.types import Sampling
+
+if TYPE_CHECKING:
+    from app.chat_backend.endpoint import ChatEndpoint
+    from app.client.own_server import ServerModel, ServerModels
 
 
 class ChatEngine:
@@ -46,10 +55,10 @@ class ChatEngine:
         async with self._connection.use() as engine:
             if not engine.endpoint.is_inglenook:
                 return EngineStatus(engine.model, (), (), (), 0, 0, is_reported=False)
-            report = await engine.endpoint.call_inglenook("GET", "engine")
+            report = await engine.report()
             with parsing_response():
                 self._reply_ids = {RequestId(str(one["id"])): str(one.get("reply", "")) for one in report["requests"]}
-                return _status(report)
+                return _status(report, await _models(engine.endpoint))
 
     async def abort(self, request: RequestId) -> None:
         """Abort a request. If it belongs to a reply of this chat, stop the reply as the user does."""
@@ -59,7 +68,16 @@ class ChatEngine:
             await engine.endpoint.call_inglenook("POST", "abort", {"id": request})
 
 
-def _status(report: Mapping[str, Any]) -> EngineStatus:
+async def _models(endpoint: "ChatEndpoint") -> "ServerModels":
+    """Return the models of an ingle server; none if it is of an earlier version."""
+    from app.client.own_server import ServerModels
+
+    with suppress(AppError):
+        return msgspec.convert(await endpoint.call_inglenook("GET", "models"), ServerModels)
+    return ServerModels([])
+
+
+def _status(report: Mapping[str, Any], served: "ServerModels") -> EngineStatus:
     own = f"{CHAT_CLIENT}/{os.getpid()}"
     requests = [_request(one, own) for one in report["requests"]]
     memory = int(report["memory"])
@@ -71,6 +89,20 @@ def _status(report: Mapping[str, Any]) -> EngineStatus:
         memory=(*([Amount("process", memory, 0)] if memory else []), *_amount("GPU", report["gpu"])),
         prompt_tokens=max(0, int(report["computed_tokens"]) - generated),
         reply_tokens=generated,
+        models=tuple(_model_memory(model) for model in served.models if model.is_in_use),
+        free=sum(memory.free for memory in served.memory.values()),
+    )
+
+
+def _model_memory(model: "ServerModel") -> ModelMemory:
+    done = "" if model.progress is None else f" {share(model.progress)}"
+    memory = model.memory.values()
+    return ModelMemory(
+        model.name,
+        f"{model.state}{done}",
+        weights=sum(one.weights for one in memory),
+        cache_used=sum(one.touched for one in memory),
+        cache_total=sum(one.cache + one.host_pool for one in memory),
     )
 
 

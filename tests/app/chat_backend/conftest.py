@@ -9,12 +9,14 @@ from typing import TypeAlias
 import pytest
 
 from app.chat_backend.client import TerminalClient
+from app.generation.template import ChatTemplateRenderer
 from app.history.history import History
 from app.process import engine_lease
 from app.process.instance import Instance, recorded
+from app.server.model_names import ANY_MODEL
 from app.settings.settings import Settings, load_settings
-from tests.app.server.conftest import hash_server  # noqa: F401  # a fixture
-from tests.app.server.live_server import LiveServer
+from app.text.tokenizer import Tokenizer
+from tests.app.server.live_server import LiveServer, controlled_engine
 
 Clients: TypeAlias = Callable[[], AbstractAsyncContextManager[TerminalClient]]
 
@@ -26,8 +28,17 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return load_settings(ollama_dir=tmp_path, lmstudio_dir=tmp_path, offline=True, **folders)
 
 
+@pytest.fixture(scope="session")
+def hash_server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
+    """A server with the hash model, which answers to all model names."""
+    engine, _ = controlled_engine(tokenizer.vocab_size)
+    with LiveServer("hash", engine, tokenizer, renderer, aliases={"*": ANY_MODEL}) as server:
+        yield server
+    engine.assert_empty()
+
+
 @pytest.fixture
-def running(settings: Settings, hash_server: LiveServer) -> Iterator[LiveServer]:  # noqa: F811
+def running(settings: Settings, hash_server: LiveServer) -> Iterator[LiveServer]:
     """Register the shared server, so that chats with these settings find it."""
     instance = Instance(os.getpid(), hash_server.port, hash_server.url, "hash", "/nowhere/hash.gguf", "now")
     with recorded(instance, settings):

@@ -753,7 +753,7 @@ def test_download_stage_has_speed_and_time_left() -> None:
     rate = DownloadRate(clock)
 
     def after(done: int) -> Loading:
-        return describe_stage("m", ChildMessage(stage="Downloading", done=done, total=90_000_000), rate)
+        return describe_stage("m", "Downloading", done, 90_000_000, "bytes", rate)
 
     assert after(0) == Loading("m", "Downloading", 0.0, amount="0.0 of 90.0 MB")
     clock.seconds += 1

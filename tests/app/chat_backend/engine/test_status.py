@@ -13,7 +13,8 @@ from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.engine.server import ReadyEngine
 from app.chat_backend.engine.status import ChatEngine
 from app.chat_backend.replies import ChatReplies
-from tui.engine_types import Amount, EngineStatus
+from app.client.http import ServerError
+from tui.engine_types import Amount, EngineStatus, ModelMemory
 from tui.types import Sampling
 
 REPORT = {
@@ -34,10 +35,15 @@ class Told:
     """A fake endpoint that also serves as its own connection."""
 
     report: dict[str, Any]
+    models: dict[str, Any] | None = None
     is_inglenook: bool = True
 
     async def call_inglenook(self, method: str, path: str) -> dict[str, Any]:
-        assert (method, path) == ("GET", "engine")
+        if path == "models":
+            if self.models is None:
+                raise ServerError("GET /inglenook/models: this path does not exist")
+            return self.models
+        assert (method, path) == ("GET", "engine?model=m")
         return self.report
 
     @asynccontextmanager
@@ -45,10 +51,9 @@ class Told:
         yield ReadyEngine(cast(Any, self), "m", 100)
 
 
-def status(**changed: object) -> EngineStatus:
-    return asyncio.run(
-        ChatEngine(cast(EngineConnection, Told({**REPORT, **changed})), cast(ChatReplies, None)).status()
-    )
+def status(models: dict[str, Any] | None = None, **changed: object) -> EngineStatus:
+    told = Told({**REPORT, **changed}, models)
+    return asyncio.run(ChatEngine(cast(EngineConnection, told), cast(ChatReplies, None)).status())
 
 
 def test_tiers_are_reported_in_bytes() -> None:
@@ -62,6 +67,19 @@ def test_missing_tiers_are_left_out() -> None:
     found = status(disk=None, gpu=None, memory=0, block_bytes=0)
     assert found.tiers == (Amount("device", 3, 10),)
     assert found.memory == ()
+
+
+def test_models_of_the_server_are_listed_with_their_memory() -> None:
+    memory = {"host": {"weights": 10, "steps": 1, "cache": 40, "host_pool": 0, "touched": 30}}
+    models = [
+        {"name": "m", "names": ["m"], "kind": "chat", "state": "loaded", "memory": memory},
+        {"name": "n", "names": ["n"], "kind": "chat", "state": "loading", "stage": "Loading n", "progress": 0.5},
+        {"name": "o", "names": ["o"], "kind": "chat", "state": "unloaded"},
+    ]
+    found = status({"models": models, "memory": {"host": {"available": 90, "free": 60, "promised": 51}}})
+    assert found.models == (ModelMemory("m", "loaded", 10, 30, 40), ModelMemory("n", "loading 50 %"))
+    assert found.free == 60
+    assert status().models == ()
 
 
 @pytest.mark.parametrize(
