@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from app.errors import AppError
 from app.models.ledger import HOST, Bytes, Entry, Use
+from app.progress import Unit
 from engine.errors import LoadStopped
 from engine.request import ServiceClass
 from quant.errors import InglenookError
@@ -96,6 +97,7 @@ class LoadTask:
     stage: str = ""
     done: int = 0
     total: int | None = None
+    unit: Unit = "bytes"
     is_stopped: bool = False
 
     @property

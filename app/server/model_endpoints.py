@@ -16,6 +16,7 @@ from starlette.responses import Response
 from app.models.details import Kind
 from app.models.ledger import Bytes, Ledger
 from app.models.resident import Resident, State
+from app.progress import Unit
 from app.server.dialects.openai.errors import error_body
 from app.server.http.endpoint import LINES, Endpoint
 from app.server.http.errors import InvalidRequest, client_message
@@ -88,6 +89,7 @@ class LoadProgress(Struct, kw_only=True):
     stage: str | UnsetType = UNSET
     done: int | UnsetType = UNSET  # parts of the stage
     total: int | UnsetType | None = UNSET  # null: unknown
+    unit: Unit | UnsetType = UNSET  # of `done` and `total`
     seconds: float | UnsetType = UNSET
 
 
@@ -188,7 +190,9 @@ def _load_state(name: str, resident: Resident[LoadedModel]) -> LoadProgress:
     task = resident.task
     if task is None:
         return LoadProgress(model=name, state=resident.state)
-    return LoadProgress(model=name, state=resident.state, stage=task.stage, done=task.done, total=task.total)
+    return LoadProgress(
+        model=name, state=resident.state, stage=task.stage, done=task.done, total=task.total, unit=task.unit
+    )
 
 
 def _memory_reports(ledger: Ledger) -> dict[str, MemoryReport]:

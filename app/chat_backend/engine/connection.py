@@ -321,7 +321,7 @@ class EngineConnection:
         state = self.state
         try:
             with client_errors():
-                if self._engine is None or not await self._answers(target.model, self._engine):
+                if self._engine is None or not await self._answers(target, self._engine):
                     self._engine = await self._changed(target, state)
         except ClientError as problem:
             if self._served is not None and self._served != target:
@@ -357,9 +357,11 @@ class EngineConnection:
             return f"{found} to use {stated}."
         return f"{found} to use a longer one." if held < max(SHORT_CONTEXT, target.least_context) else ""
 
-    async def _answers(self, model: str, engine: ReadyEngine) -> bool:
-        """Whether the engine in use still runs and has loaded `model`."""
-        return engine.model == model if self.is_remote else await asyncio.to_thread(self._server.serves, model, engine)
+    async def _answers(self, target: TargetModel, engine: ReadyEngine) -> bool:
+        """Whether the engine in use still runs and has a model that the target accepts."""
+        if self.is_remote:
+            return engine.model == target.model
+        return await asyncio.to_thread(self._server.serves, target, engine)
 
     async def _changed(self, target: TargetModel, state: LoadingState) -> ReadyEngine:
         """Load the target in the server in use if that can load it; otherwise leave this server for another one."""

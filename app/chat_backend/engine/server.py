@@ -173,9 +173,9 @@ class EngineServer:
         while not await asyncio.to_thread(self.is_lost):
             await asyncio.sleep(_EXIT_SECONDS)
 
-    def serves(self, model: str, engine: ReadyEngine) -> bool:
-        """Whether `model` is that of `engine`, and the server in use still runs. Reads files."""
-        return self._name_here(model) == engine.model
+    def serves(self, target: TargetModel, engine: ReadyEngine) -> bool:
+        """Whether the server in use still runs, and `engine` has a model that the target accepts. Reads files."""
+        return not self.is_lost() and (not target.is_required or self._name_here(target.model) == engine.model)
 
     def fetching(self) -> Running | None:
         """Return the download that the starting process or this process runs, or None. Reads files."""

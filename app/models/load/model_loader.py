@@ -50,7 +50,7 @@ class TaskProgress:
     @contextmanager
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
         self._task.check()
-        self._task.stage, self._task.done, self._task.total = label, 0, total
+        self._task.stage, self._task.done, self._task.total, self._task.unit = label, 0, total, unit
         with self._shown.task(label, total, unit=unit) as report:
 
             def report_and_check(done: int) -> None:

@@ -75,7 +75,8 @@ def test_load_reports_its_stages_and_its_end(server: LoadingServer, http: httpx.
             server.loader.parts = 3
         server.loader.release()
         lines += map(json.loads, received)
-    assert {"model": "alias", "state": "loading", "stage": "Loading b", "done": 3, "total": 10} in lines
+    stage = {"stage": "Loading b", "done": 3, "total": 10, "unit": "bytes"}
+    assert {"model": "alias", "state": "loading", **stage} in lines
     assert set(lines[-1]) == {"model", "state", "seconds"}
     assert (lines[-1]["model"], lines[-1]["state"]) == ("alias", "loaded")
     assert 80 < models(http)["b"]["expires_in"] <= 90
