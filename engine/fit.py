@@ -106,7 +106,7 @@ class MemoryPlan:
     def allotted(self, options: LoadOptions, memory: int, host: int = 0) -> LoadOptions:
         """Return `options` of a load that takes at most `memory` bytes, and beside a GPU `host` bytes of the host's."""
         if self.gpu is None:
-            return replace(options, device="cpu", host_memory=memory)
+            return replace(options, host_memory=memory)
         return replace(options, device=f"cuda:{self.gpu}", gpu_memory=MemoryLimit(memory), host_memory=host)
 
 
