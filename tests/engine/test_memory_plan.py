@@ -24,6 +24,7 @@ from tests.engine.models import family_checkpoints, tiny_bert
 from tests.engine.models.tiny_llama import make
 from tests.support.random_gguf import Shape, write
 
+NOISE = 4 << 20  # bytes that Python and the C library take meanwhile
 MIB = 1 << 20
 SHAPE = Shape(4, 256, 4, 4, 64, 512, 100_000, context=32_768)  # large tables and long contexts
 POOL = 48 * MIB
@@ -92,7 +93,7 @@ def test_load_takes_at_most_the_allotted_memory(model: Path, cpu_kernels: Path, 
     with measuring_peak() as peak:
         engine = load(model, plan.allotted(options, allotted))
         use_all(engine)
-    assert 0.7 * allotted < peak[0] <= allotted
+    assert 0.7 * allotted < peak[0] <= allotted + NOISE
     assert (engine.config.context_length == SHAPE.context) == (share == 1.0)
 
 
