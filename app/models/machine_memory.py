@@ -33,17 +33,6 @@ def memory_without_gpu() -> int | None:
     return available_memory() if driver_version() is None else None
 
 
-def memories(settings: Settings) -> Mapping[str, int]:
-    """Return the bytes of each memory that can be allocated now: of the machine, and of the GPU that runs models."""
-    from engine.backends.cuda.driver import driver_version
-    from engine.system_memory import available_memory
-
-    free = {HOST: available_memory()}
-    if settings.device != "cpu" and driver_version() is not None:
-        free[gpu_name(settings)] = machine_memory(settings)
-    return free
-
-
 def memory_limits(settings: Settings) -> Mapping[str, int]:
     """Return the bytes of each memory that all models may use together. A memory without a limit is left out."""
     from engine.system_memory import total_memory
@@ -51,11 +40,6 @@ def memory_limits(settings: Settings) -> Mapping[str, int]:
     limit = settings.memory
     num_bytes = limit.num_bytes or round(limit.share * total_memory())
     return {HOST: num_bytes} if num_bytes else {}
-
-
-def gpu_name(settings: Settings) -> str:
-    """Return the name of the memory of the GPU that runs models."""
-    return settings.device if settings.device.startswith("cuda:") else "cuda:0"
 
 
 def is_likely_to_fit(size: int, memory: int) -> bool:

@@ -9,7 +9,7 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -66,7 +66,7 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
         with closing(ModelLoader(settings, store, {one.name: one for one in given}, titles, progress)) as loader:
             instance = _instance(given[0], settings.host, sockets.port)
             instance = replace(instance, kind="server" if leases is None else "chat")
-            models, pulls = _served_models(loader, store, names, settings), Pulls(settings, store)
+            models, pulls = _served_models(loader, store, names, titles, settings), Pulls(settings, store)
             context = ServerContext(
                 policy=policy,
                 pulls=pulls,
@@ -90,9 +90,13 @@ def _given_models(given: Sequence[StoredModel], settings: Settings) -> "list[Giv
 
 
 def _served_models(
-    loader: "ModelLoader", store: ModelStore, given: "Sequence[GivenModel]", settings: Settings
+    loader: "ModelLoader",
+    store: ModelStore,
+    given: "Sequence[GivenModel]",
+    titles: Mapping[str, str],
+    settings: Settings,
 ) -> "ServedModels":
-    """Return the models of the server: the given ones, and all that are stored on this machine."""
+    """Return the models of the server: the given ones with their titles, and all that are stored on this machine."""
     from app.server.model_names import ModelNames
     from app.server.served_models import ServedModels
 
@@ -102,8 +106,6 @@ def _served_models(
 
     def stored_names() -> list[str]:
         return [model.name for model in store.entries()]
-
-    titles = {model.key: model.names[0] for model in given}
 
     def policy(name: str) -> Policy:
         of_model = settings.of_model(name, titles.get(name, name))

@@ -19,21 +19,22 @@ from app.models.decode_rate import DecodeRate, decode_rate, remember_rate
 from app.models.details import ModelFacts, details_of
 from app.models.fit import advice, fit_stored, memory_plan
 from app.models.ledger import HOST, Bytes
-from app.models.load.kernel_preparation import chat_options
+from app.models.load.kernel_preparation import chat_options, common_options
 from app.models.load.loaded_encoder import is_embedding_model, load_encoder_model
 from app.models.load.loaded_model import ChatModel, load_model
-from app.models.machine_memory import gpu_name, memories
 from app.models.resident import LoadTask, Needs
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.progress import Progress, Report, Unit
 from app.settings.settings import Settings
+from engine.backends.device_choice import gpu_for
 from engine.cpu_threads import ThreadPool
 from engine.fit import MemoryPlan, fit
 from engine.kv.budget import USEFUL_CONTEXT
 from engine.kv.parked_cache import ParkedCache
 from engine.load_options import LoadControl, LoadOptions
 from engine.loading import open_checkpoint
+from engine.system_memory import available_memory
 from engine.turns import Turns
 from quant.errors import InglenookError
 
@@ -68,8 +69,14 @@ class LoadedChat:
     """A loaded model that generates text. See `app.models.resident.Loaded`."""
 
     def __init__(
-        self, model: ChatModel, service: ChatService, renderer: ChatTemplateRenderer, settings: Settings
+        self,
+        model: ChatModel,
+        service: ChatService,
+        renderer: ChatTemplateRenderer,
+        settings: Settings,
+        memory: str,  # name of the memory in which the model computes
     ) -> None:
+        self._memory = memory
         self.service = service
         self.weight_bytes = model.weight_bytes
         self._model = model
@@ -92,7 +99,7 @@ class LoadedChat:
         if config.backend != CUDA:
             return {HOST: Bytes(needs.weights, needs.steps, cache, pool, round(self._touched * cache))}
         return {
-            gpu_name(self._settings): Bytes(needs.weights, needs.steps, cache, touched=cache),
+            self._memory: Bytes(needs.weights, needs.steps, cache, touched=cache),
             HOST: Bytes(host_pool=pool, touched=pool),
         }
 
@@ -190,23 +197,29 @@ class ModelLoader:
         return self._settings.for_model(name, self._names.get(name, name))
 
     def available(self) -> Mapping[str, int]:
-        return memories(self._settings)
+        gpu = gpu_for(common_options(self._settings))
+        free = {HOST: available_memory()}
+        return free if gpu is None else {**free, memory_name(gpu.index): gpu.free_memory()}
 
     def needs(self, name: str) -> Needs:
-        stored, settings = self.stored(name), self._settings_of(name)
-        useful = memory_plan(stored, replace(settings, context=settings.context or USEFUL_CONTEXT))
-        return Needs(_least(useful), _least(memory_plan(stored, settings)))
+        return Needs(_least(self._useful_plan(name)), _least(memory_plan(self.stored(name), self._settings_of(name))))
+
+    def _useful_plan(self, name: str) -> MemoryPlan:
+        """Return the memory of a model with a context of useful length, unless the settings have another one."""
+        settings = self._settings_of(name)
+        return memory_plan(self.stored(name), replace(settings, context=settings.context or USEFUL_CONTEXT))
 
     def load(
         self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None
     ) -> LoadedChat | LoadedEmbedder:
         stored, progress = self.stored(name), TaskProgress(task, self._progress)
         plan = memory_plan(stored, self._settings_of(name))
-        options = self._options(name, plan, allotted) if allotted else self._shared
-        options = replace(options, control=LoadControl(lambda: task.is_stopped, self._turns.is_active))
+        options = replace(
+            self._options(name, plan, allotted), control=LoadControl(lambda: task.is_stopped, self._turns.is_active)
+        )
         if is_embedding_model(stored):
             return self._load_embedder(name, stored, plan, options, progress)
-        return self._load_chat(name, stored, options, progress, parked)
+        return self._load_chat(name, stored, plan, options, progress, parked)
 
     def _options(self, name: str, plan: MemoryPlan, allotted: Mapping[str, int]) -> LoadOptions:
         """Return the options of a load with these limits.
@@ -214,7 +227,7 @@ class ModelLoader:
         Caches take half of the memory at most, so that other models fit, unless a useful context needs more.
         """
         memory = memory_name(plan.gpu)
-        free, useful = allotted[memory], self.needs(name).useful[memory]
+        free, useful = allotted[memory], self._useful_plan(name).least
         wanted = max(useful, plan.weights + plan.steps + free // 2)
         return plan.allotted(self._shared, min(free, wanted, plan.most), allotted.get(HOST, 0))
 
@@ -226,7 +239,13 @@ class ModelLoader:
         return LoadedEmbedder(service, {memory_name(plan.gpu): Bytes(plan.weights, plan.steps)})
 
     def _load_chat(
-        self, name: str, stored: StoredModel, options: LoadOptions, progress: Progress, parked: ParkedCache | None
+        self,
+        name: str,
+        stored: StoredModel,
+        plan: MemoryPlan,
+        options: LoadOptions,
+        progress: Progress,
+        parked: ParkedCache | None,
     ) -> LoadedChat:
         settings, renderer = self._settings_of(name), ChatTemplateRenderer()
         renderer.start()  # starts in parallel with the load
@@ -245,7 +264,7 @@ class ModelLoader:
             sampling=DefaultSampling(model.sampling.values) if uses_recommended else API_DEFAULTS,
             generic_tools=settings.generic_tools,
         )
-        return LoadedChat(model, service, renderer, settings)
+        return LoadedChat(model, service, renderer, settings, memory_name(plan.gpu))
 
     def _name(self, name: str, stored: StoredModel) -> str:
         return self._names.get(name) or stored.served_name
