@@ -21,7 +21,7 @@ from app.models.store import ModelStore
 from app.models.transfer import transfer
 from app.progress import SilentProgress
 from app.settings.settings import Settings
-from engine.kv import budget
+from engine import system_memory
 from quant.errors import ModelFileError
 from quant.safetensors_shards import INDEX, SafetensorsShards
 from tests.app.models.checkpoint_folder import OTHERS, SHARDS, SMALL, sharded_files, whole_files, write
@@ -140,7 +140,7 @@ def test_pull_warns_about_a_model_larger_than_memory(
     lines: list[str] = []
     progress = SilentProgress()
     monkeypatch.setattr(progress, "say", lines.append)
-    monkeypatch.setattr(budget, "available_memory", lambda: free)
+    monkeypatch.setattr(system_memory, "available_memory", lambda: free)
     pull(REPO, settings, progress)
     assert any(f"Check with: ingle fit {REPO}" in line for line in lines) == is_warned
 
