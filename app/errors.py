@@ -27,6 +27,7 @@ AppError
 ├── NotOffered                                   (chat_backend/)
 ├── PortTaken, NoSuchAddress                      (process/listening.py)
 ├── InvalidMCPConfig, MCPUnavailable              (mcp/)
+├── NoSuchClient                                 (connect/clients.py)
 ├── NoPreviousRun                                (commands/run_prompt.py)
 └── ServerUnreachable, ServerError                (client/http.py)
 """
