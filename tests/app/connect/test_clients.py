@@ -9,8 +9,8 @@ import pytest
 from app.connect.clients import CLIENTS, NoSuchClient, find_client
 from app.connect.connection import Client, Connection, Launch
 
-SECRET = "key-that-nobody-may-read"
-CONNECTION = Connection("http://127.0.0.1:4645", "org/model:Q4_K_M", 40_960, has_tools=True, key=SECRET)
+KEY = "key-of-the-user"
+CONNECTION = Connection("http://127.0.0.1:4645", "org/model:Q4_K_M", 40_960, has_tools=True, key=KEY)
 LAUNCHED = [client for client in CLIENTS if client.launch is not None]
 
 
@@ -40,13 +40,13 @@ def test_launch_has_address_model_and_key(client: Client) -> None:
     everything = json.dumps([*given.environment.values(), *given.arguments, *given.files.values()])
     assert "127.0.0.1:4645" in everything
     assert "org/model:Q4_K_M" in everything
-    assert SECRET in given.environment.values()
+    assert KEY in given.environment.values()
 
 
 @pytest.mark.parametrize("client", LAUNCHED, ids=lambda client: client.name)
 def test_arguments_contain_no_key(client: Client) -> None:
     """Other users can read the arguments of a process."""
-    assert SECRET not in " ".join(launch(client).arguments)
+    assert KEY not in " ".join(launch(client).arguments)
 
 
 def test_overrides_of_codex_are_toml() -> None:
