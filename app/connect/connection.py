@@ -48,7 +48,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What one process of a client gets: nothing of this stays after its end."""
+    """Environment, arguments, and files for one process of a client. Nothing remains when it has ended."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()  # before those of the user
@@ -67,10 +67,10 @@ class Client:
     least_context: int = 8192  # tokens of its first prompt and a short reply
     advised_context: int = 32_768  # tokens for useful work
     needs_tools: bool = True
-    # returns what one process gets; the second argument is the private temporary folder. None: it has settings only
+    # the second argument is the private temporary folder; None: the client has settings only
     launch: Callable[[Connection, Path], Launch] | None = None
     ask: tuple[str, ...] = ()  # arguments before a prompt that make it print one reply and exit; empty: it cannot
-    steps: Callable[[Connection], tuple[str, ...]] | None = None  # what to do in its settings screens; None: nothing
+    steps: Callable[[Connection], tuple[str, ...]] | None = None  # instructions for its settings screens; None: it has files
 
     @property
     def request_path(self) -> str:
