@@ -70,7 +70,7 @@ class Client:
     # the second argument is the private temporary folder; None: the client has settings only
     launch: Callable[[Connection, Path], Launch] | None = None
     ask: tuple[str, ...] = ()  # arguments before a prompt that make it print one reply and exit; empty: it cannot
-    steps: Callable[[Connection], tuple[str, ...]] | None = None  # instructions for its settings screens; None: it has files
+    steps: Callable[[Connection], tuple[str, ...]] | None = None  # for its settings screens; None: it has files
 
     @property
     def request_path(self) -> str:
