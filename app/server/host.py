@@ -9,8 +9,8 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -54,30 +54,49 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
     stopped before the default model is loaded. A second Ctrl-C ends the process.
     """
     share_pools()
-    policy = _access_policy(settings)
-    with closing(_listen(settings)) as sockets:
-        given = [pull(name, settings, progress) for name in (settings.model, *settings.more_models)]
-        from app.models.load.model_loader import ModelLoader  # imports torch, which takes a second
-        from app.server.application import ServerContext
+    policy = access_policy(settings)
+    with closing(_listen(settings)) as sockets, hosted_models(settings, policy, progress) as hosted:
+        instance = _instance(hosted.default, settings.host, sockets.port)
+        instance = replace(instance, kind="server" if leases is None else "chat")
+        host = _Host(hosted.models, hosted.pulls, instance, settings, progress, leases)
+        asyncio.run(host.serve(sockets, hosted.context))
+        if not host.is_ready:
+            raise KeyboardInterrupt
 
-        store = ModelStore(settings)
-        names = _given_models(given, settings)
-        titles = {model.key: model.names[0] for model in names}
-        with closing(ModelLoader(settings, store, {one.name: one for one in given}, titles, progress)) as loader:
-            instance = _instance(given[0], settings.host, sockets.port)
-            instance = replace(instance, kind="server" if leases is None else "chat")
-            models, pulls = _served_models(loader, store, names, titles, settings), Pulls(settings, store)
-            context = ServerContext(
-                policy=policy,
-                pulls=pulls,
-                state_dir=settings.state_dir,
-                machine=_machine(settings),
-                keep_changing_lines=settings.keep_changing_lines,
-            )
-            host = _Host(models, pulls, instance, settings, progress, leases)
-            asyncio.run(host.serve(sockets, context))
-            if not host.is_ready:
-                raise KeyboardInterrupt
+
+@dataclass(frozen=True, slots=True)
+class HostedModels:
+    """The models of this process, none of which is loaded yet, and the rest of what an application needs."""
+
+    default: StoredModel
+    models: "ServedModels"
+    pulls: Pulls
+    context: "ServerContext"
+
+
+@contextmanager
+def hosted_models(settings: Settings, policy: "AccessPolicy", progress: Progress) -> Iterator[HostedModels]:
+    """Download the models of the settings, and prepare to serve them and all stored ones until the context ends.
+
+    Raises the errors of `pull`.
+    """
+    given = [pull(name, settings, progress) for name in (settings.model, *settings.more_models)]
+    from app.models.load.model_loader import ModelLoader  # imports torch, which takes a second
+    from app.server.application import ServerContext
+
+    store = ModelStore(settings)
+    names = _given_models(given, settings)
+    titles = {model.key: model.names[0] for model in names}
+    with closing(ModelLoader(settings, store, {one.name: one for one in given}, titles, progress)) as loader:
+        models, pulls = _served_models(loader, store, names, titles, settings), Pulls(settings, store)
+        context = ServerContext(
+            policy=policy,
+            pulls=pulls,
+            state_dir=settings.state_dir,
+            machine=_machine(settings),
+            keep_changing_lines=settings.keep_changing_lines,
+        )
+        yield HostedModels(given[0], models, pulls, context)
 
 
 def _given_models(given: Sequence[StoredModel], settings: Settings) -> "list[GivenModel]":
@@ -123,7 +142,7 @@ def _served_models(
     )
 
 
-def _access_policy(settings: Settings) -> "AccessPolicy":
+def access_policy(settings: Settings) -> "AccessPolicy":
     """Return the rules by which requests are accepted.
 
     Raises InvalidSetting if other machines could connect without a key, or if a key cannot be read.
