@@ -79,8 +79,11 @@ def _bfloat(values: Any) -> Any:
 def _dotted(self: Any, a: Any, b: Any, accumulator: Any, *rest: Any) -> Any:
     if accumulator.dtype.scalar == tl.bfloat16:
         raise TypeError("sums of products must be float32")
-    a, b = (_handle(_values(it), tl.float32) if it.dtype.scalar in FLOATS else it for it in (a, b))
-    return _dot(self, a, b, accumulator, *rest)
+    if not all(it.dtype.scalar in FLOATS for it in (a, b)):
+        return _dot(self, a, b, accumulator, *rest)
+    # in float64, because BLAS may sum the rows of one matrix in different orders, and a GPU does not
+    product = np.matmul(_values(a).astype(np.float64), _values(b).astype(np.float64)) + accumulator.data
+    return _handle(product.astype(accumulator.data.dtype), accumulator.dtype.scalar)
 
 
 def _cast_to(self: Any, source: Any, target: Any) -> Any:
