@@ -70,6 +70,12 @@ Examples:
     metavar="SIZE",
     help="Limit of the RAM that all models use together: 20GB, or 50% of all. Default: auto, the free memory.",
 )
+@click.option(
+    "--idle-exit",
+    metavar="TIME",
+    help="End the server this long after its last request: 30m, or 0 for never. Default: auto, 30m for a service that "
+    "the next request starts again, and else never.",
+)
 @engine_options
 @click.option("-q", "--quiet", is_flag=True, help="Print no progress and no log lines.")
 def serve(quiet: bool, models: tuple[str, ...], **options: str | int | None) -> None:

@@ -189,6 +189,12 @@ class Resident(Generic[LoadedT]):
         return self.uses.total() > 0 or (self.loaded is not None and self.loaded.is_running)
 
     @property
+    def needs_server(self) -> bool:
+        """Whether the server must not end because it is idle."""
+        is_kept = self.is_pinned and self.loaded is not None
+        return self.is_used or is_kept or self.task is not None or bool(self.waiters)
+
+    @property
     def expires_at(self) -> float | None:
         """Time at which the model is unloaded if no request uses it until then; None: there is none."""
         return None if self.keep_alive is None or self.is_pinned else self.last_used + self.keep_alive

@@ -42,15 +42,26 @@ class ListeningSockets:
     NoSuchAddress, or OSError if the system forbids the port.
     """
 
-    def __init__(self, port: int, host: str = "127.0.0.1", *, option: str = "--port") -> None:
-        """Listen. `option`: the command-line option that errors name for another port."""
-        addresses = _LOOPBACK if is_loopback(host) else EVERYWHERE.get(host) or _resolved(host)
-        try:
-            self.sockets = _listen_on_all(addresses, port) if port else _listen_anywhere(addresses)
-        except PortTaken as problem:
-            remedy = f"Stop it, or choose another port with {option}."
-            raise PortTaken(problem.message, remedy) from None
-        self.port: int = self.sockets[0].getsockname()[1]
+    def __init__(
+        self,
+        port: int,
+        host: str = "127.0.0.1",
+        *,
+        option: str = "--port",
+        adopted: Sequence[socket.socket] = (),
+    ) -> None:
+        """Listen. `option`: the command-line option that errors name for another port.
+
+        `adopted`: sockets that listen already, used instead of new ones. `port` is the main one if one of them has it.
+        """
+        self.sockets = list(adopted) or _listen_at(port, addresses_of(host), option)
+        ports = [one.getsockname()[1] for one in self.sockets]
+        self.port: int = port if port in ports else ports[0]
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """The address of each socket."""
+        return [str(one.getsockname()[0]) for one in self.sockets]
 
     def add(self, others: "ListeningSockets") -> None:
         """Take over the sockets of `others`. `port` does not change."""
@@ -60,6 +71,18 @@ class ListeningSockets:
         """Close all sockets. Closing them twice is harmless."""
         for one in self.sockets:
             one.close()
+
+
+def addresses_of(host: str) -> Sequence[str]:
+    """Return the addresses to listen on for a host. Raises NoSuchAddress."""
+    return _LOOPBACK if is_loopback(host) else EVERYWHERE.get(host) or _resolved(host)
+
+
+def _listen_at(port: int, addresses: Sequence[str], option: str) -> list[socket.socket]:
+    try:
+        return _listen_on_all(addresses, port) if port else _listen_anywhere(addresses)
+    except PortTaken as problem:
+        raise PortTaken(problem.message, f"Stop it, or choose another port with {option}.") from None
 
 
 def _resolved(host: str) -> Sequence[str]:

@@ -8,6 +8,7 @@ a last event and the engines end. Then the connections close.
 import asyncio
 import gc
 import os
+import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -26,8 +27,9 @@ from app.models.stored_model import StoredModel
 from app.process.engine_lease import EngineLeases
 from app.process.instance import Instance, recorded, running_instances, withdraw
 from app.process.listening import EVERYWHERE, ListeningSockets, PortTaken, is_loopback
+from app.process.service_manager import ServiceManager
 from app.progress import Progress
-from app.server.http_server import HTTPServer, server_config
+from app.server.http_server import HTTPServer, IdleExit, server_config
 from app.settings.api_keys import chosen_keys, make_own_key, own_key_file
 from app.settings.settings import Settings
 from engine.errors import EngineError
@@ -44,21 +46,25 @@ if TYPE_CHECKING:
 # Seconds after which a thread that runs Python code gives up the interpreter lock. This is longer than the Python part
 # of a step, which should not be interrupted, and shorter than a whole step, so that the event loop is not blocked.
 SWITCH_SECONDS = 0.0005
+IDLE_SECONDS = 1800.0  # idle time after which a server ends that a service manager starts again for the next request
 
 
 def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None = None) -> None:
     """Download and load the default model, then serve all models until SIGINT, SIGTERM, or SIGHUP, or until the
     `leases` expire.
 
+    Uses the sockets of a service manager if there are any, and reports to it when the default model is loaded.
+
     Raises PortTaken, InvalidSetting, the errors of `pull` and `load_model`, and KeyboardInterrupt if the server is
     stopped before the default model is loaded. A second Ctrl-C ends the process.
     """
     share_pools()
     policy = access_policy(settings)
-    with closing(_listen(settings)) as sockets, hosted_models(settings, policy, progress) as hosted:
+    manager = ServiceManager.take()
+    with closing(_listen(settings, manager.sockets)) as sockets, hosted_models(settings, policy, progress) as hosted:
         instance = _instance(hosted.default, settings.host, sockets.port)
         instance = replace(instance, kind="server" if leases is None else "chat")
-        host = _Host(hosted.models, hosted.pulls, instance, settings, progress, leases)
+        host = _Host(hosted.models, hosted.pulls, instance, settings, progress, leases, manager)
         asyncio.run(host.serve(sockets, hosted.context))
         if not host.is_ready:
             raise KeyboardInterrupt
@@ -150,15 +156,19 @@ def access_policy(settings: Settings) -> "AccessPolicy":
     from app.server.application import AccessPolicy
     from app.server.http.access import Authenticator
 
-    keys = chosen_keys(settings)
-    if not keys and not is_loopback(settings.host):
+    _check_reach(settings.host, settings)
+    names = (settings.host, *settings.host_names)
+    authenticator = Authenticator(chosen_keys(settings), make_own_key(settings))
+    return AccessPolicy(authenticator, names, settings.allowed_origins, settings.max_requests)
+
+
+def _check_reach(host: str, settings: Settings) -> None:
+    """Raise InvalidSetting if other machines reach the server at `host`, and no API key is set."""
+    if not is_loopback(host) and not chosen_keys(settings):
         raise InvalidSetting(
-            f"--host {settings.host} accepts other machines, and no API key is set",
+            f"--host {host} accepts other machines, and no API key is set",
             "Set a key with INGLE_API_KEY or --api-key-file, or leave --host out.",
         )
-    names = (settings.host, *settings.host_names)
-    authenticator = Authenticator(keys, make_own_key(settings))
-    return AccessPolicy(authenticator, names, settings.allowed_origins, settings.max_requests)
 
 
 def _machine(settings: Settings) -> "Machine":
@@ -172,8 +182,16 @@ def _machine(settings: Settings) -> "Machine":
     return Machine(None if limit == 0 else settings.kv_disk_dir, limit, memory)
 
 
-def _listen(settings: Settings) -> ListeningSockets:
-    """Listen on the server's port, and also on Ollama's port if the settings ask for it."""
+def _listen(settings: Settings, adopted: Sequence[socket.socket] = ()) -> ListeningSockets:
+    """Listen on the server's port, and also on Ollama's port if the settings ask for it.
+
+    Sockets that a service manager has opened are used instead.
+    """
+    if adopted:
+        sockets = ListeningSockets(settings.port, settings.host, adopted=adopted)
+        for address in sockets.addresses:
+            _check_reach(address, settings)
+        return sockets
     with ExitStack() as opened:
         sockets = opened.enter_context(closing(_listen_on_port(settings)))
         if settings.ollama_port:
@@ -213,6 +231,7 @@ class _Host:
     settings: Settings
     progress: Progress
     leases: EngineLeases | None
+    manager: ServiceManager
     is_ready: bool = False  # whether the default model has been loaded
 
     async def serve(self, sockets: ListeningSockets, context: "ServerContext") -> None:
@@ -228,12 +247,26 @@ class _Host:
         with ExitStack() as records, write_request_log(self.progress.say):
             starting: list[asyncio.Task[None]] = []
             server = HTTPServer(
-                server_config(served), self, lambda: starting.append(self._begin(server, records)), self._exit_now
+                server_config(served),
+                self,
+                lambda: starting.append(self._begin(server, records)),
+                self._exit_now,
+                self._idle_exit(),
             )
             server.stop_on_signals()
             await server.serve_until_failure(sockets.sockets)
             for task in starting:
                 await task
+
+    def _idle_exit(self) -> IdleExit | None:
+        """Return the rule by which the server ends when it is idle; None: it does not."""
+        seconds = self.settings.idle_exit
+        if seconds is None:
+            seconds = IDLE_SECONDS if self.manager.sockets else 0.0
+        return IdleExit(seconds, self._is_busy) if seconds else None
+
+    def _is_busy(self) -> bool:
+        return bool(self.pulls.now()) or any(model.needs_server for model in self.models.residents)
 
     def _begin(self, server: HTTPServer, records: ExitStack) -> "asyncio.Task[None]":
         """Start to load the default model, and stop the server if that fails."""
@@ -255,6 +288,7 @@ class _Host:
         records.enter_context(recorded(self.instance, self.settings))
         self.is_ready = True
         _tune_interpreter()
+        self.manager.notify("READY=1")
         _announce(default.names[0], self.instance, self.settings, self.progress)
         for name in (name for name, of_model in self.settings.models.items() if of_model.pin):
             with suppress(InglenookError):  # the log has the reason
@@ -265,6 +299,7 @@ class _Host:
         return self.models.residents.failure
 
     async def stop(self) -> None:
+        self.manager.notify("STOPPING=1")
         await asyncio.gather(self.models.residents.close(), self.pulls.close())
 
     def _exit_now(self, status: int) -> None:

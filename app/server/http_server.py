@@ -3,8 +3,10 @@
 import asyncio
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
 
@@ -13,19 +15,22 @@ from starlette.types import ASGIApp
 
 from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK
 from app.process.signals import ending_signals
+from app.server.http.connection import Connection
 from engine.errors import EngineError
 
 # seconds for the current step, and for clients to read their last event; then connections are aborted
 STOP_SECONDS = 1.8
 # seconds between two checks whether the engine has failed, and from then until the server stops: health checks see it
 FAILURE_SECONDS = 1.0
+IDLE_POLL_SECONDS = 1.0  # longest time between two checks whether the server is idle
+_ACCEPTING_SECONDS = 0.1  # seconds until connections whose accept has begun are known
+_DRAIN_SECONDS = 0.05
 _MAX_HEADER_BYTES = 64 << 10
 
 
 def server_config(application: ASGIApp) -> uvicorn.Config:
     """Return uvicorn's settings. Requests with a longer head than the limit are refused."""
     from app.server.dialects.openai.errors import ERRORS as OPENAI_ERRORS
-    from app.server.http.connection import Connection
 
     class OpenAIConnection(Connection):
         ERRORS = OPENAI_ERRORS
@@ -54,6 +59,14 @@ class Computing(Protocol):
     async def stop(self) -> object: ...
 
 
+@dataclass(frozen=True, slots=True)
+class IdleExit:
+    """The rule by which an idle server ends: `seconds` after its last request, unless it is busy without one."""
+
+    seconds: float
+    is_busy: Callable[[], bool]
+
+
 class HTTPServer(uvicorn.Server):
     """uvicorn that also stops the work for which requests wait, and handles signals itself.
 
@@ -67,9 +80,11 @@ class HTTPServer(uvicorn.Server):
         work: Computing,
         on_ready: Callable[[], None],
         exit_now: Callable[[int], None],
+        idle: IdleExit | None = None,
     ) -> None:
         super().__init__(config)
         self._work = work
+        self._idle = idle
         self._announce = on_ready
         self._exit_now = exit_now
 
@@ -78,9 +93,12 @@ class HTTPServer(uvicorn.Server):
 
         A supervisor of the process can then start it again, which is the only way to recover a GPU.
         """
-        watching = asyncio.create_task(self._stop_on_failure())
+        watching = [asyncio.create_task(self._stop_on_failure())]
+        if self._idle is not None:
+            watching.append(asyncio.create_task(self._stop_when_idle(self._idle)))
         await self.serve(sockets)
-        watching.cancel()
+        for task in watching:
+            task.cancel()
         if problem := self._work.failure:
             raise EngineError(f"The engine has failed: {problem}", "Start it again.")
 
@@ -93,6 +111,31 @@ class HTTPServer(uvicorn.Server):
             await asyncio.sleep(FAILURE_SECONDS)
         await asyncio.sleep(FAILURE_SECONDS)
         self.should_exit = True
+
+    async def _stop_when_idle(self, idle: IdleExit) -> None:
+        """Stop after the idle time. Connections that arrive meanwhile are served, or wait for the next server.
+
+        Polls, because the end of most work is not reported here.
+        """
+        requests, used_at = -1, time.monotonic()
+        while time.monotonic() - used_at < idle.seconds:
+            await asyncio.sleep(min(IDLE_POLL_SECONDS, idle.seconds / 4))
+            state = self.server_state
+            if state.tasks or state.total_requests != requests or idle.is_busy():
+                requests, used_at = state.total_requests, time.monotonic()
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(_ACCEPTING_SECONDS)
+        await self._drain()
+        self.should_exit = True
+
+    async def _drain(self) -> None:
+        """Serve the accepted connections. A connection without a request is closed by its own time limit."""
+        while self.server_state.connections:
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, Connection) and connection.is_responding():
+                    connection.shutdown()  # closes it after the reply
+            await asyncio.sleep(_DRAIN_SECONDS)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

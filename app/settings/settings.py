@@ -18,6 +18,7 @@ import platformdirs
 
 from app.errors import InvalidSetting
 from app.settings.values import (
+    duration_or_auto,
     key_list,
     matching,
     memory_limit,
@@ -442,6 +443,15 @@ class Settings:
             "Second port of the server, for programs that expect Ollama on its port 11434; 0 means none. Default: 0.",
         )
     )
+    idle_exit: float | None = field(  # seconds; 0: never; None: auto
+        metadata=_read_by(
+            duration_or_auto,
+            None,
+            "Time after the last request until the server ends, such as 30m; 0 means never. Loaded models that are "
+            "pinned keep the server running. Default: auto, 30m for a service that the next request starts again, "
+            "and else never.",
+        )
+    )
     host_names: tuple[str, ...] = field(
         metadata=_read_by(
             text_list,
@@ -663,6 +673,11 @@ def prepare_torch() -> None:
 
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def take_variable(name: str) -> str | None:
+    """Remove a variable that is meant only for this process from the environment. Returns its value, if it was set."""
+    return os.environ.pop(name, None)
 
 
 def child_environment(**overrides: str) -> dict[str, str]:

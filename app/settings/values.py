@@ -169,6 +169,15 @@ def duration(value: object) -> float:
     return float(found[1]) * _UNIT_SECONDS[found[2]]
 
 
+def duration_or_auto(value: object) -> float | None:
+    """Parse a duration, a number of seconds, or auto, which is None. Returns seconds."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        return None if value == "auto" else duration(str(value) if is_number else value)
+    except ValueError:
+        raise ValueError(f"must be auto, or a duration like 90s, 30m, or 2h, not {value!r}") from None
+
+
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?([smhd]?)")
 _UNIT_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?(GB|%)")

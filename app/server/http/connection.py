@@ -62,20 +62,20 @@ class Connection(H11Protocol):
 
         Any other client has disconnected.
         """
-        if not self._is_responding() or self.conn.their_state is h11.SEND_BODY or not self._is_open():
+        if not self.is_responding() or self.conn.their_state is h11.SEND_BODY or not self._is_open():
             return False
         self._schedule_poll()
         return True
 
     def handle_events(self) -> None:
         super().handle_events()
-        if self._is_responding():
+        if self.is_responding():
             _cancel(self._head_timer)
 
     def on_response_complete(self) -> None:
         self._start_head_timer()
         super().on_response_complete()
-        if self._poll_timer is not None and not self._is_responding():
+        if self._poll_timer is not None and not self.is_responding():
             self._close_after_sending()
 
     def pause_writing(self) -> None:
@@ -102,7 +102,7 @@ class Connection(H11Protocol):
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: a request for another protocol is answered like any other request for its path."""
 
-    def _is_responding(self) -> bool:
+    def is_responding(self) -> bool:
         """Whether a request is being answered."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete
