@@ -52,6 +52,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "load": CommandEntry("app.commands.load", "load", "Load a model in a running server."),
     "unload": CommandEntry("app.commands.unload", "unload", "Unload a model of a running server."),
     "stop": CommandEntry("app.commands.stop", "stop", "Stop a running server."),
+    "service": CommandEntry("app.commands.service", "service", "Install a server that the system starts."),
     "pull": CommandEntry("app.commands.pull", "pull", "Download a model."),
     "ls": CommandEntry("app.commands.ls", "ls", "List the models on this machine."),
     "show": CommandEntry("app.commands.show", "show", "Show details of a model without loading it."),

@@ -26,6 +26,7 @@ AppError
 ├── UnreadableChats                               (history/chat_import.py)
 ├── NotOffered                                   (chat_backend/)
 ├── PortTaken, NoSuchAddress                      (process/listening.py)
+├── ServiceUnavailable                            (service/plan.py)
 ├── InvalidMCPConfig, MCPUnavailable              (mcp/)
 ├── NoSuchClient                                 (connect/clients.py)
 ├── NoPreviousRun                                (commands/run_prompt.py)

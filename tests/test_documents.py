@@ -253,7 +253,7 @@ def shown_default(name: str) -> str | None:
             return "`yes`" if is_on else "`no`"
         case MemoryLimit():
             return "`auto`"
-        case None if name.startswith("kv_"):
+        case None if name.startswith(("kv_", "idle_")):
             return "`auto`"
         case str() | int() as value:
             return f"`{value}`"

@@ -25,6 +25,7 @@ from app.models.store import ModelStore
 from app.process.instance import running_instances
 from app.process.listening import ListeningSockets
 from app.progress import Progress, format_bytes
+from app.service.manager import service_has
 from app.settings.settings import Settings
 from engine.kv.disk.folder import resolve_limit, segment_files
 from engine.kv.disk.quota import SWEEP_FRACTION
@@ -212,6 +213,8 @@ def _port(settings: Settings, progress: Progress) -> CheckResult:
     try:
         ListeningSockets(port, settings.host).close()
     except AppError as problem:
+        if service_has(port, settings):
+            return CheckResult(name, "ok", f"{port} belongs to the service of ingle, which a request starts")
         remedy = f"Choose another port with --port or INGLE_PORT (now: {settings.origins['port']})."
         return CheckResult(name, "warn", problem.message, problem.remedy or remedy)
     except OSError as problem:

@@ -1,4 +1,4 @@
-"""What a service manager hands to this process: listening sockets, and an address for notifications.
+"""The hand-over from a service manager to this process: listening sockets, and an address for notifications.
 
 systemd passes both in environment variables (sd_listen_fds(3), sd_notify(3)). launchd passes sockets through a function
 of the system library (launch_activate_socket(3)). The manager keeps the sockets open after this process ends, and
@@ -27,7 +27,7 @@ class ServiceManager:
     """The service manager that started this process. Without one, there are no sockets, and `notify` does nothing."""
 
     sockets: Sequence[socket.socket] = ()
-    address: str = ""  # path of the notification socket; a leading @ stands for a zero byte
+    address: str = ""  # path of the notification socket; a leading @ means a zero byte
 
     @classmethod
     def take(cls) -> "ServiceManager":

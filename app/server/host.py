@@ -30,6 +30,7 @@ from app.process.listening import EVERYWHERE, ListeningSockets, PortTaken, is_lo
 from app.process.service_manager import ServiceManager
 from app.progress import Progress
 from app.server.http_server import HTTPServer, IdleExit, server_config
+from app.service.manager import service_has
 from app.settings.api_keys import chosen_keys, make_own_key, own_key_file
 from app.settings.settings import Settings
 from engine.errors import EngineError
@@ -210,6 +211,11 @@ def _listen_on_port(settings: Settings) -> ListeningSockets:
                     f"port {other.port} is in use by ingle itself, which serves {other.title} (pid {other.pid})",
                     f"Use that server, stop it with ingle stop {other.port}, or choose another port with --port.",
                 ) from None
+        if service_has(settings.port, settings):
+            raise PortTaken(
+                f"port {settings.port} belongs to the service of ingle",
+                "Use it: a request starts its server. Or choose another port with --port, or run ingle service remove.",
+            ) from None
         raise problem
 
 

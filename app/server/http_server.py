@@ -23,7 +23,7 @@ STOP_SECONDS = 1.8
 # seconds between two checks whether the engine has failed, and from then until the server stops: health checks see it
 FAILURE_SECONDS = 1.0
 IDLE_POLL_SECONDS = 1.0  # longest time between two checks whether the server is idle
-_ACCEPTING_SECONDS = 0.1  # seconds until connections whose accept has begun are known
+_ACCEPTING_SECONDS = 0.1  # seconds until all accepted connections are registered
 _DRAIN_SECONDS = 0.05
 _MAX_HEADER_BYTES = 64 << 10
 

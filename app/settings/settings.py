@@ -680,6 +680,16 @@ def take_variable(name: str) -> str | None:
     return os.environ.pop(name, None)
 
 
+def folder_variables() -> dict[str, str]:
+    """Return the variables of this environment that decide where other tools and this program keep their files."""
+    return {name: os.environ[name] for name in _FOLDER_VARIABLES if os.environ.get(name)}
+
+
+_FOLDER_VARIABLES = (
+    "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_TOKEN_PATH"
+)  # fmt: skip
+
+
 def child_environment(**overrides: str) -> dict[str, str]:
     """Return the environment of this process, changed by `overrides`, for a child process."""
     return {**os.environ, **overrides}

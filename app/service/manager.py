@@ -1,0 +1,28 @@
+"""The service manager of this system, and whether its service has a port."""
+
+import re
+import sys
+from getpass import getuser
+
+from app.service.launchd import Launchd
+from app.service.plan import Manager, ServicePlan
+from app.service.systemd import Systemd
+from app.service.task_scheduler import TaskScheduler
+from app.settings.settings import Settings
+
+
+def manager_of(settings: Settings, platform: str = sys.platform) -> Manager:
+    """Return the service manager of a platform. It need not run on this machine."""
+    plan = ServicePlan.of(settings)
+    match platform:
+        case "darwin":
+            return Launchd(plan)
+        case "win32":
+            return TaskScheduler(plan, getuser())
+    return Systemd(plan)
+
+
+def service_has(port: int, settings: Settings) -> bool:
+    """Whether the installed service listens on a port, by its files."""
+    written = [file.path.read_text(file.encoding) for file in manager_of(settings).files() if file.path.exists()]
+    return any(re.search(rf"\b{port}\b", content) for content in written)
