@@ -1,4 +1,4 @@
-"""What a service runs, and what all service managers share: their files, their tools, and the report of a status."""
+"""The command that a service runs, and the common parts of service managers: files, tools, and status reports."""
 
 import subprocess
 import sys

@@ -187,7 +187,7 @@ def test_status_warns_if_the_port_of_the_settings_has_changed(home: Home) -> Non
     assert f"The settings have port 4999, and the service listens on {home.port}." in done.stderr
 
 
-def test_status_without_a_service_asks_nobody(home: Home) -> None:
+def test_status_without_a_service_runs_no_tool(home: Home) -> None:
     done = home.ingle("service", "status")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == "No service is installed (systemd).\ntry: ingle service install\n"
