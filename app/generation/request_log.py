@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from app.generation.cache_report import Miss, MissReason
 from app.generation.events import ChatEvent, PromptProgress, TokenCounts
+from app.generation.recent_replies import RecentReplies
 from engine.request import Origin
 from tui.figures import share
 
@@ -64,8 +65,10 @@ def _duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def log_request(model: str, origin: Origin, counts: TokenCounts) -> Iterator[PrefillLog]:
-    """Log one line about the request when the body ends, however it ends."""
+def log_request(
+    model: str, origin: Origin, counts: TokenCounts, recent: RecentReplies | None = None
+) -> Iterator[PrefillLog]:
+    """Log one line about the request when the body ends, however it ends, and add it to the `recent` replies."""
     who = f"{_one_line(model)} {origin.service.name.lower()}"
     outcome = "ended by the client"
     try:
@@ -75,6 +78,8 @@ def log_request(model: str, origin: Origin, counts: TokenCounts) -> Iterator[Pre
         outcome = type(error).__name__
         raise
     finally:
+        if recent is not None:
+            recent.add(model, origin, counts, outcome)
         if log.isEnabledFor(logging.INFO):
             log.info("; ".join((who, *_of_prompt(counts), *_of_reply(counts), *([outcome] if outcome else []))))
 

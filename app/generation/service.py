@@ -17,6 +17,7 @@ from app.generation.model_format import Capabilities, ChatPrompt
 from app.generation.options import API_DEFAULTS, DefaultSampling, GenerationOptions, PreparedRequest
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.recent_prompts import common_prefix_len
+from app.generation.recent_replies import RecentReplies
 from app.generation.replies import Choices, Replies
 from app.generation.reply import ReplyContext
 from app.generation.reply_token_cache import ReplyTokenCache
@@ -82,19 +83,22 @@ class ChatService:
         streams: TokenStreams,
         renderer: ChatTemplateRenderer,
         reply_tokens: ReplyTokenCache | None = None,
+        recent: RecentReplies | None = None,
         *,
         sampling: DefaultSampling = API_DEFAULTS,
         generic_tools: bool = True,
     ) -> None:
         """Create the service of one model.
 
-        `reply_tokens` caches the ids of replies; None: in memory only. `sampling` has the default values of sampling
-        fields. `generic_tools` presents tools as text to a model whose template does not support them.
+        `reply_tokens` caches the ids of replies; None: in memory only. `recent` records the replies. `sampling` has the
+        default values of sampling fields. `generic_tools` presents tools as text to a model whose template does not
+        support them.
         """
         self.name = name
         self.tokenizer = tokenizer
         self.streams = streams
         self.sampling = sampling
+        self.recent = RecentReplies() if recent is None else recent
         self._encoding = WorkPool("rendering and encoding prompts", PROMPT_THREADS)
         # Separate from the pool for prompts, so that tokenizing and counting texts does not delay prompts.
         self.texts = WorkPool("encoding texts", TEXT_THREADS)
@@ -259,7 +263,10 @@ class ChatService:
         with self.preparation.track():
             prepared = await self._prepare(prompt, options)
         counts.set_prompts(prepared.prompts)
-        with log_request(self.name, origin, counts) as log, self.streams.open(options.pause) as stream:
+        with (
+            log_request(self.name, origin, counts, self.recent) as log,
+            self.streams.open(options.pause) as stream,
+        ):
             context = ReplyContext(self.tokenizer, self._prompts, options, prepared.continues_text)
             replies, choices = Replies(context, stream, self.cache), Choices(prepared, counts, log)
             replies.submit(prepared, origin)

@@ -43,6 +43,7 @@ from app.server.metrics import Metrics
 from app.server.model_endpoints import OwnModelEndpoints
 from app.server.origin import CLASS_NAMES, caller_of
 from app.server.own_endpoints import OwnEndpoints
+from app.server.page.endpoints import PageEndpoints
 from app.server.served_models import ServedModels
 from engine.freed_memory import return_freed_memory
 from engine.request import ServiceClass
@@ -114,6 +115,7 @@ def create_application(models: ServedModels, context: ServerContext = DEFAULT_CO
         *LlamaCppEmbeddingEndpoints(models).endpoints(),
         *OwnEndpoints(models, context.machine).endpoints(),
         *OwnModelEndpoints(models).endpoints(),
+        *PageEndpoints(models).endpoints(),
         *AnthropicEndpoints(models, keep_changing_lines=context.keep_changing_lines).endpoints(),
         *_health_endpoints(models),
         Endpoint("GET", "/metrics", Metrics(models).scrape, "Return the metrics in Prometheus' format", gives=TEXT),

@@ -146,6 +146,7 @@ def _served_models(
         loader.describe,
         generic_tools=settings.generic_tools,
         uses_recommended=settings.sampling_defaults != "none",
+        recent=loader.recent,
     )
 
 

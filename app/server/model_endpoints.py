@@ -58,6 +58,7 @@ class ModelReport(Struct, kw_only=True):
     context_length: int
     size: int  # bytes of its files
     memory: dict[str, MemoryUse]  # keyed by "host" or the name of a GPU; empty: the model is not loaded
+    parked: int  # bytes of the KV cache that stays in memory after an unload
 
 
 class MemoryReport(Struct):
@@ -152,6 +153,7 @@ class OwnModelEndpoints:
             context_length=model.context_length,
             size=model.details.size,
             memory={memory: MemoryUse.of(held) for memory, held in model.memory.items()},
+            parked=0 if resident.parked is None else resident.parked.num_bytes,
         )
 
     async def load(self, request: Request) -> StreamedReply[LoadProgress]:

@@ -72,6 +72,11 @@ def caller_origin(request: Request) -> Origin:
     return Origin(cache_salt=caller_of(request).cache_salt, client=client)
 
 
+def may_see(request: Request, origin: Origin) -> bool:
+    """Whether the caller may see a request. Only the owner of the server sees requests with other keys."""
+    return origin.cache_salt.startswith(caller_of(request).cache_salt)
+
+
 def caller_of(request: Request) -> Caller:
     """Return the caller of a request that passed the access checks."""
     caller: Caller = request.scope["state"][CALLER]

@@ -26,7 +26,7 @@ from app.server.http.endpoint import Endpoint
 from app.server.http.reply import json_reply
 from app.server.http.request_body import read_body
 from app.server.machine import AmountReport, Machine
-from app.server.origin import caller_of, caller_origin
+from app.server.origin import caller_origin, may_see
 from app.server.request_fields import ModelName
 from app.server.served_models import ServedModels
 from engine.request import FinishReason
@@ -159,7 +159,7 @@ class OwnEndpoints:
                 _report(number, name, one, streams.now())
                 for number, name, streams in self._streams()
                 for one in streams.requests()
-                if _may_see(request, one)
+                if may_see(request, one.origin)
             ],
             disk=await asyncio.to_thread(self._machine.disk),
             memory=_resident_bytes(),
@@ -202,7 +202,7 @@ class OwnEndpoints:
             (streams, one.id)
             for number, _, streams in self._streams()
             for one in streams.requests()
-            if is_meant(_id_of(number, one), one) and _may_see(request, one)
+            if is_meant(_id_of(number, one), one) and may_see(request, one.origin)
         ]
         for streams, request_id in found:
             streams.end(request_id, reason)
@@ -254,12 +254,6 @@ def _phase(request: EngineRequest) -> Phase:
     if not request.has_slot:
         return "preempted" if request.num_preemptions else "waiting"
     return "writing" if request.output_ids else "reading"
-
-
-def _may_see(request: Request, one: EngineRequest) -> bool:
-    """Whether the caller may see a request. Only the owner of the server sees requests with other keys."""
-    salt: str = caller_of(request).cache_salt
-    return one.origin.cache_salt.startswith(salt)
 
 
 def _resident_bytes() -> int:

@@ -16,6 +16,7 @@ from app.generation.embedding_service import EmbeddingService
 from app.generation.generic_tools import ToolSupport
 from app.generation.model_format import Capabilities
 from app.generation.options import API_DEFAULTS, DefaultSampling
+from app.generation.recent_replies import RecentReplies
 from app.generation.service import ChatService
 from app.models.details import Kind, ModelDetails, ModelFacts
 from app.models.ledger import Bytes
@@ -121,6 +122,7 @@ class ServedModels:
     describe_files: Callable[[str], ModelFacts] | None = None  # reads the files of a model; slow
     generic_tools: bool = True  # whether tools are described as text to models without a template for them
     uses_recommended: bool = True  # whether the values that a model recommends are the defaults of sampling
+    recent: RecentReplies = field(default_factory=RecentReplies)  # replies of all models
     _facts: dict[str, asyncio.Task[ModelFacts]] = field(default_factory=dict)
 
     async def chat(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from app.errors import ModelNotFound
 from app.generation.embedding_service import EmbeddingService
 from app.generation.options import API_DEFAULTS, DefaultSampling
+from app.generation.recent_replies import RecentReplies
 from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
@@ -169,6 +170,7 @@ class ModelLoader:
         """`given` are models by the names under which they are loaded, also those at a path. `names` are the names of
         their services. `progress` shows loads to the user of the server.
         """
+        self.recent = RecentReplies()  # of all models
         self._settings = settings
         self._store = store
         self._given = given
@@ -261,6 +263,7 @@ class ModelLoader:
             TokenStreams(model.engine),
             renderer,
             self._replies,
+            self.recent,
             sampling=DefaultSampling(model.sampling.values) if uses_recommended else API_DEFAULTS,
             generic_tools=settings.generic_tools,
         )

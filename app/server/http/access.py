@@ -37,9 +37,10 @@ LIMIT_RETRY_SECONDS = 5  # seconds until a caller with too many requests in prog
 CALLER = "caller"  # key of the Caller in the scope's state of each accepted request
 PEER = "peer"  # key of the Peer in the scope's state of each request
 
-# These paths need no key. Without one, they only report whether the server works.
+# These paths need no key. Without one, health only reports whether the server works, and the page has no data.
 HEALTH_PATHS = ("/health", "/v1/health")
-PUBLIC_ROUTES = frozenset((method, path) for method in ("GET", "HEAD") for path in HEALTH_PATHS)
+PAGE_PATH = "/"
+PAGE_FILES = "/inglenook/page/"  # the paths of the other files of the page start with this
 
 
 @dataclass(slots=True)
@@ -151,7 +152,7 @@ class Authenticator:
                 return found[0]
         if not self._needs_key and _is_this_user(scope):
             return THIS_USER
-        if (scope["method"], scope["path"]) in PUBLIC_ROUTES:
+        if is_public(scope["method"], scope["path"]):
             return ANONYMOUS
         raise InvalidRequest(
             "The API key is missing or unknown",
@@ -160,6 +161,11 @@ class Authenticator:
             status=401,
             headers={"www-authenticate": "Bearer"},
         )
+
+
+def is_public(method: str, path: str) -> bool:
+    """Whether a request needs no key."""
+    return method in ("GET", "HEAD") and (path in (*HEALTH_PATHS, PAGE_PATH) or path.startswith(PAGE_FILES))
 
 
 def _sent_keys(scope: Scope) -> Iterator[bytes]:

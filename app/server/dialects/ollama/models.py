@@ -1,14 +1,13 @@
-"""Ollama's endpoints about models, and the page at `/` for browsers."""
+"""Ollama's endpoints about models."""
 
 import hashlib
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from html import escape
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import Response
 
 from app.generation.generic_tools import ToolSupport
 from app.models.details import ModelDetails
@@ -16,35 +15,10 @@ from app.models.ledger import HOST
 from app.server.dialects.ollama.errors import ERRORS
 from app.server.dialects.ollama.fields import SHOW
 from app.server.dialects.ollama.requests import ShowRequest
-from app.server.http.endpoint import TEXT, Endpoint
+from app.server.http.endpoint import Endpoint
 from app.server.http.reply import json_reply
 from app.server.http.request_body import read_body
 from app.server.served_models import ModelDescription, ServedModels
-
-# The page loads nothing and runs no scripts.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Inglenook</title>
-<meta name="viewport" content="width=device-width">
-<style>body {{ max-width: 40rem; margin: 3rem auto; padding: 0 1rem; font: 1rem/1.5 system-ui, sans-serif;
-color-scheme: light dark }} code {{ font-size: .95em }}</style></head>
-<body><h1>Inglenook is running</h1>
-<p>It serves <code>{model}</code> with a context of {context:,} tokens.
-To chat, run <code>ingle</code> in a terminal.</p>
-<ul>
-<li>Base URL for OpenAI's clients: <code>{base}/v1</code></li>
-<li>For clients of Ollama, Anthropic, llama.cpp, and LM Studio: <code>{base}</code></li>
-<li><a href="/v1/models">Models</a>, <a href="/openapi.json">API description</a>, <a href="/health">health</a>,
-<a href="/metrics">metrics</a></li>
-</ul></body></html>
-"""
-
-
-def front_page(model: ModelDescription, base: str) -> HTMLResponse:
-    """Return the page of a server at the URL `base`, which has no slash at its end."""
-    page = _PAGE.format(model=escape(model.name), context=model.context_length, base=escape(base))
-    return HTMLResponse(page, headers={"content-security-policy": _POLICY})
-
 
 VERSION = "0.14.0"  # version of Ollama's API
 NEVER = "9999-12-31T23:59:59Z"
@@ -120,18 +94,11 @@ class ModelEndpoints:
         endpoint = partial(Endpoint, errors=ERRORS)
         shown = "Describe a model and its capabilities"
         return [
-            endpoint("GET", "/", self.greet, "Report that the server runs", gives=TEXT),
             endpoint("GET", "/api/version", self.version, "Return the version of Ollama's API", gives=Version),
             endpoint("GET", "/api/tags", self.list_models, "List the models", gives=ModelList),
             endpoint("GET", "/api/ps", self.list_running, "List the loaded models", gives=RunningModels),
             endpoint("POST", "/api/show", self.show, shown, takes=ShowRequest, gives=ShownModel),
         ]
-
-    async def greet(self, request: Request) -> Response:
-        """Return the text that programs look for, or a page if a browser asks."""
-        if "text/html" in request.headers.get("accept", ""):
-            return front_page(await self._models.describe(None), str(request.base_url).rstrip("/"))
-        return PlainTextResponse("Ollama is running")
 
     async def version(self, request: Request) -> Response:
         return json_reply(Version(VERSION))
