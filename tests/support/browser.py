@@ -189,7 +189,7 @@ def running_browser(profile: Path) -> Iterator[Browser]:
     # the browser reads from descriptor 3 and writes to 4
     start = f'exec "$@" 3<&{their_reading} 4>&{their_writing}'
     process = subprocess.Popen(
-        ["sh", "-c", start, "sh", program, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+        ["bash", "-c", start, "bash", program, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(their_reading, their_writing),
         env={**os.environ, "HOME": str(profile)},
     )  # fmt: skip

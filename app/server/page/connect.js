@@ -84,5 +84,5 @@ function move(event, index, names) {
 function snippet(write) {
   const text = write({ base: location.origin, model });
   const bar = element("div", { class: "code-bar" }, element("span", {}, chosen), copyButton(`the code for ${chosen}`, () => text));
-  return element("div", { class: "code" }, bar, element("pre", { tabindex: 0 }, element("code", {}, text)));
+  return element("div", { class: "code" }, bar, element("pre", { tabindex: 0, role: "group", "aria-label": `Code for ${chosen}` }, element("code", {}, text)));
 }

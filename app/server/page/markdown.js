@@ -100,7 +100,7 @@ function code(lines, fence) {
   const isClosed = lines.length > 1 && fenceEnd(lines, 0, fence[2]) === lines.length && lines.at(-1).trim().startsWith(fence[2]);
   const text = lines.slice(1, isClosed ? -1 : undefined).join("\n");
   const bar = element("div", { class: "code-bar" }, element("span", {}, fence[3] || "code"), copyButton("this code", () => text));
-  return element("div", { class: "code" }, bar, element("pre", { tabindex: 0 }, element("code", {}, text)));
+  return element("div", { class: "code" }, bar, element("pre", { tabindex: 0, role: "group", "aria-label": "Code" }, element("code", {}, text)));
 }
 
 /** Return a list. The indentation of an item decides which lines belong to it. */
@@ -126,7 +126,7 @@ function table(lines) {
   const row = (line, name) => element("tr", {}, ...cells(line).map((cell) => element(name, {}, ...inline(cell))));
   const head = element("thead", {}, row(lines[0], "th"));
   const body = element("tbody", {}, ...lines.slice(2).map((line) => row(line, "td")));
-  return element("div", { class: "scroll", tabindex: 0 }, element("table", {}, head, body));
+  return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, element("table", {}, head, body));
 }
 
 // Each rule is tried at the first position where one of them matches; the earliest match wins.

@@ -72,6 +72,7 @@ class Row {
   }
 
   update(model) {
+    this.model = model;
     this.state = model.state;
     const [sign, word] = STATES[model.state] ?? ["", model.state];
     const done = model.state === "loading" && model.progress ? ` ${percent(model.progress, 1)}` : "";
@@ -113,6 +114,7 @@ class Row {
       for await (const line of lines(response)) {
         const report = line ? JSON.parse(line) : {};
         if (report.error) throw new Error(report.error.message);
+        this.update({ ...this.model, ...report, progress: report.total ? report.done / report.total : null });
       }
       announce(`${this.name} is loaded`);
     } catch (error) {

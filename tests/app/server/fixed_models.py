@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from app.errors import ModelNotFound
 from app.generation.embedding_service import EmbeddingService
+from app.generation.recent_replies import RecentReplies
 from app.generation.service import ChatService
 from app.models.details import ModelDetails, ModelFacts
 from app.models.ledger import HOST, Bytes
@@ -67,4 +68,7 @@ def fixed_models(
     residents: Residents[LoadedModel] = Residents(NoLoader())
     residents.adopt(service.name, FixedModel(service))
     names = ModelNames([GivenModel(service.name, (service.name,))], aliases)
-    return ServedModels(residents, names, None if describe is None else lambda key: ModelFacts(describe()))
+    facts = None if describe is None else lambda key: ModelFacts(describe())
+    return ServedModels(
+        residents, names, facts, recent=service.recent if isinstance(service, ChatService) else RecentReplies()
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from app.errors import ModelNotFound
 from app.generation.embedding_service import EmbeddingService
+from app.generation.recent_replies import RecentReplies
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import TokenStreams
@@ -68,6 +69,7 @@ class HashLoader:
         self.sizes = dict(sizes)
         self.errors: dict[str, Exception] = {}
         self.loads: list[str] = []
+        self.recent = RecentReplies()
         self._tokenizer = tokenizer
         self._renderer = renderer
         self._memory = memory
@@ -123,7 +125,7 @@ class HashLoader:
         if name == DIGEST:
             return EmbeddingService(name, from_json(document()), DigestEmbedder())
         engine, _ = controlled_engine(self._tokenizer.vocab_size, context=CONTEXT)
-        return ChatService(name, self._tokenizer, TokenStreams(engine), self._renderer)
+        return ChatService(name, self._tokenizer, TokenStreams(engine), self._renderer, recent=self.recent)
 
 
 class LoadingServer(ServedApplication):
@@ -135,7 +137,7 @@ class LoadingServer(ServedApplication):
         names = ModelNames(
             [GivenModel("a", ("a",))], {"alias": "b"}, self.loader.known, lambda: list(self.loader.sizes)
         )
-        self.models = ServedModels(self.residents, names, self.loader.describe)
+        self.models = ServedModels(self.residents, names, self.loader.describe, recent=self.loader.recent)
         policy = AccessPolicy(host_names=["ingle.test"])
         super().__init__(create_application(self.models, ServerContext(policy)))
 

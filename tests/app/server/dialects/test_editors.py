@@ -128,11 +128,3 @@ def test_requests_of_llama_vim_are_answered(code_server: LiveServer) -> None:
     sampling = {"top_k": 40, "top_p": 0.90, "samplers": ["top_k", "top_p", "infill"], "n_predict": 8}
     reply = post(code_server, "/infill", {**gap, **own, **sampling, "stream": False, "t_max_predict_ms": 1000}).json()
     assert isinstance(reply["content"], str)
-
-
-def test_browser_gets_a_page_at_the_root(hash_server: LiveServer) -> None:
-    answer = httpx.get(hash_server.url, headers={"accept": "text/html,*/*;q=0.8"}, trust_env=False)
-    assert answer.headers["content-type"].startswith("text/html")
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert "<code>hash</code>" in answer.text
-    assert f"{hash_server.url}/v1" in answer.text

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from app.generation.template import ChatTemplateRenderer
 from app.server.application import AccessPolicy, create_application
-from app.server.http.access import PUBLIC_ROUTES, THIS_USER, Authenticator, Peer
+from app.server.http.access import THIS_USER, Authenticator, Peer, is_public
 from app.server.http.endpoint import Endpoint
 from app.server.http.errors import InvalidRequest
 from app.text.tokenizer import Tokenizer
@@ -61,7 +61,8 @@ def paths(server: LiveServer) -> list[str]:
     """Return every path of the application, and one that does not exist."""
     routes = create_application(server.models).routes
     assert all(isinstance(route, Route) for route in routes)
-    return [*(route.path.replace("{model:path}", "hash") for route in routes if isinstance(route, Route)), "/none"]
+    names = (route.path for route in routes if isinstance(route, Route))
+    return [*(name.replace("{model:path}", "hash").replace("{file}", "page.js") for name in names), "/none"]
 
 
 @pytest.mark.share(3)
@@ -89,7 +90,7 @@ def test_only_public_routes_answer_without_a_key(locked: LiveServer, headers: di
     shaped = {route.path for route in routes if isinstance(route, Endpoint) and route.errors is not None}
     for path in paths(locked):
         for method, (status, body, answer) in zip(METHODS, ask_all(locked, METHODS, path, **headers), strict=True):
-            if (method, path) in PUBLIC_ROUTES:
+            if is_public(method, path):
                 assert status == 200
                 continue
             assert (status, answer["www-authenticate"]) == (401, "Bearer"), (method, path)
@@ -137,7 +138,7 @@ def test_programs_of_another_user_need_the_own_key(
         monkeypatch.setattr(os, "geteuid", lambda: another)
         for path in paths(server):
             statuses = [status for status, _, _ in ask_all(server, METHODS, path)]
-            assert statuses == [200 if (method, path) in PUBLIC_ROUTES else 401 for method in METHODS]
+            assert statuses == [200 if is_public(method, path) else 401 for method in METHODS]
         assert ask(server, "GET", "/v1/models", x_api_key=OWN)[0] == 200
 
 
