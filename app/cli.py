@@ -51,6 +51,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "ps": CommandEntry("app.commands.ps", "ps", "List running servers and their models."),
     "load": CommandEntry("app.commands.load", "load", "Load a model in a running server."),
     "unload": CommandEntry("app.commands.unload", "unload", "Unload a model of a running server."),
+    "open": CommandEntry("app.commands.open", "open_page", "Open the page of a running server in the browser."),
     "stop": CommandEntry("app.commands.stop", "stop", "Stop a running server."),
     "service": CommandEntry("app.commands.service", "service", "Install a server that the system starts."),
     "pull": CommandEntry("app.commands.pull", "pull", "Download a model."),

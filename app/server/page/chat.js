@@ -56,6 +56,7 @@ function showRunning(isRunning) {
   find("stop").hidden = !isRunning;
   find("send").hidden = isRunning;
   find("new-chat").disabled = messages.length === 0;
+  document.dispatchEvent(new Event("server-changed"));
   if (hadFocus) (isRunning ? find("stop") : find("message")).focus();
 }
 

@@ -139,7 +139,7 @@ class Row {
   }
 
   changed() {
-    document.dispatchEvent(new Event("models-changed"));
+    document.dispatchEvent(new Event("server-changed"));
   }
 }
 

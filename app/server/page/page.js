@@ -8,7 +8,8 @@ import { copies, element, find, replaceIfChanged, setText } from "./dom.js";
 import { showModels } from "./models.js";
 import { showReplies } from "./replies.js";
 
-const POLL_MS = 1000;
+const POLL_MS = 1000; // while requests or loads are in progress
+const IDLE_POLL_MS = 2000;
 const RETRY_MS = 2000; // after a failure
 
 let timer;
@@ -18,9 +19,9 @@ let polling = null; // the poll that is running
 async function poll() {
   clearTimeout(timer);
   if (document.hidden) return;
-  let wait = POLL_MS;
+  let wait;
   try {
-    await refresh();
+    wait = (await refresh()) ? POLL_MS : IDLE_POLL_MS;
     showState("Running", "good");
   } catch (error) {
     if (error instanceof KeyNeeded) return askForKey();
@@ -37,6 +38,7 @@ function pollOnce() {
   return polling;
 }
 
+/** Read and show all reports. Returns whether requests or loads are in progress. */
 async function refresh() {
   const [reports, { replies }] = await Promise.all([get("/inglenook/models"), get("/inglenook/replies")]);
   const loaded = reports.models.filter((model) => model.state === "loaded" && model.kind === "chat");
@@ -50,6 +52,7 @@ async function refresh() {
   showMemory(reports);
   showReplies(replies);
   showChoices(reports.models);
+  return engines[0].requests.length > 0 || reports.models.some((model) => ["loading", "waiting", "unloading"].includes(model.state));
 }
 
 /** List the models that generate text, loaded ones first. The first one is chosen until the user chooses another. */
@@ -95,7 +98,7 @@ function start() {
     showConnect(event.target.value);
   });
   document.addEventListener("visibilitychange", pollOnce);
-  document.addEventListener("models-changed", pollOnce);
+  document.addEventListener("server-changed", pollOnce);
   startChat();
   pollOnce();
 }

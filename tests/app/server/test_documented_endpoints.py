@@ -1,5 +1,6 @@
 """Routes, metrics, fields, and log lines in the documents exist, and pages that list them are complete."""
 
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -69,6 +70,29 @@ def test_server_page_lists_every_metric(hash_server: LiveServer) -> None:
     labels = {name: set(re.findall(r"(\w+)=", text)) - {"model_name", "le"} for name, text in samples}
     for row in rows:
         assert labels[row[0].strip("`")] == set(re.findall(r"`(\w+)`", row[2])), row[0]
+
+
+def test_dashboard_uses_exported_metrics_and_labels(hash_server: LiveServer) -> None:
+    scraped = httpx.get(f"{hash_server.url}/metrics", trust_env=False).text
+    exported: dict[str, set[str]] = {}
+    for name, labels in re.findall(r"^(ingle:\w+)\{(.*?)\}", scraped, re.MULTILINE):
+        exported.setdefault(name, set()).update(re.findall(r"(\w+)=", labels))
+    kinds = re.findall(r"^# TYPE (\S+) (\w+)$", scraped, re.MULTILINE)
+    exported |= {name: set() for name, kind in kinds if kind != "histogram" and name not in exported}
+    board = json.loads(read("packaging/grafana.json"))
+    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    targets = [(panel["datasource"], target) for panel in panels for target in panel["targets"]]
+    assert {source["uid"] for panel, target in targets for source in (panel, target["datasource"])} == {"${datasource}"}
+    expressions = [target["expr"] for _, target in targets]
+    for expression in (*expressions, *(variable["definition"] for variable in board["templating"]["list"][1:])):
+        names = re.findall(r"ingle:\w+", expression)
+        assert names, expression
+        used = {label for found in re.findall(r"by \((.*?)\)", expression) for label in found.split(", ")}
+        used |= set(re.findall(r"[{ ](\w+)(?:=~|!=|=)\"", expression))
+        for name in names:
+            assert name in exported, name
+            assert used <= exported[name], (name, used)
 
 
 def test_fields_of_the_api_page_are_in_the_tables() -> None:

@@ -159,3 +159,28 @@ def test_recent_replies_are_bounded(hash_server: LiveServer, monkeypatch: pytest
         for _ in range(60):
             ask(http, max_tokens=1)
         assert len(http.get("/inglenook/replies").json()["replies"]) == 50
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_text_has_enough_contrast(dark: bool) -> None:
+    style = (Path(endpoints.__file__).parent / "page.css").read_text(encoding="utf-8")
+    light, _, rest = style.partition("@media (prefers-color-scheme: dark)")
+    colors = dict(re.findall(r"--([\w-]+): (#\w{6});", rest if dark else light))
+    for ground in ("background", "surface", "panel"):
+        for text in ("text", "quiet", "primary", "good", "bad", "third"):
+            if (ground, text) != ("panel", "good"):  # chips are on the surface only
+                assert contrast(colors[text], colors[ground]) >= 4.5, (text, ground)
+    assert contrast(colors["on-primary"], colors["primary"]) >= 4.5
+    assert contrast(colors["edge"], colors["surface"]) >= 3  # borders of controls
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colors, as WCAG defines it."""
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def luminance(color: str) -> float:
+    parts = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,6 +1,6 @@
 """The page in a real browser: models, a chat, hostile text, the keyboard, narrow windows, and keys.
 
-Needs Chromium (`apt-get install chromium`).
+Needs Chromium (`apt-get install chromium`). Without it, `conftest.py` leaves these tests out.
 """
 
 import json
@@ -19,9 +19,7 @@ from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.loading_server import LoadingServer
 from tests.app.server.scripted_server import ScriptedServer
 from tests.app.server.served_application import ServedApplication
-from tests.support.browser import Browser, Page, browser_program, running_browser
-
-pytestmark = pytest.mark.skipif(browser_program() is None, reason="needs Chromium")
+from tests.support.browser import Browser, Page, running_browser
 
 Opened: TypeAlias = Callable[..., AbstractContextManager[Page]]
 
