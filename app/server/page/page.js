@@ -11,17 +11,22 @@ import { showReplies } from "./replies.js";
 const POLL_MS = 1000; // while requests or loads are in progress
 const IDLE_POLL_MS = 2000;
 const RETRY_MS = 2000; // after a failure
+const PAUSE_MS = 10 * 60_000; // time without input and requests, since polls keep a server from ending when it is idle
 
 let timer;
 let polling = null; // the poll that is running
+let usedAt = Date.now(); // time of the last input or request
 
-/** Read all reports, show them, and poll again later. A hidden page does not poll. */
+/** Read all reports, show them, and poll again later. A page that is hidden or not used does not poll. */
 async function poll() {
   clearTimeout(timer);
   if (document.hidden) return;
+  if (Date.now() - usedAt > PAUSE_MS) return showState("Paused", "paused");
   let wait;
   try {
-    wait = (await refresh()) ? POLL_MS : IDLE_POLL_MS;
+    const isBusy = await refresh();
+    if (isBusy) usedAt = Date.now();
+    wait = isBusy ? POLL_MS : IDLE_POLL_MS;
     showState("Running", "good");
   } catch (error) {
     if (error instanceof KeyNeeded) return askForKey();
@@ -76,6 +81,13 @@ function showState(text, kind, problem = "") {
   find("problem").hidden = !problem;
 }
 
+/** Continue to poll after a pause. */
+function noteInput() {
+  const isPaused = Date.now() - usedAt > PAUSE_MS;
+  usedAt = Date.now();
+  if (isPaused) pollOnce();
+}
+
 function askForKey() {
   showState("Key needed", "bad", hasKey() ? "The server does not know this key." : "");
   setKey("");
@@ -97,7 +109,11 @@ function start() {
     event.target.isChosen = true;
     showConnect(event.target.value);
   });
-  document.addEventListener("visibilitychange", pollOnce);
+  for (const input of ["pointermove", "pointerdown", "keydown", "wheel"]) document.addEventListener(input, noteInput, { passive: true });
+  document.addEventListener("visibilitychange", () => {
+    noteInput();
+    pollOnce();
+  });
   document.addEventListener("server-changed", pollOnce);
   startChat();
   pollOnce();
