@@ -276,6 +276,15 @@ def test_missing_answers_are_reported(opened: Opened, tokenizer: Tokenizer, rend
         page.errors.clear()  # the browser logs the failed requests
 
 
+def test_unused_page_pauses_until_the_next_input(opened: Opened, hash_server: LiveServer) -> None:
+    with opened(hash_server) as page:
+        page.until("document.getElementById('status').textContent === 'Running'")
+        page.run("(() => { const now = Date.now; Date.now = () => now() + 601_000; })()")
+        page.until("document.getElementById('status').textContent === 'Paused'")
+        page.press("Tab")
+        page.until("document.getElementById('status').textContent === 'Running'")
+
+
 def test_snippets_name_the_server_and_the_model(opened: Opened, hash_server: LiveServer) -> None:
     with opened(hash_server) as page:
         page.until("document.querySelector('[role=tab]') !== null")
