@@ -9,6 +9,8 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Protocol
 
 from app.generation.cache_report import Miss, MissReason
 from app.generation.events import ChatEvent, PromptProgress, TokenCounts
@@ -17,6 +19,15 @@ from engine.request import Origin
 from tui.figures import share
 
 log = logging.getLogger(__name__)
+
+
+class OnEnd(Protocol):
+    """Receives the counts of a request when its replies have ended."""
+
+    def __call__(self, counts: TokenCounts, *, failed: bool) -> None: ...
+
+
+ON_END: ContextVar[OnEnd | None] = ContextVar("ON_END", default=None)
 
 _MAX_UNWRITTEN = 1000  # limit of the lines in the queue, beyond which lines are dropped
 _END_SECONDS = 1.0  # seconds to wait until the last lines are written
@@ -82,6 +93,8 @@ def log_request(
             recent.add(model, origin, counts, outcome)
         if log.isEnabledFor(logging.INFO):
             log.info("; ".join((who, *_of_prompt(counts), *_of_reply(counts), *([outcome] if outcome else []))))
+        if (on_end := ON_END.get()) is not None:
+            on_end(counts, failed=bool(outcome))
 
 
 def _of_prompt(counts: TokenCounts) -> Iterator[str]:

@@ -38,6 +38,7 @@ from app.server.http.endpoint import TEXT, Endpoint
 from app.server.http.errors import ErrorFormats, InvalidRequest, UnhandledErrors, error_response
 from app.server.http.holds import RequestHolds
 from app.server.http.openapi import OpenAPI
+from app.server.http.seen import SeenRequests
 from app.server.machine import Machine
 from app.server.metrics import Metrics
 from app.server.model_endpoints import OwnModelEndpoints
@@ -124,6 +125,8 @@ def create_application(models: ServedModels, context: ServerContext = DEFAULT_CO
 
 
 def _application(endpoints: Sequence[Endpoint], models: ServedModels, policy: AccessPolicy) -> Starlette:
+    seen = SeenRequests()
+    endpoints = [*endpoints, seen.endpoint]
     access = Middleware(
         AccessMiddleware,
         authenticator=policy.authenticator,
@@ -136,6 +139,7 @@ def _application(endpoints: Sequence[Endpoint], models: ServedModels, policy: Ac
         middleware=[
             Middleware(MemoryTrim),
             Middleware(CancelOnDisconnect),
+            Middleware(seen.middleware),
             Middleware(ErrorFormats, endpoints=endpoints, default=OPENAI_ERRORS),
             Middleware(RequestHolds),
             Middleware(UnhandledErrors),

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from app.server.http.errors import InvalidRequest, bounded
+from app.server.http.seen import note_body
 
 MAX_BODY_BYTES = 10 << 20
 # Longer bodies are received and dropped up to this size: most clients read no reply before they have sent everything.
@@ -50,6 +51,7 @@ _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 async def read_body(request: Request, decoder: Decoder[BodyT]) -> BodyT:
     """Return the decoded body. Raises InvalidRequest naming the invalid field, and Starlette's ClientDisconnect."""
     body = await _receive_body(request)
+    note_body(request, body)
     _check_encoding(request.headers)
     _check_media_type(request.headers)
     return (
