@@ -65,9 +65,7 @@ def test_request_with_a_nonce_is_reported_with_its_counts(http: httpx.Client, no
 def test_limit_of_the_reply_is_reported_in_all_apis(
     http: httpx.Client, nonce: str, path: str, fields: dict[str, Any]
 ) -> None:
-    body = (
-        httpx.Request("POST", "http://x", json={"model": "hash", **fields}).content.decode().replace("{nonce}", nonce)
-    )
+    body = json.dumps({"model": "hash", **fields}).replace("{nonce}", nonce)
     http.post(path, content=body, headers={"content-type": "application/json"})
     [request] = seen(http, nonce)
     assert (request["path"], request["status"], request["ended"]) == (path, 200, True)
