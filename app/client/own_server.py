@@ -83,6 +83,7 @@ class ServerModel(Struct):
     expires_in: float | None = None  # seconds until it is unloaded if no request uses it; None: it stays
     problem: str | None = None  # why it could not be loaded
     context_length: int | None = None
+    tools: str = "none"  # how tools are presented to it: native, generic (as text), or none
     size: int | None = None  # bytes of its files
     memory: dict[str, Bytes] = field(default_factory=dict)
 

@@ -13,6 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.generation.generic_tools import ToolSupport
 from app.models.details import Kind
 from app.models.ledger import Bytes, Ledger
 from app.models.resident import Resident, State
@@ -56,6 +57,7 @@ class ModelReport(Struct, kw_only=True):
     load_seconds: float | None  # duration of the last load; null: not measured
     problem: str | None  # why the model could not be loaded
     context_length: int
+    tools: ToolSupport  # how tools are presented to it
     size: int  # bytes of its files
     memory: dict[str, MemoryUse]  # keyed by "host" or the name of a GPU; empty: the model is not loaded
     parked: int  # bytes of the KV cache that stays in memory after an unload
@@ -151,6 +153,7 @@ class OwnModelEndpoints:
             load_seconds=resident.load_seconds or None,
             problem=None if resident.problem is None else client_message(resident.problem),
             context_length=model.context_length,
+            tools=model.capabilities.tool_support,
             size=model.details.size,
             memory={memory: MemoryUse.of(held) for memory, held in model.memory.items()},
             parked=0 if resident.parked is None else resident.parked.num_bytes,

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from app.server.http.access import CALLER, Caller
 from app.server.http.errors import InvalidRequest
+from app.server.http.seen import nonce_of
 from engine.request import Origin, ServiceClass
 
 CLASS_HEADER = "X-Ingle-Class"
@@ -52,7 +53,7 @@ class OriginFields:
 
 
 def origin_of(request: Request, fields: OriginFields, reply: str = "") -> Origin:
-    """Return the origin of a request whose reply has the id `reply`.
+    """Return the origin of a request whose reply has the id `reply`. A nonce in the request is its id instead.
 
     Raises InvalidRequest if the class in the header is unknown.
     """
@@ -62,7 +63,7 @@ def origin_of(request: Request, fields: OriginFields, reply: str = "") -> Origin
         priority=fields.priority or 0,
         cache_salt=caller_of(request).cache_salt + (fields.cache_salt or ""),
         stored=fields.store is not False,
-        reply=reply,
+        reply=nonce_of(request) or reply,
     )
 
 

@@ -69,7 +69,7 @@ class SeenRequests:
         """Return an ASGI application around `app` that records how requests with a nonce end."""
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http" or scope["method"] != "POST":
+            if scope["type"] != "http" or scope["method"] != "POST" or scope["path"].startswith("/inglenook/"):
                 await app(scope, receive, send)
                 return
             scope[_SEEN] = record = _Record(scope, self._records.append)
@@ -100,6 +100,7 @@ class _Record:
         self._scope = scope
         self._keep = keep
         self._seen: SeenRequest | None = None
+        self.nonce = ""
         self._has_failed = False
 
     def find(self, body: bytes) -> None:
@@ -108,6 +109,7 @@ class _Record:
             return
         headers = dict(self._scope["headers"])
         client = headers.get(b"user-agent", b"").decode("latin-1")[:80]
+        self.nonce = min(nonces).decode()
         self._seen = SeenRequest(self._scope["path"], client, *_described(body))
         self._keep((nonces, self._seen))
         ON_END.set(self._count)
@@ -132,6 +134,12 @@ def note_body(request: Request, body: bytes) -> None:
     """Record a request whose body has a nonce."""
     if _PREFIX in body and (record := request.scope.get(_SEEN)) is not None:
         record.find(body)
+
+
+def nonce_of(request: Request) -> str:
+    """Return the nonce in the body of a request; empty if it has none."""
+    record: _Record | None = request.scope.get(_SEEN)
+    return "" if record is None else record.nonce
 
 
 def _described(body: bytes) -> tuple[str, int | None, int]:

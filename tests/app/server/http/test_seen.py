@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from app.server.http.access import Authenticator
 from app.server.http.seen import MAX_RECORDS
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
+from tests.support.processes import until
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
@@ -129,3 +131,21 @@ def test_oldest_records_are_dropped(http: httpx.Client, nonce: str) -> None:
         http.post("/v1/chat/completions", json=chat(other, model="no such model"))
     assert seen(http, nonce) == []
     assert len(seen(http, other)) == MAX_RECORDS
+
+
+def test_reply_to_a_nonce_is_stopped_by_it(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, nonce: str) -> None:
+    engine, runner = controlled_engine(tokenizer.vocab_size)
+    with (
+        LiveServer("hash", engine, tokenizer, renderer) as server,
+        httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http,
+        ThreadPoolExecutor() as threads,
+    ):
+        body = {"model": "hash", "messages": [{"role": "user", "content": nonce}], "max_tokens": 1000}
+        with runner.held() as steps:
+            answer = threads.submit(lambda: http.post("/v1/messages", json={**body, "stop_sequences": []}))
+            until(lambda: bool(steps.release() or server.streams.requests()))
+            assert http.post("/inglenook/stop", json={"reply": nonce}).json() == {"stopped": True}
+        assert answer.result().status_code == 200
+        [request] = seen(http, nonce)
+    assert request["ended"]
+    assert request["completion_tokens"] < 1000
