@@ -48,6 +48,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "chat": CommandEntry("app.commands.chat", "chat", "Chat in the terminal. The default command."),
     "run": CommandEntry("app.commands.run", "run", "Ask a model one question and print the answer."),
     "serve": CommandEntry("app.commands.serve", "serve", "Serve a model to other programs over HTTP."),
+    "with": CommandEntry("app.commands.with_client", "with_client", "Run an agent or another program with a model."),
     "ps": CommandEntry("app.commands.ps", "ps", "List running servers and their models."),
     "load": CommandEntry("app.commands.load", "load", "Load a model in a running server."),
     "unload": CommandEntry("app.commands.unload", "unload", "Unload a model of a running server."),

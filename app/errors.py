@@ -2,6 +2,7 @@
 
 AppError
 ├── ModelNotFound          no such model: neither stored, nor in the catalog, nor a file
+│   └── NoSuitableModel     (connect/model_choice.py) no stored model can do the job of a client
 ├── NoServer               no running server can do it
 ├── EngineFailed           an engine process ended before it served; has its exit status
 ├── NoSpace                not enough disk space
@@ -28,7 +29,7 @@ AppError
 ├── PortTaken, NoSuchAddress                      (process/listening.py)
 ├── ServiceUnavailable                            (service/plan.py)
 ├── InvalidMCPConfig, MCPUnavailable              (mcp/)
-├── NoSuchClient                                 (connect/clients.py)
+├── NoSuchClient, NotInstalled, NotLaunchable, ContextTooShort   (connect/)
 ├── NoPreviousRun                                (commands/run_prompt.py)
 └── ServerUnreachable, ServerError                (client/http.py)
 """

@@ -98,6 +98,72 @@ def _aider(connection: Connection, folder: Path) -> Launch:
     )
 
 
+def _pi(connection: Connection, folder: Path) -> Launch:
+    provider = {
+        "name": PROVIDER_TITLE,
+        "baseUrl": connection.api_url,
+        "apiKey": f"${KEY_VARIABLE}",
+        "api": "openai-completions",
+        "models": [
+            {
+                "id": connection.model,
+                "name": connection.model,
+                "reasoning": False,
+                "input": ["text"],
+                "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+                "contextWindow": connection.context_length,
+                "maxTokens": connection.output_tokens,
+            }
+        ],
+    }
+    extension = f"export default (pi) => pi.registerProvider({json.dumps(PROVIDER)}, {json.dumps(provider)});\n"
+    return Launch(
+        {KEY_VARIABLE: connection.sent_key},
+        ("-e", str(folder / "ingle.js"), "--provider", PROVIDER, "--model", connection.model),
+        {"ingle.js": extension},
+    )
+
+
+def _llm(connection: Connection, folder: Path) -> Launch:
+    arguments = ("openai", "endpoint", connection.api_url, "-m", connection.model)
+    return Launch({"OPENAI_API_KEY": connection.sent_key}, arguments)
+
+
+def _continue(connection: Connection, folder: Path) -> Launch:
+    model = {
+        "name": PROVIDER_TITLE,
+        "provider": "openai",
+        "model": connection.model,
+        "apiBase": connection.api_url,
+        "apiKey": connection.sent_key,
+        "roles": ["chat", "edit", "apply"],
+        "capabilities": ["tool_use"],
+        "defaultCompletionOptions": {
+            "contextLength": connection.context_length,
+            "maxTokens": connection.output_tokens,
+        },
+    }
+    config = {"name": PROVIDER, "version": "1.0.0", "schema": "v1", "models": [model]}
+    # YAML contains JSON
+    return Launch(arguments=("--config", str(folder / "config.yaml")), files={"config.yaml": json.dumps(config)})
+
+
+def _cline(connection: Connection, folder: Path) -> Launch:
+    name = "openai-compatible"
+    settings = {
+        "provider": name,
+        "apiKey": connection.sent_key,
+        "model": connection.model,
+        "baseUrl": connection.api_url,
+    }
+    stored = {"settings": settings, "tokenSource": "manual", "updatedAt": "2000-01-01T00:00:00.000Z"}
+    providers = {"version": 1, "lastUsedProvider": name, "modes": {}, "providers": {name: stored}}
+    return Launch(
+        arguments=("--data-dir", str(folder), "-P", name, "-m", connection.model),
+        files={"settings/providers.json": json.dumps(providers)},
+    )
+
+
 def _qwen(connection: Connection, folder: Path) -> Launch:
     return Launch(
         {
@@ -199,8 +265,25 @@ CLIENTS = (
     ),
     Client("vscode", "VS Code, Copilot Chat", "chat", ("code", "code-insiders", "codium"), least_context=16_384),
     Client("zed", "Zed", "llama.cpp", ("zed", "zeditor")),
-    Client("continue", "Continue", "chat", ("cn",), "npm install -g @continuedev/cli"),
-    Client("cline", "Cline", "chat", ("cline",), "npm install -g cline", least_context=16_384),
+    Client(
+        "continue",
+        "Continue",
+        "chat",
+        ("cn",),
+        "npm install -g @continuedev/cli",
+        launch=_continue,
+        ask=("-p",),
+    ),
+    Client(
+        "cline",
+        "Cline",
+        "chat",
+        ("cline",),
+        "npm install -g cline",
+        least_context=16_384,
+        launch=_cline,
+        ask=("--json",),
+    ),
     Client(
         "aider",
         "aider",
@@ -211,8 +294,26 @@ CLIENTS = (
         launch=_aider,
         ask=("--yes-always", "--no-git", "--no-stream", "--no-check-update", "--message"),
     ),
-    Client("pi", "pi", "chat", ("pi",), "npm install -g @earendil-works/pi-coding-agent"),
-    Client("llm", "llm", "chat", ("llm",), "python -m pip install llm", least_context=1024, needs_tools=False),
+    Client(
+        "pi",
+        "pi",
+        "chat",
+        ("pi",),
+        "npm install -g @earendil-works/pi-coding-agent",
+        launch=_pi,
+        ask=("-p",),
+    ),
+    Client(
+        "llm",
+        "llm",
+        "chat",
+        ("llm",),
+        "python -m pip install llm",
+        least_context=1024,
+        needs_tools=False,
+        launch=_llm,
+        ask=("--no-stream",),
+    ),
     Client(
         "qwen",
         "Qwen Code",

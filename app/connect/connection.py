@@ -55,6 +55,9 @@ class Launch:
     files: Mapping[str, str] = field(default_factory=dict)  # text by name, in a private temporary folder
 
 
+Launcher: TypeAlias = Callable[[Connection, Path], Launch]  # the path is that of the private temporary folder
+
+
 @dataclass(frozen=True, slots=True)
 class Client:
     """A program that uses the server."""
@@ -67,8 +70,7 @@ class Client:
     least_context: int = 8192  # tokens of its first prompt and a short reply
     advised_context: int = 32_768  # tokens for useful work
     needs_tools: bool = True
-    # the second argument is the private temporary folder; None: the client has settings only
-    launch: Callable[[Connection, Path], Launch] | None = None
+    launch: Launcher | None = None  # None: it reads its server from its settings only
     ask: tuple[str, ...] = ()  # arguments before a prompt that make it print one reply and exit; empty: it cannot
     steps: Callable[[Connection], tuple[str, ...]] | None = None  # for its settings screens; None: it has files
 

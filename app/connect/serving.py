@@ -1,0 +1,135 @@
+"""The server for a client: a running one, or one that this starts, with a model that can do the job."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from app.chat_backend.engine.background import background_server
+from app.client.running_server import FoundServer, servers_of_all
+from app.connect.connection import Client, Connection
+from app.connect.model_choice import (
+    NATIVE,
+    Candidate,
+    ContextTooShort,
+    NoSuitableModel,
+    choose,
+    of_files,
+    of_server,
+    shortcomings,
+    trained_context,
+)
+from app.errors import NoServer
+from app.process.engine_lease import hold_lease
+from app.process.instance import Instance
+from app.progress import Progress
+from app.settings.api_keys import own_key
+from app.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from app.client.own_server import ServerModel
+
+_UNAUTHORIZED = 401
+
+
+@dataclass(frozen=True, slots=True)
+class ServedClient:
+    """A client with its connection to a running server."""
+
+    client: Client
+    connection: Connection
+    instance: Instance
+
+
+@asynccontextmanager
+async def served(client: Client, settings: Settings, progress: Progress) -> AsyncIterator[ServedClient]:
+    """Find or start a server with a model that can do the job of a client. The server stays while the body runs.
+
+    A model that the command line names is used in any case, with a warning. Raises NoSuitableModel, ContextTooShort,
+    and the errors of the start and the load.
+    """
+    async with AsyncExitStack() as resources:
+        server = await _server(client, settings, progress, resources)
+        model = await _load(server, settings, progress)
+        found = Candidate(model.name, model.tools == NATIVE, model.context_length or 0)
+        if client.needs_tools and not found.has_tools:
+            progress.say(f"{found.name} was not trained to call tools, which {client.title} needs. Replies may fail.")
+        if found.context_length < client.least_context:
+            raise ContextTooShort(shortcomings(client, found)[-1], _how_to_raise(client, server))
+        key = own_key(settings) if await asyncio.to_thread(_needs_key, server.instance) else None
+        connection = Connection(server.instance.url, found.name, found.context_length, found.has_tools, key)
+        yield ServedClient(client, connection, server.instance)
+
+
+async def _server(client: Client, settings: Settings, progress: Progress, resources: AsyncExitStack) -> FoundServer:
+    """Return a server, and the model that it has or that it will load."""
+    is_named = settings.origins["model"].startswith("--")
+    if not is_named:
+        if (found := await _running_server(client, settings)) is not None:
+            if found.instance.kind == "chat":
+                resources.enter_context(hold_lease(settings, found.instance.pid))
+            return found
+        settings = await asyncio.to_thread(_with_stored_model, client, settings)
+    flags = await asyncio.to_thread(_flags, client, settings, progress)
+    return await resources.enter_async_context(background_server(settings, progress, flags))
+
+
+async def _running_server(client: Client, settings: Settings) -> FoundServer | None:
+    """Return a running server with its model that suits a client; None if no server runs. Raises NoSuitableModel."""
+    from app.client.own_server import Client as ServerClient
+
+    with suppress(NoServer):
+        instance, *_ = servers_of_all(settings)
+        async with ServerClient(instance, own_key(settings)) as server:
+            models = await server.models()
+        return FoundServer(instance, choose(client, of_server(models), settings).name)
+    return None
+
+
+def _with_stored_model(client: Client, settings: Settings) -> Settings:
+    """Return settings with the name of a stored model that suits a client, or with the default model.
+
+    Raises NoSuitableModel.
+    """
+    try:
+        return replace(settings, model=choose(client, of_files(settings), settings).name)
+    except NoSuitableModel:
+        if client.needs_tools:  # the default model has none
+            raise
+        return settings
+
+
+def _flags(client: Client, settings: Settings, progress: Progress) -> dict[str, object]:
+    """Return the settings of a new server that differ from those of the user: a context that is long enough."""
+    if settings.origins["context"].startswith("--"):
+        return {"context": settings.context}
+    limits = list(filter(None, (settings.context, trained_context(settings))))
+    if all(limit >= client.least_context for limit in limits):
+        return {}
+    progress.say(f"The context is raised from {min(limits):,} to {client.least_context:,} tokens for {client.title}.")
+    return {"context": client.least_context}
+
+
+async def _load(server: FoundServer, settings: Settings, progress: Progress) -> "ServerModel":
+    """Load the model of a server, and return its description."""
+    from app.client.own_server import Client as ServerClient
+
+    async with ServerClient(server.instance, own_key(settings)) as client:
+        await client.load_with_progress(server.model, progress)
+        models = await client.models()
+    return next((one for one in models if server.model in one.names), models[0])
+
+
+def _how_to_raise(client: Client, server: FoundServer) -> str:
+    stop = f"ingle stop {server.instance.port}"
+    if server.instance.kind == "chat":
+        return f"{stop}, then run this command again with --model {server.model}."
+    return f"{stop} && ingle serve --model {server.model} --context {client.least_context}"
+
+
+def _needs_key(instance: Instance) -> bool:
+    """Whether a server needs a key from programs of this user."""
+    import httpx
+
+    return httpx.get(f"{instance.url}/v1/models", trust_env=False).status_code == _UNAUTHORIZED
