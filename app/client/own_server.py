@@ -68,6 +68,23 @@ class ActiveRequest:
     client: str  # name that the client gives in its requests
     done: int  # number of prefilled tokens
     total: int
+    reply: str = ""  # id by which it is stopped; empty: none
+    reply_tokens: int = 0
+
+
+class SeenRequest(Struct):
+    """A request whose prompt has a nonce, as the server saw it."""
+
+    path: str
+    model: str
+    status: int | None
+    ended: bool  # whether the whole response was sent
+    prompt_tokens: int
+    cached_tokens: int
+    max_tokens: int | None
+    tools: int  # number of its tools
+    tool_results: int
+    completion_tokens: int
 
 
 class ServerModel(Struct):
@@ -161,9 +178,21 @@ class Client:
                     str(one["client"]),
                     int(one["prompt_done"]),
                     int(one["prompt_total"]),
+                    str(one.get("reply", "")),
+                    int(one.get("reply_tokens", 0)),
                 )
                 for one in answer.get("requests", ())
             ]
+
+    async def seen(self, nonce: str) -> list[SeenRequest]:
+        """Return the requests whose prompt has a nonce, the oldest first. Raises ServerUnreachable or ServerError."""
+        answer = await self._get(f"/inglenook/seen?nonce={nonce}")
+        with self._http.parsing_response():
+            return msgspec.convert(answer["requests"], list[SeenRequest])
+
+    async def stop(self, reply: str) -> None:
+        """End a reply early. Raises ServerUnreachable or ServerError."""
+        await self._http.ask("POST", f"{self._instance.url}/inglenook/stop", {"reply": reply})
 
     async def models(self) -> list[ServerModel]:
         """Return all models of the server. Raises ServerUnreachable or ServerError."""

@@ -41,6 +41,7 @@ class SeenRequest(Struct):
     model: str = ""  # as the request names it
     max_tokens: int | None = None  # limit of the reply; null: the request has none
     tools: int = 0  # number of its tools
+    tool_results: int = 0  # number of results of tool calls in its messages
     status: int | None = None  # HTTP status of the response; null: there is none yet
     ended: bool = False  # whether the whole response was sent, and no error ended its reply
     prompt_tokens: int = 0
@@ -142,16 +143,33 @@ def nonce_of(request: Request) -> str:
     return "" if record is None else record.nonce
 
 
-def _described(body: bytes) -> tuple[str, int | None, int]:
-    """Return the model, the limit of the reply, and the number of tools in a body; unknown ones if it is not JSON."""
+def _described(body: bytes) -> tuple[str, int | None, int, int]:
+    """Return the model, the limit of the reply, the number of tools, and that of their results in a body.
+
+    They are unknown if it is not JSON.
+    """
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return "", None, 0
+        return "", None, 0, 0
     if not isinstance(fields, Mapping):
-        return "", None, 0
+        return "", None, 0, 0
     model, tools = fields.get("model"), fields.get("tools")
-    return str(model or "")[:256], _reply_limit(fields), len(tools) if isinstance(tools, list) else 0
+    number = len(tools) if isinstance(tools, list) else 0
+    return str(model or "")[:256], _reply_limit(fields), number, _tool_results(fields)
+
+
+def _tool_results(fields: Mapping[str, Any]) -> int:
+    """Count the results of tool calls: messages of the role tool, or parts and items of a type for results."""
+    found = 0
+    unread: list[object] = [fields.get("messages"), fields.get("input")]
+    while unread:
+        match unread.pop():
+            case {"role": "tool"} | {"type": "tool_result" | "function_call_output" | "custom_tool_call_output"}:
+                found += 1
+            case {"content": list(parts)} | list(parts):
+                unread += parts
+    return found
 
 
 def _reply_limit(fields: Mapping[str, Any]) -> int | None:

@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -74,6 +75,22 @@ def test_limit_of_the_reply_is_reported_in_all_apis(
     assert (request["max_tokens"], request["completion_tokens"]) == (3, 3)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "tool", "tool_call_id": "1", "content": "{nonce}"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "{nonce}"}]}]}),
+        ("/v1/responses", {"input": [{"type": "function_call_output", "call_id": "1", "output": "{nonce}"}]}),
+    ],
+)
+def test_results_of_tools_are_counted_in_all_apis(
+    http: httpx.Client, nonce: str, path: str, fields: dict[str, Any]
+) -> None:
+    body = json.dumps({"model": "hash", **fields}).replace("{nonce}", nonce)
+    http.post(path, content=body, headers={"content-type": "application/json"})
+    assert [request["tool_results"] for request in seen(http, nonce)] == [1]
+
+
 def test_refused_request_is_reported_with_its_status(http: httpx.Client, nonce: str) -> None:
     http.post("/v1/chat/completions", json=chat(nonce, model="no such model"))
     [request] = seen(http, nonce)
@@ -133,6 +150,12 @@ def test_oldest_records_are_dropped(http: httpx.Client, nonce: str) -> None:
     assert len(seen(http, other)) == MAX_RECORDS
 
 
+def has_requests(server: LiveServer, steps: threading.Semaphore) -> bool:
+    """Release one step, and return whether the server has requests."""
+    steps.release()
+    return bool(server.streams.requests())
+
+
 def test_reply_to_a_nonce_is_stopped_by_it(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, nonce: str) -> None:
     engine, runner = controlled_engine(tokenizer.vocab_size)
     with (
@@ -143,7 +166,7 @@ def test_reply_to_a_nonce_is_stopped_by_it(tokenizer: Tokenizer, renderer: ChatT
         body = {"model": "hash", "messages": [{"role": "user", "content": nonce}], "max_tokens": 1000}
         with runner.held() as steps:
             answer = threads.submit(lambda: http.post("/v1/messages", json={**body, "stop_sequences": []}))
-            until(lambda: bool(steps.release() or server.streams.requests()))
+            until(lambda: has_requests(server, steps))
             assert http.post("/inglenook/stop", json={"reply": nonce}).json() == {"stopped": True}
         assert answer.result().status_code == 200
         [request] = seen(http, nonce)
