@@ -1,7 +1,8 @@
 """`ingle with`: run a program with this server's settings, for this one process."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
@@ -10,14 +11,20 @@ from app.commands.options import context_option, model_option
 from app.connect.clients import CLIENTS, find_client
 from app.connect.connection import Client
 from app.connect.launch import end_like, find_program, launcher, prepared, run_here
+from app.errors import EXIT_FAILURE, EXIT_OK
 from app.progress import Progress, progress_on_stderr
+from app.settings.api_keys import own_key
 from app.settings.settings import Settings, child_environment, load_settings
+
+if TYPE_CHECKING:
+    from app.connect.probe import Finding
 
 EXAMPLES = """\b
 Examples:
   ingle with claude
   ingle with codex --model qwen3:8b
   ingle with opencode -- run "Explain this folder."
+  ingle with claude --check
   ingle with aider -- --message "Fix the tests." main.py
 """
 
@@ -32,8 +39,13 @@ def _client_names(ctx: click.Context, parameter: click.Parameter, incomplete: st
 @click.argument("arguments", metavar="[-- ARGUMENTS]", nargs=-1, type=click.UNPROCESSED)
 @model_option
 @context_option
+@click.option(
+    "--check", is_flag=True, help="Run CLIENT with test prompts, and check that the server gets and answers them."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print no progress.")
-def with_client(name: str, arguments: tuple[str, ...], model: str | None, context: int | None, quiet: bool) -> int:
+def with_client(
+    name: str, arguments: tuple[str, ...], model: str | None, context: int | None, check: bool, quiet: bool
+) -> int:
     """Run CLIENT with a model of this machine.
 
     CLIENT is an agent or another program, such as claude, codex, or opencode. It gets the address of the server and the
@@ -49,6 +61,8 @@ def with_client(name: str, arguments: tuple[str, ...], model: str | None, contex
     environment, progress = child_environment(), progress_on_stderr(quiet=quiet)
     launcher(client)  # raises before a server starts
     find_program(client, environment)
+    if check:
+        return asyncio.run(_check(client, settings, environment, progress))
     return end_like(asyncio.run(_run(client, settings, arguments, environment, progress)))
 
 
@@ -63,3 +77,24 @@ async def _run(
         progress.say(f"{client.title} uses {connection.model} with a context of {connection.context_length:,} tokens.")
         with prepared(client, connection, environment) as process:
             return run_here((*process.command, *arguments), process.environment)
+
+
+async def _check(client: Client, settings: Settings, environment: Mapping[str, str], progress: Progress) -> int:
+    """Check a client with a server, and print what was found. Returns the exit status."""
+    from app.connect.probe import Probed, check_client
+    from app.connect.serving import served
+
+    async with served(client, settings, progress) as found:
+        with prepared(client, found.connection, environment) as process:
+            probed = Probed(client, found.connection, (*process.command, *client.ask), process.environment)
+            findings = [finding async for finding in shown(check_client(probed, found.instance, own_key(settings)))]
+    return EXIT_FAILURE if any(finding.status == "fail" for finding in findings) else EXIT_OK
+
+
+async def shown(findings: "AsyncIterator[Finding]") -> "AsyncIterator[Finding]":
+    """Print each finding of a check, with what to do about it."""
+    async for finding in findings:
+        click.echo(f"{finding.status:<5} {finding.name:<8} {finding.found}")
+        if finding.remedy:
+            click.echo(f"{'':<14} try: {finding.remedy}")
+        yield finding
