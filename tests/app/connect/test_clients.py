@@ -40,7 +40,7 @@ def test_launch_has_address_model_and_key(client: Client) -> None:
     everything = json.dumps([*given.environment.values(), *given.arguments, *given.files.values()])
     assert "127.0.0.1:4645" in everything
     assert "org/model:Q4_K_M" in everything
-    assert KEY in given.environment.values()
+    assert KEY in json.dumps([*given.environment.values(), *given.files.values()])
 
 
 @pytest.mark.parametrize("client", LAUNCHED, ids=lambda client: client.name)
