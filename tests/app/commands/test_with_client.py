@@ -35,7 +35,7 @@ def environment(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> Iterator[di
     own = {"INGLE_MODELS_DIR": str(smollm2.parent), "INGLE_OFFLINE": "1", "XDG_CONFIG_HOME": str(tmp_path)}
     own |= {"INGLE_STATE_DIR": str(tmp_path / "state"), "INGLE_KV_DISK_GB": "0", "HF_HUB_CACHE": str(tmp_path / "hub")}
     own |= {"PATH": f"{programs}:{os.environ['PATH']}", "TMPDIR": str(scratch), "HOME": str(tmp_path / "home")}
-    own |= {"PYTHONPATH": str(Path(stand_in.__file__).parents[3])}
+    own |= {"MOST": "4", "PYTHONPATH": str(Path(stand_in.__file__).parents[3])}
     yield {**os.environ, **own}
     for instance in servers(tmp_path):
         stop_instance(instance, load_settings(state_dir=tmp_path / "state"))

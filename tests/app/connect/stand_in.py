@@ -1,6 +1,7 @@
 """A stand-in for an agent: it sends a prompt with a tool, sends the result of a call, and prints the reply.
 
-Run as `stand_in.py URL MODEL KEY PROMPT`. The environment variable CHANGES puts a random text before the prompt.
+Run as `stand_in.py URL MODEL KEY PROMPT`. The environment variable CHANGES puts a random text before the prompt;
+MOST limits the tokens of a reply.
 """
 
 import json
@@ -15,7 +16,7 @@ TOOL = {"type": "function", "function": {"name": "list", "parameters": {"type": 
 
 
 def ask(url: str, model: str, key: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
-    body = {"model": model, "messages": messages, "tools": [TOOL], "max_tokens": 500}
+    body = {"model": model, "messages": messages, "tools": [TOOL], "max_tokens": int(os.environ.get("MOST", "500"))}
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)  # noqa: S310
     with urllib.request.urlopen(request) as answer:  # noqa: S310
