@@ -18,7 +18,7 @@ from app.whole_file import write_whole
 
 _FROM_THE_TERMINAL = ("SIGINT", "SIGQUIT")  # the terminal sends these to the client itself
 _FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-_ENDING = ("SIGINT", "SIGTERM", "SIGHUP")  # signals by which this process ends, too, if they end the client
+_ENDING = ("SIGINT", "SIGTERM", "SIGHUP")  # signals that end this process if they have ended the client
 _OF_SIGNAL = 128  # added to the number of a signal in an exit status
 _LOOPBACK = "127.0.0.1,localhost,::1"
 

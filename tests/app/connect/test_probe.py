@@ -165,7 +165,7 @@ def test_proxy_variables_are_in_the_way_unless_this_machine_is_exempt(
 
 @contextmanager
 def nonsense() -> Iterator[str]:
-    """Run a server that answers each request with status 200 and a reply of its own."""
+    """Run a server that answers each request with status 200 and a constant reply."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:  # the name that the library calls
