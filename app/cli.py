@@ -54,6 +54,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "unload": CommandEntry("app.commands.unload", "unload", "Unload a model of a running server."),
     "open": CommandEntry("app.commands.open", "open_page", "Open the page of a running server in the browser."),
     "stop": CommandEntry("app.commands.stop", "stop", "Stop a running server."),
+    "logs": CommandEntry("app.commands.logs", "logs", "Show the log of the servers."),
     "service": CommandEntry("app.commands.service", "service", "Install a server that the system starts."),
     "pull": CommandEntry("app.commands.pull", "pull", "Download a model."),
     "ls": CommandEntry("app.commands.ls", "ls", "List the models on this machine."),

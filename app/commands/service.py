@@ -90,7 +90,7 @@ def _rows(found: ServiceStatus) -> Sequence[tuple[str, str]]:
         ("server", f"{found.state}, pid {found.pid}" if found.pid else found.state),
         ("socket", f"{found.socket} on {', '.join(found.addresses)}" if found.socket else "-"),
         ("last exit", found.last_exit or "-"),
-        ("logs", found.logs or "-"),
+        ("logs", "; ".join(("ingle logs", *filter(None, [found.logs])))),
     ]
     return [*rows, *(("file", str(path)) for path in found.files)]
 

@@ -133,15 +133,14 @@ def _one_line(name: str) -> str:
 
 
 @contextlib.contextmanager
-def write_request_log(say: Callable[[str], None]) -> Iterator[None]:
-    """Pass each log line to `say` while the body runs.
+def write_request_log(say: Callable[[str], None], file: logging.Handler | None = None) -> Iterator[None]:
+    """Pass each log line to the handler of a file and to `say` while the body runs.
 
-    `say` is called on another thread, so that slow output delays no request.
+    Both are called on another thread, so that slow output delays no request.
     """
-    unwritten: queue.Queue[str | None] = queue.Queue(_MAX_UNWRITTEN)
+    unwritten: queue.Queue[logging.LogRecord | None] = queue.Queue(_MAX_UNWRITTEN)
     handler, level, propagate = _Unwritten(unwritten), log.level, log.propagate
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    writer = threading.Thread(target=_write, args=(unwritten, say), name="request log", daemon=True)
+    writer = threading.Thread(target=_write, args=(unwritten, say, file), name="request log", daemon=True)
     writer.start()
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -160,16 +159,21 @@ def write_request_log(say: Callable[[str], None]) -> Iterator[None]:
 class _Unwritten(logging.Handler):
     """Puts lines into a queue, and drops them if it is full."""
 
-    def __init__(self, lines: "queue.Queue[str | None]") -> None:
+    def __init__(self, lines: "queue.Queue[logging.LogRecord | None]") -> None:
         super().__init__()
         self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(queue.Full):
-            self._lines.put_nowait(self.format(record))
+            self._lines.put_nowait(record)
 
 
-def _write(lines: "queue.Queue[str | None]", say: Callable[[str], None]) -> None:
+def _write(
+    lines: "queue.Queue[logging.LogRecord | None]", say: Callable[[str], None], file: logging.Handler | None
+) -> None:
+    form = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
     while (line := lines.get()) is not None:
+        if file is not None:
+            file.handle(line)
         with contextlib.suppress(OSError, ValueError):  # stderr may be closed
-            say(line)
+            say(form.format(line))

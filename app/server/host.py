@@ -7,6 +7,7 @@ a last event and the engines end. Then the connections close.
 
 import asyncio
 import gc
+import logging
 import os
 import socket
 import sys
@@ -27,6 +28,7 @@ from app.models.stored_model import StoredModel
 from app.process.engine_lease import EngineLeases
 from app.process.instance import Instance, recorded, running_instances, withdraw
 from app.process.listening import EVERYWHERE, ListeningSockets, PortTaken, is_loopback
+from app.process.server_log import LogFile, logged_to
 from app.process.service_manager import ServiceManager
 from app.progress import Progress
 from app.server.http_server import HTTPServer, IdleExit, server_config
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from app.server.model_names import GivenModel
     from app.server.served_models import ServedModels
 
+log = logging.getLogger(__name__)
+
 # Seconds after which a thread that runs Python code gives up the interpreter lock. This is longer than the Python part
 # of a step, which should not be interrupted, and shorter than a whole step, so that the event loop is not blocked.
 SWITCH_SECONDS = 0.0005
@@ -60,12 +64,23 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
     stopped before the default model is loaded. A second Ctrl-C ends the process.
     """
     share_pools()
+    file = LogFile(settings.state_dir, settings.port)
+    with logged_to(file):
+        try:
+            _run(settings, progress, leases, file)
+        except InglenookError as problem:
+            log.error("%s", problem.message)
+            raise
+
+
+def _run(settings: Settings, progress: Progress, leases: EngineLeases | None, file: LogFile) -> None:
     policy = access_policy(settings)
     manager = ServiceManager.take()
     with closing(_listen(settings, manager.sockets)) as sockets, hosted_models(settings, policy, progress) as hosted:
         instance = _instance(hosted.default, settings.host, sockets.port)
         instance = replace(instance, kind="server" if leases is None else "chat")
-        host = _Host(hosted.models, hosted.pulls, instance, settings, progress, leases, manager)
+        file.port = sockets.port
+        host = _Host(hosted.models, hosted.pulls, instance, settings, progress, leases, manager, file)
         asyncio.run(host.serve(sockets, hosted.context))
         if not host.is_ready:
             raise KeyboardInterrupt
@@ -239,6 +254,7 @@ class _Host:
     progress: Progress
     leases: EngineLeases | None
     manager: ServiceManager
+    file: LogFile
     is_ready: bool = False  # whether the default model has been loaded
 
     async def serve(self, sockets: ListeningSockets, context: "ServerContext") -> None:
@@ -251,7 +267,7 @@ class _Host:
 
         application = create_application(self.models, context)
         served = application if self.leases is None else self.leases.track_requests(application)
-        with ExitStack() as records, write_request_log(self.progress.say):
+        with ExitStack() as records, write_request_log(self.progress.say, self.file):
             starting: list[asyncio.Task[None]] = []
             server = HTTPServer(
                 server_config(served),
@@ -296,6 +312,7 @@ class _Host:
         self.is_ready = True
         _tune_interpreter()
         self.manager.notify("READY=1")
+        log.info("%s is ready at %s", default.names[0], self.instance.api_url)
         _announce(default.names[0], self.instance, self.settings, self.progress)
         for name in (name for name, of_model in self.settings.models.items() if of_model.pin):
             with suppress(InglenookError):  # the log has the reason
@@ -307,6 +324,7 @@ class _Host:
 
     async def stop(self) -> None:
         self.manager.notify("STOPPING=1")
+        log.info("the server ends")
         await asyncio.gather(self.models.residents.close(), self.pulls.close())
 
     def _exit_now(self, status: int) -> None:

@@ -1,6 +1,7 @@
 """uvicorn, with this program's handling of signals, and of work for which requests wait at shutdown."""
 
 import asyncio
+import logging
 import signal
 import socket
 import time
@@ -17,6 +18,8 @@ from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK
 from app.process.signals import ending_signals
 from app.server.http.connection import Connection
 from engine.errors import EngineError
+
+log = logging.getLogger(__name__)
 
 # seconds for the current step, and for clients to read their last event; then connections are aborted
 STOP_SECONDS = 1.8
@@ -123,6 +126,7 @@ class HTTPServer(uvicorn.Server):
             state = self.server_state
             if state.tasks or state.total_requests != requests or idle.is_busy():
                 requests, used_at = state.total_requests, time.monotonic()
+        log.info("no request has arrived for %.0f s", idle.seconds)
         for server in self.servers:
             server.close()
         await asyncio.sleep(_ACCEPTING_SECONDS)

@@ -264,6 +264,10 @@ def test_every_request_is_logged_in_a_line(other: Server) -> None:
         assert part in line
         assert re.search(r"; 3 tokens at [\d.]+/s$", line.rstrip("\n"))
         assert "France" not in line
+    shown = other.ingle("logs").stdout.splitlines()
+    assert f" {other.port} smollm2:135m is ready at {other.url}/v1" in shown[-3]
+    assert [" 3 tokens at " in one for one in shown[-2:]] == [True, True]
+    assert "France" not in "".join(shown)
 
 
 @pytest.mark.parametrize(
@@ -409,5 +413,5 @@ def test_interrupt_while_loading_leaves_no_state_files(smollm2: Path, tmp_path: 
         assert process.wait(HANGING_SECONDS) == 130
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
-    # all servers of a user share this key, so it stays
-    assert {path.name for path in (tmp_path / "state").iterdir()} <= {"own-key"}
+    # all servers of a user share the key and the log, so they stay
+    assert {path.name for path in (tmp_path / "state").iterdir()} <= {"own-key", "server.log"}

@@ -173,7 +173,7 @@ def test_status_reports_state_socket_last_exit_and_logs(home: Home) -> None:
     assert lines == {"service": "installed (systemd)", "server": "inactive (dead)"}
     assert f"active (listening) on 127.0.0.1:{home.port}, [::1]:{home.port}" in done.stdout
     assert "status 0, Sun 2026-11-29 14:02:11 UTC" in done.stdout
-    assert "journalctl --user -u inglenook" in done.stdout
+    assert "ingle logs; journalctl --user -u inglenook" in done.stdout
     found = json.loads(home.ingle("service", "status", "--json").stdout)
     assert (found["installed"], found["pid"], found["state"]) == (True, None, "inactive (dead)")
 
