@@ -41,7 +41,7 @@ def test_last_lines_of_both_files_are_shown(tmp_path: Path) -> None:
     assert logs(tmp_path, "-n", "0").stdout == ""
 
 
-def test_one_server_and_json(tmp_path: Path) -> None:
+def test_port_selects_a_server_and_json_escapes_control_characters(tmp_path: Path) -> None:
     write(tmp_path, "first", port=1)
     write(tmp_path, "second\x1b[2J", port=2)
     [line] = logs(tmp_path, "--port", "2", "--json").stdout.splitlines()
