@@ -1,9 +1,6 @@
 """`ingle config`: show the settings and the origin of each, and edit config.toml."""
 
-import os
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
@@ -19,7 +16,7 @@ from app.settings.settings import (
     load_settings,
     setting_named,
 )
-from engine.config import MemoryLimit
+from app.settings.values import plain
 
 EXAMPLES = """\b
 Examples:
@@ -112,14 +109,14 @@ def _warn_of_variables(name: str) -> None:
 
 
 def _described(name: str, settings: Settings) -> dict[str, object]:
-    value = None if name in SECRETS else _plain(settings, name)
+    value = None if name in SECRETS else plain(vars(settings)[name])
     setting, origin = SETTINGS[name], settings.origins[name]
     variable = f"INGLE_{name.upper()}"
     return {"name": name, "value": value, "origin": origin, "variable": variable, "meaning": setting.meaning}
 
 
 def _words(name: str, settings: Settings) -> str:
-    value = _plain(settings, name)
+    value = plain(vars(settings)[name])
     match value:
         case _ if name in SECRETS:
             return "(secret)" if value else "-"
@@ -140,24 +137,3 @@ def _means_auto(name: str) -> bool:
         return SETTINGS[name].parse("auto") is None
     except ValueError:
         return False
-
-
-def _plain(settings: Settings, name: str) -> object:
-    """Return a value as plain JSON types."""
-    value = vars(settings)[name]
-    match value:
-        case MemoryLimit():
-            return _memory(value)
-        case Path():
-            return os.fspath(value)
-        case tuple():
-            return list(value)
-        case Mapping():
-            return dict(value)
-    return value
-
-
-def _memory(limit: MemoryLimit) -> str:
-    if limit.share:
-        return f"{100 * limit.share:g}%"
-    return f"{limit.num_bytes / 1e9:g}GB" if limit.num_bytes else "auto"

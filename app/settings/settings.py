@@ -5,9 +5,10 @@ environment.
 """
 
 import os
+import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -673,6 +674,14 @@ def prepare_torch() -> None:
 
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def secret_variables() -> Sequence[str]:
+    """Return the values of variables of this environment whose names say that they are secret."""
+    return [value for name, value in os.environ.items() if _SECRET_NAME.search(name) and value]
+
+
+_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
 
 def take_variable(name: str) -> str | None:

@@ -3,8 +3,10 @@
 Each raises ValueError with a message that continues a sentence about the setting: "must be ...".
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
@@ -176,6 +178,20 @@ def duration_or_auto(value: object) -> float | None:
         return None if value == "auto" else duration(str(value) if is_number else value)
     except ValueError:
         raise ValueError(f"must be auto, or a duration like 90s, 30m, or 2h, not {value!r}") from None
+
+
+def plain(value: object) -> object:
+    """Return the value of a setting in the types of JSON. Tables of models stay as they are."""
+    match value:
+        case MemoryLimit(share=share, num_bytes=num_bytes):
+            return f"{100 * share:g}%" if share else f"{num_bytes / 1e9:g}GB" if num_bytes else "auto"
+        case Path():
+            return os.fspath(value)
+        case tuple():
+            return list(value)
+        case Mapping():
+            return dict(value)
+    return value
 
 
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?([smhd]?)")
