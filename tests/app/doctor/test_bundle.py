@@ -26,7 +26,7 @@ NAMES = ("about.json", "checks.json", "settings.json", "models.json", "service.j
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A home in which every secret is planted in every place from which the archive is made."""
+    """A home with secrets in its settings, environment, log, and chats."""
     home, state = tmp_path / "canary-home", tmp_path / "canary-home" / "state"
     config = home / "inglenook" / "config.toml"
     config.parent.mkdir(parents=True)
