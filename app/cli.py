@@ -49,6 +49,8 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "run": CommandEntry("app.commands.run", "run", "Ask a model one question and print the answer."),
     "serve": CommandEntry("app.commands.serve", "serve", "Serve a model to other programs over HTTP."),
     "with": CommandEntry("app.commands.with_client", "with_client", "Run an agent or another program with a model."),
+    "connect": CommandEntry("app.commands.connect", "connect", "Set up a program to use the server."),
+    "disconnect": CommandEntry("app.commands.connect", "disconnect", "Undo what connect wrote."),
     "ps": CommandEntry("app.commands.ps", "ps", "List running servers and their models."),
     "load": CommandEntry("app.commands.load", "load", "Load a model in a running server."),
     "unload": CommandEntry("app.commands.unload", "unload", "Unload a model of a running server."),

@@ -3,62 +3,37 @@
 import json
 from pathlib import Path
 
+from app.connect import targets
 from app.connect.connection import KEY_VARIABLE, Client, Connection, Launch
+from app.connect.providers import (
+    CLINE_PROVIDER,
+    PROVIDER,
+    aider_sizes,
+    claude_environment,
+    cline_provider,
+    codex_settings,
+    continue_model,
+    opencode_config,
+    pi_provider,
+)
 from app.errors import AppError
-
-PROVIDER = "ingle"  # name of this server in the settings of clients
-PROVIDER_TITLE = "Inglenook"
 
 
 def _claude(connection: Connection, folder: Path) -> Launch:
-    names = ("OPUS", "SONNET", "HAIKU", "FABLE")
-    return Launch(
-        {
-            "ANTHROPIC_BASE_URL": connection.base_url,
-            "ANTHROPIC_AUTH_TOKEN": connection.sent_key,
-            "ANTHROPIC_API_KEY": "",
-            "ANTHROPIC_MODEL": connection.model,
-            **{f"ANTHROPIC_DEFAULT_{name}_MODEL": connection.model for name in names},
-            "CLAUDE_CODE_SUBAGENT_MODEL": connection.model,
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(connection.context_length),
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(connection.output_tokens),
-            # lines of the prompt that change with every request would be computed again each time
-            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-            "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        }
-    )
+    return Launch({**claude_environment(connection), "ANTHROPIC_AUTH_TOKEN": connection.sent_key})
 
 
 def _codex(connection: Connection, folder: Path) -> Launch:
-    provider = {
-        "name": PROVIDER_TITLE,
-        "base_url": connection.api_url,
-        "wire_api": "responses",
-        "env_key": KEY_VARIABLE,
-        "stream_idle_timeout_ms": 3_600_000,
-    }
-    values: dict[str, object] = {
-        "model": connection.model,
-        "model_provider": PROVIDER,
-        "model_context_window": connection.context_length,
-        **{f"model_providers.{PROVIDER}.{key}": value for key, value in provider.items()},
-    }
+    values = codex_settings(connection, env_key=KEY_VARIABLE)
+    provider = values.pop("model_providers")[PROVIDER]
+    values |= {f"model_providers.{PROVIDER}.{key}": value for key, value in provider.items()}
     # a value is TOML, in which numbers and strings are written as in JSON
     flags = [word for key, value in values.items() for word in ("-c", f"{key}={json.dumps(value)}")]
     return Launch({KEY_VARIABLE: connection.sent_key}, tuple(flags))
 
 
 def _opencode(connection: Connection, folder: Path) -> Launch:
-    limits = {"context": connection.context_length, "output": connection.output_tokens}
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": PROVIDER_TITLE,
-        "options": {"baseURL": connection.api_url, "apiKey": f"{{env:{KEY_VARIABLE}}}"},
-        "models": {connection.model: {"name": connection.model, "limit": limits}},
-    }
-    name = f"{PROVIDER}/{connection.model}"
-    config = {"model": name, "small_model": name, "provider": {PROVIDER: provider}}
+    config = opencode_config(connection, f"{{env:{KEY_VARIABLE}}}")
     return Launch({"OPENCODE_CONFIG_CONTENT": json.dumps(config), KEY_VARIABLE: connection.sent_key})
 
 
@@ -77,15 +52,6 @@ def _copilot(connection: Connection, folder: Path) -> Launch:
 
 def _aider(connection: Connection, folder: Path) -> Launch:
     model = f"openai/{connection.model}"
-    sizes = {
-        "max_tokens": connection.output_tokens,
-        "max_input_tokens": connection.context_length,
-        "max_output_tokens": connection.output_tokens,
-        "input_cost_per_token": 0,
-        "output_cost_per_token": 0,
-        "litellm_provider": "openai",
-        "mode": "chat",
-    }
     return Launch(
         {
             "AIDER_OPENAI_API_BASE": connection.api_url,
@@ -94,28 +60,12 @@ def _aider(connection: Connection, folder: Path) -> Launch:
             "AIDER_WEAK_MODEL": model,
             "AIDER_MODEL_METADATA_FILE": str(folder / "models.json"),
         },
-        files={"models.json": json.dumps({model: sizes})},
+        files={"models.json": json.dumps({model: aider_sizes(connection)})},
     )
 
 
 def _pi(connection: Connection, folder: Path) -> Launch:
-    provider = {
-        "name": PROVIDER_TITLE,
-        "baseUrl": connection.api_url,
-        "apiKey": f"${KEY_VARIABLE}",
-        "api": "openai-completions",
-        "models": [
-            {
-                "id": connection.model,
-                "name": connection.model,
-                "reasoning": False,
-                "input": ["text"],
-                "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
-                "contextWindow": connection.context_length,
-                "maxTokens": connection.output_tokens,
-            }
-        ],
-    }
+    provider = pi_provider(connection, f"${KEY_VARIABLE}")
     extension = f"export default (pi) => pi.registerProvider({json.dumps(PROVIDER)}, {json.dumps(provider)});\n"
     return Launch(
         {KEY_VARIABLE: connection.sent_key},
@@ -130,36 +80,17 @@ def _llm(connection: Connection, folder: Path) -> Launch:
 
 
 def _continue(connection: Connection, folder: Path) -> Launch:
-    model = {
-        "name": PROVIDER_TITLE,
-        "provider": "openai",
-        "model": connection.model,
-        "apiBase": connection.api_url,
-        "apiKey": connection.sent_key,
-        "roles": ["chat", "edit", "apply"],
-        "capabilities": ["tool_use"],
-        "defaultCompletionOptions": {
-            "contextLength": connection.context_length,
-            "maxTokens": connection.output_tokens,
-        },
-    }
+    model = continue_model(connection, connection.sent_key)
     config = {"name": PROVIDER, "version": "1.0.0", "schema": "v1", "models": [model]}
     # YAML contains JSON
     return Launch(arguments=("--config", str(folder / "config.yaml")), files={"config.yaml": json.dumps(config)})
 
 
 def _cline(connection: Connection, folder: Path) -> Launch:
-    name = "openai-compatible"
-    settings = {
-        "provider": name,
-        "apiKey": connection.sent_key,
-        "model": connection.model,
-        "baseUrl": connection.api_url,
-    }
-    stored = {"settings": settings, "tokenSource": "manual", "updatedAt": "2000-01-01T00:00:00.000Z"}
-    providers = {"version": 1, "lastUsedProvider": name, "modes": {}, "providers": {name: stored}}
+    stored = {CLINE_PROVIDER: cline_provider(connection)}
+    providers = {"version": 1, "lastUsedProvider": CLINE_PROVIDER, "modes": {}, "providers": stored}
     return Launch(
-        arguments=("--data-dir", str(folder), "-P", name, "-m", connection.model),
+        arguments=("--data-dir", str(folder), "-P", CLINE_PROVIDER, "-m", connection.model),
         files={"settings/providers.json": json.dumps(providers)},
     )
 
@@ -229,6 +160,8 @@ CLIENTS = (
         least_context=32_768,
         advised_context=65_536,
         launch=_claude,
+        setup=targets.claude,
+        has_project_file=True,
         ask=("--max-turns", "2", "-p"),
     ),
     Client(
@@ -239,6 +172,7 @@ CLIENTS = (
         "npm install -g @openai/codex",
         least_context=16_384,
         launch=_codex,
+        setup=targets.codex,
         ask=("exec", "--skip-git-repo-check"),
     ),
     Client(
@@ -250,6 +184,8 @@ CLIENTS = (
         least_context=16_384,
         advised_context=65_536,
         launch=_opencode,
+        setup=targets.opencode,
+        has_project_file=True,
         ask=("run",),
     ),
     Client(
@@ -263,8 +199,15 @@ CLIENTS = (
         launch=_copilot,
         ask=("-s", "-p"),
     ),
-    Client("vscode", "VS Code, Copilot Chat", "chat", ("code", "code-insiders", "codium"), least_context=16_384),
-    Client("zed", "Zed", "llama.cpp", ("zed", "zeditor")),
+    Client(
+        "vscode",
+        "VS Code, Copilot Chat",
+        "chat",
+        ("code", "code-insiders", "codium"),
+        least_context=16_384,
+        setup=targets.vscode,
+    ),
+    Client("zed", "Zed", "llama.cpp", ("zed", "zeditor"), setup=targets.zed),
     Client(
         "continue",
         "Continue",
@@ -272,6 +215,7 @@ CLIENTS = (
         ("cn",),
         "npm install -g @continuedev/cli",
         launch=_continue,
+        setup=targets.continue_dev,
         ask=("-p",),
     ),
     Client(
@@ -282,6 +226,7 @@ CLIENTS = (
         "npm install -g cline",
         least_context=16_384,
         launch=_cline,
+        setup=targets.cline,
         ask=("--json",),
     ),
     Client(
@@ -292,6 +237,8 @@ CLIENTS = (
         "python -m pip install aider-chat",
         needs_tools=False,
         launch=_aider,
+        setup=targets.aider,
+        has_project_file=True,
         ask=("--yes-always", "--no-git", "--no-stream", "--no-check-update", "--message"),
     ),
     Client(
@@ -301,6 +248,7 @@ CLIENTS = (
         ("pi",),
         "npm install -g @earendil-works/pi-coding-agent",
         launch=_pi,
+        setup=targets.pi,
         ask=("-p",),
     ),
     Client(
@@ -312,6 +260,7 @@ CLIENTS = (
         least_context=1024,
         needs_tools=False,
         launch=_llm,
+        setup=targets.llm,
         ask=("--no-stream",),
     ),
     Client(
@@ -322,10 +271,12 @@ CLIENTS = (
         "npm install -g @qwen-code/qwen-code",
         least_context=16_384,
         launch=_qwen,
+        setup=targets.qwen,
+        has_project_file=True,
         ask=("-p",),
     ),
-    Client("droid", "droid", "chat", ("droid",), "npm install -g droid"),
-    Client("goose", "goose", "chat", ("goose",), launch=_goose, ask=("run", "-t")),
+    Client("droid", "droid", "chat", ("droid",), "npm install -g droid", setup=targets.droid),
+    Client("goose", "goose", "chat", ("goose",), launch=_goose, setup=targets.goose, ask=("run", "-t")),
     Client("jetbrains", "JetBrains AI Assistant", "chat", steps=_jetbrains_steps),
     Client("cursor", "Cursor", "chat", ("cursor",), steps=_cursor_steps),
     Client("xcode", "Xcode", "chat", ("xed",), steps=_xcode_steps),

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from app.connect.documents import Format, KeyPath
+from app.settings.places import Places
+
 Dialect: TypeAlias = Literal["anthropic", "responses", "chat", "ollama", "llama.cpp"]
 
 KEY_VARIABLE = "INGLE_API_KEY"  # environment variable that gives a client the key of the server
@@ -55,6 +58,24 @@ class Launch:
     files: Mapping[str, str] = field(default_factory=dict)  # text by name, in a private temporary folder
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A settings file of a client, and the values that connect it to the server."""
+
+    path: Path
+    format: Format
+    values: Mapping[KeyPath, object]
+    is_private: bool = False  # whether a value is a key
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What connects a client to the server until it is undone."""
+
+    targets: tuple[Target, ...]
+    notes: tuple[str, ...] = ()  # what remains to be done by the user
+
+
 Launcher: TypeAlias = Callable[[Connection, Path], Launch]  # the path is that of the private temporary folder
 
 
@@ -72,6 +93,8 @@ class Client:
     needs_tools: bool = True
     launch: Launcher | None = None  # None: it reads its server from its settings only
     ask: tuple[str, ...] = ()  # arguments before a prompt that make it print one reply and exit; empty: it cannot
+    setup: Callable[[Connection, Places], Setup] | None = None  # None: it has no settings files
+    has_project_file: bool = False  # whether a folder of the user may have its settings
     steps: Callable[[Connection], tuple[str, ...]] | None = None  # for its settings screens; None: it has files
 
     @property

@@ -81,9 +81,13 @@ class Document(ABC):
     def remove(self, path: KeyPath) -> None:
         """Remove an existing value. Raises Unwritable."""
 
+    def has(self, path: KeyPath) -> bool:
+        """Whether there is a value at a path."""
+        return self.get(path) is not ABSENT
+
     def depth(self, path: KeyPath) -> int:
         """Return the number of leading steps of a path that exist; NOTHING: the file has no content."""
-        existing = (length for length in range(len(path), -1, -1) if self.get(path[:length]) is not ABSENT)
+        existing = (length for length in range(len(path), -1, -1) if self.has(path[:length]))
         return next(existing, NOTHING)
 
     def replace(self, start: int, end: int, text: str) -> None:

@@ -90,6 +90,14 @@ def of_files(settings: Settings) -> Iterator[Candidate]:
             yield _candidate(stored, store)
 
 
+def of_name(settings: Settings) -> Candidate:
+    """Return the stored model that the settings name. Raises ModelNotFound and ModelFileError."""
+    from app.models.store import ModelStore
+
+    store = ModelStore(settings)
+    return _candidate(store.resolve(settings.model), store)
+
+
 def trained_context(settings: Settings) -> int | None:
     """Return the context length that the files of the model of the settings state; None: unknown, or not stored."""
     from app.models.model_header import read_header

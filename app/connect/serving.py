@@ -1,7 +1,7 @@
 """The server for a client: a running one, or one that this starts, with a model that can do the job."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,15 +16,17 @@ from app.connect.model_choice import (
     NoSuitableModel,
     choose,
     of_files,
+    of_name,
     of_server,
     shortcomings,
     trained_context,
 )
-from app.errors import NoServer
+from app.errors import ModelNotFound, NoServer
 from app.process.engine_lease import hold_lease
-from app.process.instance import Instance
+from app.process.instance import Instance, running_instances
+from app.process.listening import base_url
 from app.progress import Progress
-from app.settings.api_keys import own_key
+from app.settings.api_keys import chosen_keys, make_own_key, own_key
 from app.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -77,12 +79,9 @@ async def _server(client: Client, settings: Settings, progress: Progress, resour
 
 async def _running_server(client: Client, settings: Settings) -> FoundServer | None:
     """Return a running server with its model that suits a client; None if no server runs. Raises NoSuitableModel."""
-    from app.client.own_server import Client as ServerClient
-
     with suppress(NoServer):
         instance, *_ = servers_of_all(settings)
-        async with ServerClient(instance, own_key(settings)) as server:
-            models = await server.models()
+        models = await _models(instance, settings)
         return FoundServer(instance, choose(client, of_server(models), settings).name)
     return None
 
@@ -133,3 +132,45 @@ def _needs_key(instance: Instance) -> bool:
     import httpx
 
     return httpx.get(f"{instance.url}/v1/models", trust_env=False).status_code == _UNAUTHORIZED
+
+
+async def lasting_connection(client: Client, settings: Settings) -> tuple[Connection, Instance | None]:
+    """Return the connection to the server of `ingle serve`, and this server; None: it does not run.
+
+    The model is that of the command line, or one that can do the job of the client. It is not loaded. Raises
+    ModelNotFound and NoSuitableModel.
+    """
+    servers = [one for one in running_instances(settings) if one.serves_all and one.kind == "server"]
+    server = min(servers, key=lambda one: one.port != settings.port, default=None)
+    if server is None:
+        found = await asyncio.to_thread(_stored_candidate, client, settings)
+        key = make_own_key(settings) if chosen_keys(settings) else None
+        url = base_url(settings.host, settings.port)
+        return Connection(url, found.name, found.context_length, found.has_tools, key), None
+    models = await _models(server, settings)
+    if settings.origins["model"].startswith("--"):
+        named = [*of_server([one for one in models if settings.model in one.names])]
+        if not named:
+            raise ModelNotFound(f"the server on port {server.port} has no chat model {settings.model}", "ingle ls")
+        found = named[0]
+    else:
+        found = choose(client, of_server(models), settings)
+    key = own_key(settings) if await asyncio.to_thread(_needs_key, server) else None
+    return Connection(server.url, found.name, found.context_length, found.has_tools, key), server
+
+
+def _stored_candidate(client: Client, settings: Settings) -> Candidate:
+    """Return the stored model for a client, with the context that fits in the memory."""
+    from app.models.fit import fit_model
+
+    is_named = settings.origins["model"].startswith("--")
+    found = of_name(settings) if is_named else choose(client, of_files(settings), settings)
+    caches = fit_model(found.name, replace(settings, model=found.name, offline=True)).fit.caches
+    return replace(found, context_length=min(caches[0].context, found.context_length) if caches else 0)
+
+
+async def _models(instance: Instance, settings: Settings) -> "Sequence[ServerModel]":
+    from app.client.own_server import Client as ServerClient
+
+    async with ServerClient(instance, own_key(settings)) as server:
+        return await server.models()

@@ -7,7 +7,7 @@ that nobody has changed gets its earlier bytes again, from a copy.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from app.connect.connection import Target
 from app.connect.documents import (
     ABSENT,
     Document,
@@ -34,16 +35,6 @@ from engine.private_folder import private_folder
 _PRIVATE = 0o600
 _COPIES = 5  # that are kept of each file
 _DIGEST = 32  # characters of a digest
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A settings file of a client, and the values that connect it to the server."""
-
-    path: Path
-    format: Format
-    values: Mapping[KeyPath, object]
-    is_private: bool = False  # whether a value is a key
 
 
 class Change(msgspec.Struct):
@@ -133,7 +124,7 @@ class Undo:
         changes = []
         for path, value in target.values.items():
             change = Change(path, None, document.depth(path), [value])
-            if document.get(path) is not ABSENT and (target.format != "text" or base is not None):
+            if document.has(path) and (target.format != "text" or base is not None):
                 change.before = document.source(path)
             with _refusing(target.path, path, value):
                 document.put(path, value)

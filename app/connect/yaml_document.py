@@ -32,6 +32,9 @@ class YamlDocument(Document):
         node = self._find(path)
         return ABSENT if node is None else _data(node)
 
+    def has(self, path: KeyPath) -> bool:
+        return self._find(path) is not None
+
     def source(self, path: KeyPath) -> str:
         node = self._existing(path)
         return self.text[node.start_mark.index : node.end_mark.index]

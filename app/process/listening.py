@@ -34,6 +34,12 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or host in _LOOPBACK
 
 
+def base_url(host: str, port: int) -> str:
+    """Return the URL, without a path, by which this machine reaches a server that listens on `host`."""
+    address = f"[{host}]" if ":" in host else host
+    return f"http://{'127.0.0.1' if is_loopback(host) or host in EVERYWHERE else address}:{port}"
+
+
 class ListeningSockets:
     """Listening sockets on all addresses of `host`, with the same port. Port 0 chooses a free one.
 

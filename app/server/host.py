@@ -27,7 +27,7 @@ from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.process.engine_lease import EngineLeases
 from app.process.instance import Instance, recorded, running_instances, withdraw
-from app.process.listening import EVERYWHERE, ListeningSockets, PortTaken, is_loopback
+from app.process.listening import ListeningSockets, PortTaken, base_url, is_loopback
 from app.process.server_log import LogFile, logged_to
 from app.process.service_manager import ServiceManager
 from app.progress import Progress
@@ -237,10 +237,8 @@ def _listen_on_port(settings: Settings) -> ListeningSockets:
 
 def _instance(stored: StoredModel, host: str, port: int) -> Instance:
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    address = f"[{host}]" if ":" in host else host
-    reachable = "127.0.0.1" if is_loopback(host) or host in EVERYWHERE else address
-    url, path = f"http://{reachable}:{port}", str(stored.path.absolute())
-    return Instance(os.getpid(), port, url, stored.name, path, now, serves_all=True)
+    path = str(stored.path.absolute())
+    return Instance(os.getpid(), port, base_url(host, port), stored.name, path, now, serves_all=True)
 
 
 @dataclass
