@@ -23,7 +23,7 @@ from app.connect.documents import Item
 from app.connect.undo import Undo
 
 CLIENT = "client"
-WRITES_OF_A_STEP = 100  # more than any step needs
+WRITES_OF_A_STEP, FEWEST_WRITES = 100, 14  # a step needs at most and at least this number of writes
 WRITES = ("open", "os.rename", "os.remove", "os.mkdir", "os.chmod")  # audit events
 FILES = {
     "settings.json": '{\r\n  // mine\r\n  "theme": "light", // x\r\n}\r\n',
@@ -165,12 +165,14 @@ def kills_of(steps: Sequence[Step], folder: Path, numbers: Sequence[int]) -> int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--most", type=int, default=100, help="kills of each scenario, at random writes")
+    parser.add_argument("--most", type=int, default=100, help="kills of each step, at random writes; 100: at all of its writes")
     most = parser.parse_args().most
     with tempfile.TemporaryDirectory(prefix="killed-connect-") as top:
         folder = Path(top, "run", "home")
         for name, steps in SCENARIOS.items():
-            numbers = sorted(random.sample(range(1, WRITES_OF_A_STEP), min(most, WRITES_OF_A_STEP - 1)))
+            numbers: Sequence[int] = range(1, WRITES_OF_A_STEP)
+            if most < FEWEST_WRITES:
+                numbers = sorted(random.sample(numbers[:FEWEST_WRITES], most))
             kills = kills_of(steps, folder, [*numbers, WRITES_OF_A_STEP])
             print(f"{name}: killed at {kills} writes; files were whole and could be restored")
 
