@@ -165,7 +165,7 @@ def kills_of(steps: Sequence[Step], folder: Path, numbers: Sequence[int]) -> int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--most", type=int, default=100, help="kills of each step, at random writes; 100: at all of its writes")
+    parser.add_argument("--most", type=int, default=100, help="kills of each step, at random writes; 100: at all")
     most = parser.parse_args().most
     with tempfile.TemporaryDirectory(prefix="killed-connect-") as top:
         folder = Path(top, "run", "home")

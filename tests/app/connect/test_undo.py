@@ -52,7 +52,7 @@ def data_of(form: Format, text: str) -> object:
     return {**data, "models": data["models"] or []} if isinstance(data, dict) and "models" in data else data
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of these tests need not survive a power cut."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
@@ -76,7 +76,6 @@ def written(tmp_path: Path, form: Format, seed: int) -> tuple[Undo, Target, str]
 
 
 @pytest.mark.share(4, "form")
-@pytest.mark.usefixtures("without_syncs")
 @pytest.mark.parametrize("first", range(0, FILES, GROUP))
 @pytest.mark.parametrize("form", ["json", "yaml"])
 def test_disconnect_restores_the_bytes_of_generated_files(tmp_path: Path, form: Format, first: int) -> None:
@@ -92,7 +91,6 @@ def test_disconnect_restores_the_bytes_of_generated_files(tmp_path: Path, form: 
 
 
 @pytest.mark.share(4, "form")
-@pytest.mark.usefixtures("without_syncs")
 @pytest.mark.parametrize("first", range(0, FILES, GROUP))
 @pytest.mark.parametrize("form", ["json", "yaml"])
 def test_disconnect_leaves_changes_of_others_in_generated_files(tmp_path: Path, form: Format, first: int) -> None:
