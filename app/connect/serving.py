@@ -1,6 +1,7 @@
 """The server for a client: a running one, or one that this starts, with a model that can do the job."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -144,7 +145,7 @@ async def lasting_connection(client: Client, settings: Settings) -> tuple[Connec
     server = min(servers, key=lambda one: one.port != settings.port, default=None)
     if server is None:
         found = await asyncio.to_thread(_stored_candidate, client, settings)
-        key = make_own_key(settings) if chosen_keys(settings) else None
+        key = make_own_key(settings) if chosen_keys(settings) or sys.platform != "linux" else None
         url = base_url(settings.host, settings.port)
         return Connection(url, found.name, found.context_length, found.has_tools, key), None
     models = await _models(server, settings)
