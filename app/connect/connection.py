@@ -70,7 +70,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What connects a client to the server until it is undone."""
+    """The files and steps that connect a client to the server until they are undone."""
 
     targets: tuple[Target, ...]
     notes: tuple[str, ...] = ()  # what remains to be done by the user

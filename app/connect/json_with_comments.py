@@ -39,7 +39,7 @@ class _Entry:
 
 
 class JsonWithComments(Document):
-    """The text of a JSON file. Of equal keys in an object, the last one counts."""
+    """The text of a JSON file. The last one of equal keys in an object counts."""
 
     def _read(self) -> None:
         self._root = _Reader(self.text).document()

@@ -1,8 +1,8 @@
-"""Write settings of clients so that each of them can be undone, whatever else has changed in the files since.
+"""Write settings of clients so that each of them can be undone, even if other parts of the files change.
 
 A record per client has, for each value: its path, the text that was there before, and the values that were written. It
 is written before the files. Undoing sets the values back one by one, and leaves a value that has changed since. A file
-that nobody has changed gets its earlier bytes again, from a copy.
+without other changes gets its earlier bytes again, from a copy.
 """
 
 import hashlib

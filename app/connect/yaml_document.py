@@ -14,7 +14,7 @@ _INDENTATION = "  "
 
 
 class YamlDocument(Document):
-    """The text of a YAML file. Of equal keys in a mapping, the last one counts."""
+    """The text of a YAML file. The last one of equal keys in a mapping counts."""
 
     def _read(self) -> None:
         try:
@@ -84,7 +84,7 @@ class YamlDocument(Document):
         if isinstance(found, yaml.SequenceNode) and found.value and not found.flow_style:
             start = self._start_of_line(found.start_mark.line)
             if self.text[start : found.start_mark.index].strip("\ufeff \t"):
-                raise Unwritable("the list does not start in a line of its own")
+                raise Unwritable("other text precedes the list in its line")
             self.replace(start, start, self._joined(_item(value, leading_blanks(self.text, found.start_mark.index))))
         elif not _data(found) and path[:-1] and _is_one_line(found):
             start = len(self.text[: found.start_mark.index].rstrip(" \t"))

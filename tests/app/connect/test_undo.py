@@ -150,7 +150,7 @@ def test_value_that_has_changed_since_is_left_and_reported(undo: Undo, tmp_path:
     assert undo.is_set_up("client") is None
 
 
-def test_file_that_its_program_has_written_anew_is_undone_by_value(undo: Undo, tmp_path: Path) -> None:
+def test_reformatted_file_is_undone_by_value(undo: Undo, tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     connected(undo, path, '{"theme": "light"}\n')
     path.write_text(json.dumps({"new": 1, **json.loads(path.read_text())}, indent=8))
