@@ -71,6 +71,7 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "bench": CommandEntry("app.commands.bench", "bench", "Measure how fast a model runs on this machine."),
     "config": CommandEntry("app.commands.config", "config", "Show and change settings."),
     "completion": CommandEntry("app.commands.completion", "completion", "Print a completion script for a shell."),
+    "update": CommandEntry("app.commands.update", "update", "Show how to update, and whether a newer version exists."),
     "doctor": CommandEntry("app.commands.doctor", "doctor", "Check that this machine is ready."),
 }
 

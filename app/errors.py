@@ -129,6 +129,7 @@ class UnsupportedTokenizer(AppError):
     """A vocabulary names a tokenizer that cannot be reproduced exactly."""
 
 
+EXIT_UPDATE = 10  # `ingle update --check`: a newer version exists
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_NO_SPACE, EXIT_OFFLINE, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
 EXIT_STATUS: dict[type[InglenookError], int] = {

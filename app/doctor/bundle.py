@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from app.doctor.check_result import CheckResult
+from app.doctor.installation import update_command
 from app.doctor.redaction import SECRET, redactor
 from app.errors import AppError
 from app.models.store import ModelStore
@@ -87,7 +88,7 @@ def _about() -> object:
         "machine": platform.machine(),
         "cores": {"physical": psutil.cpu_count(logical=False), "logical": os.cpu_count()},
         "memory_bytes": psutil.virtual_memory().total,
-        "is_installed": Path(__file__).parents[2].name == "inglenook",  # False: it runs from a checkout
+        "update_command": update_command(),  # tells the way of installation
     }
 
 

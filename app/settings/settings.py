@@ -275,6 +275,14 @@ class Settings:
             "TRANSFORMERS_OFFLINE",
         )
     )
+    package_index: str = field(
+        metadata=_read_by(
+            text,  # pip's variable may name a folder, which is an error only if it is used
+            "https://pypi.org/simple",
+            "URL of the Python package index that ingle update --check asks. Default: https://pypi.org/simple.",
+            "PIP_INDEX_URL",
+        )
+    )
     threads: int = field(
         metadata=_read_by(
             whole_number(MAX_THREADS),
