@@ -23,12 +23,13 @@ def install() -> None:
 
 def _guarded(connect: Callable[[socket.socket, Any], Any]) -> Callable[[socket.socket, Any], Any]:
     def connect_here(self: socket.socket, address: Any) -> Any:
-        if log := os.environ.get(LOG):
-            if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_this_machine(str(address[0])):
-                with open(log, "a", encoding="utf-8") as file:
-                    file.write(f"{address} by {sys.orig_argv}\n")
-                raise ConnectionRefusedError(f"tests may not connect to {address}")
-        return connect(self, address)
+        log = os.environ.get(LOG)
+        is_remote = self.family in (socket.AF_INET, socket.AF_INET6) and not _is_this_machine(str(address[0]))
+        if log is None or not is_remote:
+            return connect(self, address)
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(f"{address} by {sys.orig_argv}\n")
+        raise ConnectionRefusedError(f"tests may not connect to {address}")
 
     return connect_here
 
