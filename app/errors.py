@@ -18,6 +18,7 @@ AppError
 ├── InvalidGrammar         a schema or grammar that cannot be compiled or enforced; names the path in it
 ├── GrammarsUnavailable    no process that compiles grammars can start
 ├── InvalidMessage         (generation/conversation.py) a message that cannot be given to a model
+├── AttachmentRefused      (generation/attachments.py) an image or a document that the settings refuse
 ├── ReplyFailed            the engine ended a reply because a step failed
 ├── ReplyAborted           the engine ended a reply because the engine is shutting down
 ├── InvalidRequest         (server/http/errors.py)

@@ -45,7 +45,7 @@ class CacheReport:
 
     sources: TokenSources = NO_TOKENS
     miss: Miss | None = None  # None: everything was cached except the part that was added at the end of the prompt
-    left_out: tuple[str, ...] = ()  # names of prompt lines that were left out because they change with every request
+    left_out: tuple[str, ...] = ()  # parts of the request that the prompt lacks, as in `Conversation.left_out`
 
     def plus(self, other: "CacheReport") -> "CacheReport":
         """Add two reports. If both have a miss, the first one is kept."""
@@ -76,7 +76,7 @@ class PromptTokensDetails(Struct):
     computed_tokens: int = 0
     restore_ms: float = 0.0
     miss: MissDetails | UnsetType = UNSET
-    # names of prompt lines that were left out because they change with every request
+    # parts of the request that the prompt lacks: names of lines, and numbers of images and documents
     left_out: list[str] | UnsetType = UNSET
 
     @classmethod

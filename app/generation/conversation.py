@@ -12,15 +12,13 @@ from typing import Annotated, Final, Literal, TypeAlias
 from msgspec import Meta
 
 from app.errors import AppError
+from app.generation.attachments import Attachment, numbers_of
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 # Roles that templates look up. A client may send any other role, which is treated as untrusted text.
 ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))
 SYSTEM_ROLES: Final[Sequence[str]] = ("system", "developer")
-
-# Types of content parts that hold text, and the key of the text in each.
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 MAX_TOOLS: Final = 512
 
@@ -133,27 +131,6 @@ def object_with_texts(
         name if fields and name.isidentifier() else change(name): with_texts(item, change, fields=fields)
         for name, item in value.items()
     }
-
-
-def text_of(content: str | Sequence[Mapping[str, object]] | None) -> str:
-    """Return the text of a message's content, which is a string, a list of parts, or None.
-
-    Parts are joined by line breaks. Raises InvalidMessage for a part that is not text.
-    """
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(_part_text(part) for part in content)
-
-
-def _part_text(part: Mapping[str, object]) -> str:
-    kind = part.get("type")
-    text = part.get(_TEXT_PARTS[kind]) if isinstance(kind, str) and kind in _TEXT_PARTS else None
-    if not isinstance(text, str):
-        raise InvalidMessage(
-            f"A message has a content part of type {kind!r} without usable text; only text is supported.",
-            "Send the content as text, without images, audio, or files.",
-        )
-    return text
 
 
 def parse_arguments(text: str) -> dict[str, Json]:
@@ -284,6 +261,13 @@ class Conversation:
     reply_prefix: str = ""  # start of the next message, which the model continues
     add_generation_prompt: bool = True  # whether the prompt ends with the text that the template writes before a reply
     context: tuple[int, ...] = ()  # ids of an earlier prompt and its reply, which the messages follow
+    attachments: Sequence[Attachment] = ()  # images and documents of the request, which words replace in the messages
+    removed_lines: tuple[str, ...] = ()  # names of lines that were removed because they change with every request
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The parts of the request that the messages lack: names of lines, and numbers of attachments."""
+        return (*self.removed_lines, *numbers_of(self.attachments))
 
     @property
     def callable_tools(self) -> Sequence[Tool]:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from app.errors import GrammarsUnavailable, InvalidGrammar, TextTooLong
+from app.generation.attachments import AttachmentRefused
+from app.generation.cache_report import CacheReport
 from app.generation.cache_tracker import CacheTracker
 from app.generation.conversation import Conversation, Message
 from app.generation.events import Batch, TokenCounts
@@ -87,12 +89,13 @@ class ChatService:
         *,
         sampling: DefaultSampling = API_DEFAULTS,
         generic_tools: bool = True,
+        refuses_attachments: bool = False,
     ) -> None:
         """Create the service of one model.
 
         `reply_tokens` caches the ids of replies; None: in memory only. `recent` records the replies. `sampling` has the
         default values of sampling fields. `generic_tools` presents tools as text to a model whose template does not
-        support them.
+        support them. With `refuses_attachments`, conversations with images or documents are refused.
         """
         self.name = name
         self.tokenizer = tokenizer
@@ -109,6 +112,7 @@ class ChatService:
         self.grammars = GrammarCompiler(tokenizer)
         self._breakers = SequenceBreakers(tokenizer, self._encoding)
         self._infilling = Infilling.of(tokenizer.control_tokens)
+        self._refuses_attachments = refuses_attachments
 
     @property
     def context_length(self) -> int:
@@ -144,8 +148,10 @@ class ChatService:
     async def prompt(self, conversation: Conversation) -> ChatPrompt:
         """Return the prompt for the assistant's next turn. It follows the conversation's context, if that has one.
 
-        Raises PromptTooLong, TemplateError, and ToolsUnsupported for tools that the model cannot use.
+        Raises PromptTooLong, TemplateError, AttachmentRefused, and ToolsUnsupported for tools that the model cannot
+        use.
         """
+        self._check_attachments(conversation)
 
         def make(limit: TextLimit) -> ChatPrompt:
             if conversation.context:
@@ -158,6 +164,10 @@ class ChatService:
 
         return await self._within_context(make)
 
+    def _check_attachments(self, conversation: Conversation) -> None:
+        if self._refuses_attachments and conversation.attachments:
+            raise AttachmentRefused(conversation.attachments[0])
+
     async def _within_context(self, encode: Callable[[TextLimit], T]) -> T:
         """Encode a prompt on a worker thread. Raises PromptTooLong if it certainly exceeds the context length."""
         length = self.context_length
@@ -169,8 +179,9 @@ class ChatService:
     async def count_tokens(self, conversation: Conversation) -> int:
         """Return the number of tokens of a conversation's prompt, which may exceed the context length.
 
-        Raises TextTooLong beyond MAX_COUNTED, TemplateError, and ToolsUnsupported.
+        Raises TextTooLong beyond MAX_COUNTED, TemplateError, AttachmentRefused, and ToolsUnsupported.
         """
+        self._check_attachments(conversation)
 
         def count(check: Check) -> int:
             return len(self._prompts.encode_conversation(conversation, TextLimit(MAX_COUNTED, check=check))[0])
@@ -255,11 +266,13 @@ class ChatService:
         of the prompts. If the options have more candidates than replies to return, only the best candidates are
         yielded, best first, after all have ended. Adds to `counts`. Closing the generator ends all replies.
 
-        Before the first event, raises TemplateError, ToolsUnsupported, PromptTooLong, InvalidGrammar, InvalidSampling,
-        or EngineError. Later, raises ReplyFailed or ReplyAborted if the engine ended a reply, and InvalidGrammar if the
-        grammar turned out to be too complex.
+        Before the first event, raises TemplateError, AttachmentRefused, ToolsUnsupported, PromptTooLong,
+        InvalidGrammar, InvalidSampling, or EngineError. Later, raises ReplyFailed or ReplyAborted if the engine ended a
+        reply, and InvalidGrammar if the grammar turned out to be too complex.
         """
         counts = TokenCounts() if counts is None else counts
+        if isinstance(prompt, Conversation):
+            counts.cache = counts.cache.plus(CacheReport(left_out=prompt.left_out))
         with self.preparation.track():
             prepared = await self._prepare(prompt, options)
         counts.set_prompts(prepared.prompts)

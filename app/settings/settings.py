@@ -425,6 +425,14 @@ class Settings:
             "JSON. If no, such requests are refused. Default: yes.",
         )
     )
+    images: str = field(
+        metadata=_read_by(
+            one_of("ignore", "refuse"),
+            "ignore",
+            "Images and documents in requests, which no model here can read: ignore (the model reads words about them "
+            "instead, and the reply reports it), or refuse (status 400). Default: ignore.",
+        )
+    )
     context: int = field(
         metadata=_read_by(
             whole_number(MAX_CONTEXT),

@@ -266,6 +266,7 @@ class ModelLoader:
             self.recent,
             sampling=DefaultSampling(model.sampling.values) if uses_recommended else API_DEFAULTS,
             generic_tools=settings.generic_tools,
+            refuses_attachments=settings.images == "refuse",
         )
         return LoadedChat(model, service, renderer, settings, memory_name(plan.gpu))
 

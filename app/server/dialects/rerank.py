@@ -106,7 +106,7 @@ RERANK = FieldTable(
         ignored("priority", "vLLM", 1, "Requests are served in order of arrival."),
         ignored("request_id", "vLLM", "r-1", "Replies have no id."),
         ignored("cache_salt", "vLLM", "mine", "Nothing is cached."),
-        ignored("mm_processor_kwargs", "vLLM", {"a": 1}, "It applies to images, which are refused."),
+        ignored("mm_processor_kwargs", "vLLM", {"a": 1}, "It applies to images, which no model here can see."),
     ],
 )
 

@@ -31,6 +31,7 @@ from app.errors import (
     TextTooLong,
     ToolsUnsupported,
 )
+from app.generation.attachments import AttachmentRefused
 from app.generation.conversation import InvalidMessage
 from app.models.resident import DoesNotFit, ModelBusy
 from app.server.http.endpoint import Endpoint, ErrorFormat
@@ -100,6 +101,7 @@ _STATUS: dict[type[BaseException], int] = {
     GrammarsUnavailable: 503,
     TemplateError: 400,
     InvalidMessage: 400,
+    AttachmentRefused: 400,
     TextTooLong: 400,
     ToolsUnsupported: 400,
     ModelNotFound: 404,
@@ -177,6 +179,8 @@ def convert_errors(parameter: str) -> Iterator[None]:
         if error.context:
             raise ContextExceeded(error, parameter) from error
         raise InvalidRequest(error.message, error.remedy, parameter=parameter, code=CONTEXT_EXCEEDED) from error
+    except AttachmentRefused as error:
+        raise InvalidRequest(f"{error.path}: {error.message}", error.remedy, parameter=error.path) from error
     except ToolsUnsupported as error:
         raise InvalidRequest(f"tools: {error.message}", error.remedy, parameter="tools") from error
     except TemplateUnavailable:

@@ -246,8 +246,12 @@ def test_server_and_run_use_the_same_default_sampling(server: Server) -> None:
     assert "Paris" in own["text"]
 
 
-def test_sampling_defaults_and_generic_tools_can_be_turned_off(start: Start) -> None:
-    server = start("--sampling-defaults", "none", "--no-generic-tools")
+def test_sampling_defaults_generic_tools_and_images_can_be_turned_off(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "inglenook").mkdir()
+    (tmp_path / "inglenook" / "config.toml").write_text('images = "refuse"\n', encoding="utf-8")
+    server = start("--sampling-defaults", "none", "--no-generic-tools", home=tmp_path)
+    body = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "data:,"}]}]}
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False).status_code == 400
     assert httpx.get(f"{server.url}/props", trust_env=False).json()["tool_support"] == "none"
     [model] = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
     assert model["default_sampling"] is None

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.generation.conversation import InvalidMessage, Message, ToolCall, parse_arguments, text_of
+from app.generation.conversation import InvalidMessage, Message, ToolCall, parse_arguments
 
 
 def test_plain_message_has_only_role_and_content() -> None:
@@ -52,38 +52,6 @@ def test_non_object_arguments_are_refused(text: str) -> None:
     with pytest.raises(InvalidMessage, match="'get_time'") as caught:
         ToolCall.parse("get_time", text)
     assert caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (None, ""),
-        ("as it is", "as it is"),
-        ([], ""),
-        ([{"type": "text", "text": "a"}], "a"),
-        ([{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}], "a\nb"),
-        ([{"type": "output_text", "text": "a", "annotations": []}, {"type": "refusal", "refusal": "no"}], "a\nno"),
-    ],
-)
-def test_content_parts_become_text(content: str | list[dict[str, object]] | None, text: str) -> None:
-    assert text_of(content) == text
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "image_url", "image_url": {"url": "data:"}},
-        {"type": "input_audio", "input_audio": {}},
-        {"type": "text"},
-        {"type": "text", "text": 1},
-        {"type": ["text"], "text": "a"},
-        {"text": "a"},
-        {},
-    ],
-)
-def test_non_text_parts_are_refused(part: dict[str, object]) -> None:
-    with pytest.raises(InvalidMessage, match="only text"):
-        text_of([{"type": "text", "text": "before"}, part])
 
 
 @pytest.mark.parametrize(("text", "arguments"), [("", {}), ("{}", {}), ('{"a": 1}', {"a": 1})])

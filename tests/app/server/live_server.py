@@ -96,11 +96,18 @@ class LiveServer(ServedApplication):
         pulls: ModelPulls | None = None,
         sampling: DefaultSampling = API_DEFAULTS,
         generic_tools: bool = True,
+        refuses_attachments: bool = False,
     ) -> None:
         self.engine = engine
         self.streams = TokenStreams(engine, clock)
         self.service = ChatService(
-            name, tokenizer, self.streams, renderer, sampling=sampling, generic_tools=generic_tools
+            name,
+            tokenizer,
+            self.streams,
+            renderer,
+            sampling=sampling,
+            generic_tools=generic_tools,
+            refuses_attachments=refuses_attachments,
         )
         policy = policy or AccessPolicy(host_names=["ingle.test"])
         self.models = fixed_models(self.service, aliases, describe)

@@ -114,7 +114,7 @@ BAD_ONLY: dict[str, dict[str, tuple[str, ...]]] = {
             '[{"role": "user", "content": [1]}]',
             '[{"role": "user", "content": [{"text": "Hi"}]}]',
             '[{"role": "user", "content": [{"type": "text"}]}]',
-            '[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/"}}]}]',
+            '[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": 1}}]}]',
             '[{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": ""}}]}]',
             '[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "no"}}]}]',
             '[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]',

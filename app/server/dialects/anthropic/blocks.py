@@ -1,16 +1,17 @@
-"""Message content in Anthropic's API: blocks of text, thinking, tool calls, and tool results.
+"""Message content in Anthropic's API: blocks of text, images, documents, thinking, tool calls, and tool results.
 
 They become messages for chat templates. Tool results in a user's message become separate messages, before or after its
-text, in the order of the blocks.
+text, in the order of the blocks. Words replace images and documents.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct
 
+from app.generation.attachments import Attachment, AttachmentKind
 from app.generation.conversation import Message, ToolCall
 from app.server.http.errors import InvalidRequest
 
@@ -21,19 +22,54 @@ _IGNORED_TYPES = frozenset(("redacted_thinking",))
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 
 
-class ResultBlock(Struct):
-    """A block in the result of a tool."""
+_ATTACHMENTS: Final[Mapping[str, AttachmentKind]] = {"image": "image", "document": "document"}
+_TEXT_SOURCES: Final = frozenset(("text", "content"))  # a plain text, and a list of blocks, which is refused
+
+
+class Source(Struct):
+    """The source of an image or a document."""
+
+    type: str
+    media_type: str | None = None
+    data: str | None = None  # the text of a source of type "text"
+    url: str | None = None
+
+
+class Block(Struct):
+    """The fields that blocks of messages, of system prompts, and of the results of tools share."""
 
     type: str
     text: str | None = None
+    source: Source | str | None = None  # a string in the results of searches, which are refused
+    title: str | None = None  # name of a document
+
+    def attachment(self, path: str) -> Attachment | None:
+        """Return the image or document in this block, which is at `path` in the request; None: it has none."""
+        kind, source = _ATTACHMENTS.get(self.type), self.source
+        if kind is None or not isinstance(source, Source) or source.type in _TEXT_SOURCES:
+            return None
+        return Attachment.at(kind, path, source.url or "", self.title, source.media_type)
+
+    def to_text(self, path: str) -> str:
+        """Return the text, or the words for an attachment. Raises InvalidRequest for a block of another type."""
+        if (attached := self.attachment(path)) is not None:
+            return attached.words
+        if self.type == "document" and isinstance(self.source, Source) and self.source.type == "text":
+            return _required(self.source.data, f"{path}.source.data")
+        if self.type != "text":
+            raise unsupported_block(self.type, path)
+        return _required(self.text, f"{path}.text")
+
+
+class ResultBlock(Block):
+    """A block in the result of a tool."""
+
     tool_name: str | None = None  # name of a tool that a tool search has found
 
 
-class ContentBlock(Struct):
+class ContentBlock(Block):
     """A block of a message. Its type determines which fields it has."""
 
-    type: str
-    text: str | None = None
     thinking: str | None = None
     id: str | None = None  # id of a call; the next two fields also belong to a call
     name: str | None = None
@@ -43,17 +79,13 @@ class ContentBlock(Struct):
     is_error: bool | None = None
 
 
-class SystemBlock(Struct):
-    type: str
-    text: str | None = None
-
-
 class InputMessage(Struct):
     role: Literal["user", "assistant", "system"]
     content: str | list[ContentBlock]
 
 
-SystemPrompt: TypeAlias = str | list[SystemBlock]
+BlockT = TypeVar("BlockT", bound=Block)
+SystemPrompt: TypeAlias = str | list[Block]
 InputMessages: TypeAlias = Annotated[list[InputMessage], Meta(min_length=1)]
 
 
@@ -67,19 +99,32 @@ class _LocatedBlock:
 
     @property
     def text(self) -> str:
-        if self.block.type != "text":
-            raise unsupported_block(self.block.type, self.path)
-        text = _required(self.block.text, f"{self.path}.text")
+        text = self.block.to_text(self.path)
         return _REMINDER.format(text) if self.is_reminder else text
 
 
 def system_texts(system: SystemPrompt | None) -> Iterator[str]:
-    """Yield the texts of a system prompt. Raises InvalidRequest for blocks other than text."""
+    """Yield the texts of a system prompt. Raises InvalidRequest for a block that has no text."""
     if isinstance(system, str):
         yield system
-        return
-    for index, block in enumerate(system or ()):
-        yield _LocatedBlock(ContentBlock(block.type, block.text), f"system[{index}]").text
+    for block, path in _with_paths(system, "system"):
+        yield block.to_text(path)
+
+
+def attachments_of(system: SystemPrompt | None, messages: Sequence[InputMessage]) -> Iterator[Attachment]:
+    """Return the images and documents of a request."""
+    found: list[tuple[Block, str]] = [*_with_paths(system, "system")]
+    for index, message in enumerate(messages):
+        for block, path in _with_paths(message.content, f"messages[{index}].content"):
+            found += [(block, path), *_with_paths(block.content, f"{path}.content")]
+    attachments = (block.attachment(path) for block, path in found)
+    return filter(None, attachments)
+
+
+def _with_paths(content: str | Sequence[BlockT] | None, path: str) -> Iterator[tuple[BlockT, str]]:
+    """Yield the blocks of `content`, which is at `path` in the request, each with its path."""
+    for index, block in enumerate(() if content is None or isinstance(content, str) else content):
+        yield block, f"{path}[{index}]"
 
 
 def messages_of(input_messages: Sequence[InputMessage]) -> list[Message]:
@@ -120,8 +165,8 @@ def _located_blocks(message: InputMessage, index: int, *, as_reminders: bool = F
     if isinstance(content, str):
         yield _LocatedBlock(ContentBlock("text", content), path, is_reminder)
         return
-    for number, block in enumerate(content):
-        yield _LocatedBlock(block, f"{path}[{number}]", is_reminder)
+    for block, block_path in _with_paths(content, path):
+        yield _LocatedBlock(block, block_path, is_reminder)
 
 
 @dataclass(slots=True)
@@ -164,8 +209,7 @@ def _tool_message(located: _LocatedBlock, names: Mapping[str, str]) -> Message:
     call_id = _required(block.tool_use_id, f"{located.path}.tool_use_id")
     content = block.content or ""
     if not isinstance(content, str):
-        texts = (_result_text(one, f"{located.path}.content[{index}]") for index, one in enumerate(content))
-        content = "\n".join(texts)
+        content = "\n".join(_result_text(*one) for one in _with_paths(content, f"{located.path}.content"))
     if block.is_error:
         content = f"Error: {content}"
     return Message("tool", content, tool_call_id=call_id, name=names.get(call_id))
@@ -174,15 +218,13 @@ def _tool_message(located: _LocatedBlock, names: Mapping[str, str]) -> Message:
 def _result_text(block: ResultBlock, path: str) -> str:
     if block.type == "tool_reference":
         return _required(block.tool_name, f"{path}.tool_name")
-    if block.type != "text":
-        raise unsupported_block(block.type, path)
-    return _required(block.text, f"{path}.text")
+    return block.to_text(path)
 
 
 def unsupported_block(kind: str, path: str) -> InvalidRequest:
-    """Return the error for a block that is not text."""
-    problem = f"{path}: blocks of type {kind!r} are not supported; this version reads text only"
-    return InvalidRequest(problem, "Send text, without images, documents, or audio.", parameter=path)
+    """Return the error for a block without text."""
+    problem = f"{path}: this block of type {kind!r} is not supported; this version reads text only"
+    return InvalidRequest(problem, "Send text.", parameter=path)
 
 
 def _required(value: str | None, path: str) -> str:

@@ -6,7 +6,6 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.generation.cache_report import CacheReport
 from app.generation.events import TokenCounts
 from app.server.dialects.anthropic import messages
 from app.server.dialects.anthropic.changing_lines import CHANGING_LINES, KEEP_ALL_LINES
@@ -62,10 +61,10 @@ class AnthropicEndpoints:
     async def create_message(self, request: Request) -> Reply:
         body = await read_body(request, MESSAGES)
         origin = origin_of(request, body.origin_fields())
-        conversation, left_out = body.conversation(self._changing_lines)
+        conversation = body.conversation(self._changing_lines)
         served = await self._models.chat(request, body.model, streams=bool(body.stream))
         options = body.generation_options(served.service.sampling)
-        counts = TokenCounts(cache=CacheReport(left_out=left_out))
+        counts = TokenCounts()
         replies = served.service.reply(conversation, options, origin, counts)
         events = messages.events(replies, served.name, counts)
         if body.stream:
@@ -74,7 +73,7 @@ class AnthropicEndpoints:
 
     async def count_tokens(self, request: Request) -> Response:
         body = await read_body(request, TOKEN_COUNT)
-        conversation, _ = body.conversation(self._changing_lines)
+        conversation = body.conversation(self._changing_lines)
         served = await self._models.chat(request, body.model)
         with convert_errors("messages"):
             prompt = await served.service.prompt(conversation)

@@ -13,7 +13,7 @@ _TOOL: Final = {"name": "get_weather", "input_schema": _SCHEMA}
 
 _PROMPT = (
     supported("model", _A, "claude-sonnet", "Absent, null, or empty: the served model."),
-    supported("messages", _A, _QUESTION),
+    supported("messages", _A, _QUESTION, "Words replace images and documents."),
     supported("system", _A, "Be brief."),
     supported("tools", _A, [_TOOL]),
     supported("tool_choice", _A, {"type": "auto", "disable_parallel_tool_use": True}),

@@ -11,7 +11,13 @@ from msgspec import Meta, Struct
 from app.generation.conversation import Conversation, Message
 from app.generation.grammars import RequestedGrammar
 from app.generation.options import API_DEFAULTS, DefaultSampling, GenerationOptions
-from app.server.dialects.anthropic.blocks import InputMessages, SystemPrompt, messages_of, system_texts
+from app.server.dialects.anthropic.blocks import (
+    InputMessages,
+    SystemPrompt,
+    attachments_of,
+    messages_of,
+    system_texts,
+)
 from app.server.dialects.anthropic.changing_lines import ChangingLines
 from app.server.dialects.anthropic.tools import Thinking, ToolChoice, ToolDefinitions, calls_are_parallel, tool_options
 from app.server.http.errors import InvalidRequest, raise_first
@@ -47,8 +53,8 @@ class TokenCountRequest(Struct, kw_only=True):
         """Return the grammar of the reply. Raises InvalidRequest if it is invalid or if there are two."""
         return only_grammar(self._grammars())
 
-    def conversation(self, lines: ChangingLines) -> tuple[Conversation, tuple[str, ...]]:
-        """Convert the request to a conversation. Also returns the names of the lines that `lines` removed.
+    def conversation(self, lines: ChangingLines) -> Conversation:
+        """Convert the request to a conversation, without the lines that `lines` removes.
 
         Raises InvalidRequest naming the part that cannot be converted.
         """
@@ -58,7 +64,7 @@ class TokenCountRequest(Struct, kw_only=True):
         tools = tool_options(self.tools or (), self.tool_choice)
         raise_first((*self._problems(), *tools.problems()))
         thinking = (self.thinking or Thinking()).options(self.output_config.effort if self.output_config else None)
-        conversation = Conversation(
+        return Conversation(
             [*([Message("system", "\n".join(system.texts))] if system.texts else ()), *messages],
             tools.tools,
             tools.allowed,
@@ -67,8 +73,9 @@ class TokenCountRequest(Struct, kw_only=True):
             thinking_budget=thinking.budget,
             variables=thinking.template_variables(),
             reply_prefix=reply_prefix,
+            attachments=[*attachments_of(self.system, self.messages)],
+            removed_lines=system.left_out,
         )
-        return conversation, system.left_out
 
     def _messages_and_reply_start(self) -> tuple[list[Message], str]:
         """Return the messages, and the start of the reply if the last message is the assistant's."""

@@ -36,6 +36,8 @@ class Stats(Struct, kw_only=True):
     reasoning_output_tokens: int
     tokens_per_second: float
     time_to_first_token_seconds: float
+    # parts of the request that the prompt lacks: numbers of images
+    left_out: list[str] | UnsetType = UNSET
 
 
 class ChatReply(Struct, kw_only=True):
@@ -228,6 +230,7 @@ class _Writer:
             reasoning_output_tokens=counts.reasoning,
             tokens_per_second=timings_of(counts).predicted_per_second if counts.replies else 0.0,
             time_to_first_token_seconds=round(counts.first_token_seconds, 6) if counts.replies else 0.0,
+            left_out=[*counts.cache.left_out] or UNSET,
         )
         response_id = response.id if response.store else UNSET
         return ChatReply(

@@ -16,7 +16,10 @@ CHAT = FieldTable(
     [
         supported("model", STUDIO, "", "Default: the served model."),
         supported(
-            "input", STUDIO, [{"type": "message", "content": "Hi"}], "A string, or a list of parts. Images are refused."
+            "input",
+            STUDIO,
+            [{"type": "message", "content": "Hi"}],
+            "A string, or a list of parts. Words replace images.",
         ),
         supported("system_prompt", STUDIO, "Be brief.", "It is stored with the chat."),
         supported("stream", STUDIO, True),

@@ -9,6 +9,8 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from app.generation.conversation import ReasoningEffort
+from app.server.dialects.openai.content_parts import ContentPart
+from app.server.dialects.responses.input_items import InputItem
 from app.server.dialects.responses.requests import ReasoningOptions, ResponseId, ResponseRequest
 from app.server.http.errors import InvalidRequest
 from app.server.request_fields import Fraction, KeepAlive, ModelName, PositiveCount, Temperature
@@ -33,6 +35,14 @@ class InputPart(Struct):
     content: str | None = None
     data_url: str | None = None
 
+    def to_content(self, path: str) -> ContentPart:
+        """Convert the part, which is at `path` in the request. Raises InvalidRequest for a text without content."""
+        if self.type == "image":
+            return ContentPart("input_image", image_url=self.data_url)
+        if self.content is None:
+            raise InvalidRequest(f"{path}.content: it is required", parameter=f"{path}.content")
+        return ContentPart("input_text", self.content)
+
 
 class ChatRequest(Struct, kw_only=True):
     """POST /api/v1/chat."""
@@ -56,13 +66,13 @@ class ChatRequest(Struct, kw_only=True):
     def response_request(self, earlier_prompt: str | None) -> ResponseRequest:
         """Return the same request for the Responses API.
 
-        `earlier_prompt` is the system prompt of the chat that it continues. Raises InvalidRequest for input other than
-        text.
+        `earlier_prompt` is the system prompt of the chat that it continues. Raises InvalidRequest for a text without
+        content.
         """
         effort = None if self.reasoning is None else _EFFORTS[self.reasoning]
         request = ResponseRequest(
             model=self.model,
-            input=self._text(),
+            input=self._input(),
             instructions=self.system_prompt or earlier_prompt,
             stream=self.stream,
             temperature=self.temperature,
@@ -80,14 +90,11 @@ class ChatRequest(Struct, kw_only=True):
         request.check()
         return request
 
-    def _text(self) -> str:
+    def _input(self) -> str | list[InputItem]:
         if isinstance(self.input, str):
             return self.input
-        for index, part in enumerate(self.input):
-            if part.content is None:
-                path = f"input[{index}]"
-                raise InvalidRequest(f"{path}: this version reads text only", "Send its content.", parameter=path)
-        return "\n".join(part.content or "" for part in self.input)
+        parts = [part.to_content(f"input[{index}]") for index, part in enumerate(self.input)]
+        return [InputItem("message", role="user", content=parts)]
 
 
 Name = Annotated[ModelName, Meta(min_length=1)]

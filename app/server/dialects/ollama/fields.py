@@ -99,7 +99,12 @@ CHAT = FieldTable(
     {"model": "hash"},
     [
         *GENERATING,
-        supported("messages", OLLAMA, [{"role": "user", "content": "Hi", "thinking": "", "tool_calls": []}]),
+        supported(
+            "messages",
+            OLLAMA,
+            [{"role": "user", "content": "Hi", "thinking": "", "tool_calls": [], "images": ["iVBORw0KGgo="]}],
+            "Words replace images.",
+        ),
         supported("tools", OLLAMA, [{"type": "function", "function": {"name": "f"}}]),
         supported("tool_choice", "OpenAI", "auto"),
     ],
@@ -115,7 +120,7 @@ GENERATE = FieldTable(
         supported("context", OLLAMA, [1, 2, 3], "Token ids of an earlier reply, which the prompt continues."),
         supported("raw", OLLAMA, True),
         refused("template", OLLAMA, "{{ .Prompt }}", "Send the whole prompt with raw.", neutral=[""]),
-        refused("images", OLLAMA, ["iVBORw0KGgo="], "This version reads text only.", neutral=[[]]),
+        supported("images", OLLAMA, ["iVBORw0KGgo="], "Words replace them. Refused with raw and with suffix."),
         refused("width", OLLAMA, 512, "This version writes text only.", neutral=[0]),
         refused("height", OLLAMA, 512, "This version writes text only.", neutral=[0]),
         refused("steps", OLLAMA, 20, "This version writes text only.", neutral=[0]),

@@ -47,6 +47,8 @@ class Reply(Struct, kw_only=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
+    # parts of the request that the prompt lacks: numbers of images; an extension of this server
+    left_out: list[str] | UnsetType = UNSET
 
 
 class CalledFunction(Struct):
@@ -254,6 +256,7 @@ def _add_stats(reply: Reply, counts: TokenCounts) -> None:
     reply.prompt_eval_duration = _nanoseconds(timings.prompt_ms)
     reply.eval_count = counts.completion
     reply.eval_duration = _nanoseconds(timings.predicted_ms)
+    reply.left_out = [*counts.cache.left_out] or UNSET
 
 
 def _nanoseconds(milliseconds: float) -> int:

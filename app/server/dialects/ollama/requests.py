@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Raw, Struct
 
+from app.generation.attachments import Attachment
 from app.generation.conversation import Conversation, Message, ReasoningEffort, ThinkingOptions, ToolCall, ToolOptions
 from app.generation.options import API_DEFAULTS, PLAIN_REPLY, DefaultSampling, GenerationOptions, ReplyOptions
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
@@ -202,18 +203,31 @@ class MessageToolCall(Struct):
     id: str | None = None
 
 
+Images: TypeAlias = list[Raw]  # each in base64, without its name or type
+
+
+def _attachments(images: Images | None, path: str) -> list[Attachment]:
+    return [Attachment("image", f"{path}[{index}]") for index in range(len(images or ()))]
+
+
+def _with_images(text: str, images: Images | None) -> str:
+    """Return the words for the images, and the text."""
+    return "\n".join(filter(None, (*(image.words for image in _attachments(images, "")), text)))
+
+
 class ChatMessage(Struct, kw_only=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: list[Raw] | None = None
+    images: Images | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
     def to_message(self) -> Message:
         calls = tuple(ToolCall(call.function.name, call.function.arguments, call.id) for call in self.tool_calls or ())
-        return Message(self.role, self.content or "", self.thinking, calls, self.tool_call_id, self.tool_name)
+        content = _with_images(self.content or "", self.images)
+        return Message(self.role, content, self.thinking, calls, self.tool_call_id, self.tool_name)
 
 
 class ChatRequest(GeneratingRequest, kw_only=True):
@@ -237,6 +251,11 @@ class ChatRequest(GeneratingRequest, kw_only=True):
             tools.use,
             thinking_budget=thinking.budget,
             variables=thinking.template_variables(),
+            attachments=[
+                image
+                for index, message in enumerate(self.messages or ())
+                for image in _attachments(message.images, f"messages[{index}].images")
+            ],
         )
 
     def _tool_options(self) -> ToolOptions:
@@ -245,9 +264,6 @@ class ChatRequest(GeneratingRequest, kw_only=True):
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from super()._problems()
         yield from self._tool_options().problems()
-        for index, message in enumerate(self.messages or ()):
-            if message.images:
-                yield f"messages[{index}].images", "this version reads text only; send none."
 
 
 class GenerateRequest(GeneratingRequest, kw_only=True):
@@ -258,11 +274,12 @@ class GenerateRequest(GeneratingRequest, kw_only=True):
     system: str | None = None
     context: Annotated[list[TokenId], Meta(max_length=MAX_CONTEXT)] | None = None  # field `context` of an earlier reply
     raw: bool | None = None
+    images: Images | None = None
 
     @property
     def only_loads(self) -> bool:
         """Whether the request asks only for the model to be loaded."""
-        return not self.prompt and not self.suffix
+        return not self.prompt and not self.suffix and not self.images
 
     @property
     def continues_text(self) -> bool:
@@ -271,12 +288,13 @@ class GenerateRequest(GeneratingRequest, kw_only=True):
 
     def conversation(self) -> Conversation:
         thinking, system_messages = self.thinking(), [Message("system", self.system)] if self.system else []
-        messages = [*system_messages, Message("user", self.prompt)]
+        messages = [*system_messages, Message("user", _with_images(self.prompt, self.images))]
         return Conversation(
             messages,
             thinking_budget=thinking.budget,
             variables=thinking.template_variables(),
             context=tuple(self.context or ()),
+            attachments=_attachments(self.images, "images"),
         )
 
     def _purpose(self) -> Purpose:
@@ -292,5 +310,7 @@ class GenerateRequest(GeneratingRequest, kw_only=True):
         yield from super()._problems()
         if self.raw and self.system:
             yield "system", "a raw prompt has no system message; leave one of them out."
+        if self.continues_text and self.images:
+            yield "images", "this version reads text only; leave them out, or leave out raw and suffix."
         if self.continues_text and self.context:
             yield "context", "it continues a chat; leave it out, or leave out raw and suffix."

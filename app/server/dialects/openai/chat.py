@@ -52,7 +52,7 @@ ChatFinishText: TypeAlias = FinishText | Literal["tool_calls"]
 
 class ChoiceLogprobs(Struct):
     content: list[ReportedToken]
-    error_response: None = None
+    refusal: None = None
 
 
 class FunctionDelta(Struct):
@@ -111,7 +111,7 @@ class Call(Struct):
 class AssistantMessage(Struct):
     content: str | None  # null if the reply only calls tools
     role: Literal["assistant"] = "assistant"
-    error_response: None = None
+    refusal: None = None
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[Call] | UnsetType = UNSET

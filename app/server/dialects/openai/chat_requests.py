@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
+from app.generation.attachments import Attachment
 from app.generation.conversation import (
     MAX_TOOLS,
     Conversation,
@@ -22,9 +23,9 @@ from app.generation.conversation import (
     ToolOptions,
     ToolUse,
     function_tool,
-    text_of,
 )
 from app.generation.grammars import RequestedGrammar
+from app.server.dialects.openai.content_parts import ContentPart, attachments_of, text_of
 from app.server.dialects.openai.reports import ReportingRequest
 from app.server.http.errors import InvalidRequest
 from app.server.origin import Purpose
@@ -111,12 +112,6 @@ RoleName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63
 _ROLES: Mapping[str, str] = {"developer": "system", "function": "tool"}
 
 
-class ContentPart(Struct):
-    type: str
-    text: str | None = None
-    error_response: str | None = None
-
-
 class FunctionCall(Struct):
     name: str
     arguments: str = ""
@@ -151,18 +146,13 @@ class ChatMessage(Struct):
     tool_call_id: str | None = None
 
     def to_message(self) -> Message:
-        """Convert the message. Raises InvalidMessage for content other than text, or arguments that are not a JSON
-        object.
-        """
-        parts = self.content
-        if isinstance(parts, list):
-            parts = text_of([{"type": part.type, "text": part.text, "refusal": part.error_response} for part in parts])
+        """Convert the message. Raises InvalidMessage for audio, or arguments that are not a JSON object."""
         calls = [ToolCall.parse(c.function.name, c.function.arguments, c.id) for c in self.tool_calls or ()]
         if self.function_call is not None and not calls:
             calls = [ToolCall.parse(self.function_call.name, self.function_call.arguments)]
         reasoning = self.reasoning_content if self.reasoning is None else self.reasoning
         role = _ROLES.get(self.role, self.role)
-        return Message(role, parts or "", reasoning, tuple(calls), self.tool_call_id, self.name)
+        return Message(role, text_of(self.content), reasoning, tuple(calls), self.tool_call_id, self.name)
 
 
 class ChatCompletionRequest(ReportingRequest, kw_only=True):
@@ -201,6 +191,7 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
             variables=thinking.template_variables(self.chat_template_kwargs),
             reply_prefix=reply_prefix,
             add_generation_prompt=self.add_generation_prompt is not False,
+            attachments=[*self._attachments()],
         )
 
     @property
@@ -224,6 +215,10 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
                 path = f"messages[{index}]"
                 raise InvalidRequest(f"{path}: {error.message}", error.remedy, parameter=path) from error
         return messages
+
+    def _attachments(self) -> Iterator[Attachment]:
+        for index, message in enumerate(self.messages):
+            yield from attachments_of(message.content, f"messages[{index}].content")
 
     def _purpose(self) -> Purpose:
         return Purpose.CHAT

@@ -15,7 +15,14 @@ from app.generation.conversation import Conversation, Message
 from app.generation.events import TextDelta, TokenCounts
 from app.generation.options import GenerationOptions
 from app.generation.service import ChatService
-from app.server.dialects.responses.input_items import MAX_ITEMS, InputItem, compaction_item, items_of, messages_of
+from app.server.dialects.responses.input_items import (
+    MAX_ITEMS,
+    InputItem,
+    attachments_in,
+    compaction_item,
+    items_of,
+    messages_of,
+)
 from app.server.dialects.responses.response import Usage
 from app.server.dialects.responses.tools import qualified
 from app.server.http.errors import convert_errors
@@ -57,7 +64,8 @@ async def compaction(
     """
     items = items_of(body.input)
     messages = messages_of(body.instructions, earlier, items, qualified)
-    summary, counts = await _summary(service, messages, origin)
+    asked = Conversation(_with_task(messages), thinking_budget=0, attachments=[*attachments_in(body.input)])
+    summary, counts = await _summary(service, asked, origin)
     kept = [item.to_stored() for item in (*earlier, *items) if item.kind == "message" and item.role == "user"]
     output = [*kept, compaction_item(summary)]
     yield [
@@ -69,10 +77,10 @@ async def single_compaction(compactions: AsyncGenerator[Compaction]) -> Compacti
     return await anext(compactions)
 
 
-async def _summary(service: ChatService, messages: Sequence[Message], origin: Origin) -> tuple[str, TokenCounts]:
+async def _summary(service: ChatService, asked: Conversation, origin: Origin) -> tuple[str, TokenCounts]:
     counts = TokenCounts()
     options = GenerationOptions([SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS)])
-    replies = service.reply(Conversation(_with_task(messages), thinking_budget=0), options, origin, counts)
+    replies = service.reply(asked, options, origin, counts)
     texts: list[str] = []
     with convert_errors("input"):
         async with aclosing(replies) as batches:

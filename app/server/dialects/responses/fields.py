@@ -17,7 +17,10 @@ _CACHED: Final = "Every prompt is cached."
 _CONVERSATION: Sequence[Field] = (
     supported("model", _O, "a-model", "Default: the served model."),
     supported(
-        "input", _O, "Hello", "A string, or a list of items. Images, audio, files, and item references are refused."
+        "input",
+        _O,
+        "Hello",
+        "A string, or a list of items. Words replace images and files. Audio and item references are refused.",
     ),
     supported("instructions", _O, "Be brief."),
     supported("previous_response_id", _O, "resp_1"),
@@ -51,7 +54,7 @@ _OWN: Sequence[Field] = (
     ),
     ignored("background_options", _O, {"completion_window": "soonest"}, "Every response starts as soon as possible."),
     ignored("access_programs", _O, {"cyber": "a"}, "This server has no access programs."),
-    ignored("image", _O, {"context_compression": "enabled"}, "It applies to images, which are refused."),
+    ignored("image", _O, {"context_compression": "enabled"}, "It applies to images, which no model here can see."),
     ignored("personality", _O, "friendly", "The model has its own personality."),
     refused("moderation", _O, {"model": "m"}, "Replies are not moderated. Leave it out."),
     refused("conversation", _O, "conv_1", "Conversations are not stored. Send previous_response_id."),
@@ -80,7 +83,7 @@ COMPACT: Final = FieldTable(
         ignored("prompt_cache_options", _O, {"ttl": "24h"}, _CACHED),
         ignored("prompt_cache_retention", _O, "24h", _CACHED),
         ignored("service_tier", _O, "flex", "This server has only one tier."),
-        ignored("image", _O, {"context_compression": "enabled"}, "It applies to images, which are refused."),
+        ignored("image", _O, {"context_compression": "enabled"}, "It applies to images, which no model here can see."),
     ),
 )
 TABLES: Mapping[str, FieldTable[Any]] = {

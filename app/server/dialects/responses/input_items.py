@@ -7,14 +7,16 @@ the same as the cached one.
 import base64
 import binascii
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from app.generation.attachments import Attachment
 from app.generation.conversation import InvalidMessage, Message, ToolCall
+from app.server.dialects.openai.content_parts import ContentPart, attachments_of, text_of
 from app.server.http.errors import InvalidRequest
 
 MAX_ITEMS = 1 << 14
@@ -22,25 +24,11 @@ ITEM_REFERENCE = "item_reference"
 COMPACTION = "compaction"  # replaces earlier items by a summary of them
 _CONTENT_PREFIX = "inglenook:"  # start of the content of this server's compaction items
 _SUMMARY = "Summary of the conversation so far:\n\n{}"
-# The field with the text of each type of content part.
-_TEXTS = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "reasoning_text": "text",
-    "summary_text": "text",
-    "refusal": "refusal",
-}
 _ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
-class ContentPart(Struct, omit_defaults=True):
-    type: str
-    text: str | None = None
-    error_response: str | None = None
-
-
 Content: TypeAlias = str | list[ContentPart]
+ContentT = TypeVar("ContentT", bound=Content | dict[str, Any] | None)
 
 
 class InputItem(Struct, omit_defaults=True):
@@ -96,10 +84,28 @@ def _summary_of(item: InputItem) -> str:
 
 
 def items_of(given: str | Sequence[InputItem] | None) -> list[InputItem]:
-    """Return the input of a request as items. An empty string gives no item."""
+    """Return the input of a request as items, in which words replace images and documents.
+
+    An empty string gives no item.
+    """
     if isinstance(given, str):
         return [InputItem("message", role="user", content=given)] if given else []
-    return list(given or ())
+    return [replace(one, content=_described(one.content), output=_described(one.output)) for one in given or ()]
+
+
+def attachments_in(given: str | Sequence[InputItem] | None) -> Iterator[Attachment]:
+    """Yield the images and documents in the input of a request."""
+    for index, item in enumerate(() if given is None or isinstance(given, str) else given):
+        yield from attachments_of(item.content, f"input[{index}].content")
+        yield from attachments_of(None if isinstance(item.output, dict) else item.output, f"input[{index}].output")
+
+
+def _described(content: ContentT) -> ContentT | list[ContentPart]:
+    """Replace the images and documents in `content` by words."""
+    if not isinstance(content, list):
+        return content
+    attached = [part.attachment("") for part in content]
+    return [ContentPart("input_text", one.words) if one else part for part, one in zip(content, attached, strict=True)]
 
 
 def messages_of(
@@ -169,7 +175,7 @@ class _MessageBuilder:
             case "message":
                 self._add_message(item)
             case "reasoning":
-                self._open_assistant().reasoning.append(_text(item.content) or _text(item.summary))
+                self._open_assistant().reasoning.append(text_of(item.content) or text_of(item.summary))
             case "function_call" | "custom_tool_call" if item.status != "incomplete":
                 self._open_assistant().calls.append(self._tool_call(item))
             case "function_call_output" | "custom_tool_call_output":
@@ -185,7 +191,7 @@ class _MessageBuilder:
                 raise InvalidMessage("The item has no type", "Send a type or a role.")
 
     def _add_message(self, item: InputItem) -> None:
-        text, role = _text(item.content), item.role
+        text, role = text_of(item.content), item.role
         if role is None:
             raise InvalidMessage("The message has no role", "Send a role.")
         if role == "assistant":
@@ -237,21 +243,4 @@ def _required(item: InputItem, name: Literal["name", "call_id"]) -> str:
 def _output(item: InputItem) -> str:
     if isinstance(item.output, Mapping):
         raise InvalidMessage("The output of a call must be a string or a list of text parts", "Send text.")
-    return _text(item.output)
-
-
-def _text(content: Content | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(map(_part_text, content))
-
-
-def _part_text(part: ContentPart) -> str:
-    key = _TEXTS.get(part.type)
-    text = None if key is None else part.text if key == "text" else part.error_response
-    if text is None:
-        raise InvalidMessage(
-            f"A part of type {part.type!r} has no usable text; this version reads text only",
-            "Send text, without images, audio, or files.",
-        )
-    return text
+    return text_of(item.output)

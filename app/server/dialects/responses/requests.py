@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from app.generation.conversation import Conversation, ReasoningEffort, ThinkingOptions
 from app.generation.grammars import ANY_OBJECT, RequestedGrammar
 from app.server.dialects.openai.requests import GenerationRequest
-from app.server.dialects.responses.input_items import MAX_ITEMS, InputItem, items_of, messages_of
+from app.server.dialects.responses.input_items import MAX_ITEMS, InputItem, attachments_in, items_of, messages_of
 from app.server.dialects.responses.tools import OfferedTools, ToolChoice, ToolDefinitions, qualified
 from app.server.origin import Purpose
 from app.server.request_fields import PositiveCount
@@ -103,6 +103,7 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
             parallel_calls=self.parallel_tool_calls,
             thinking_budget=thinking.budget,
             variables=thinking.template_variables(),
+            attachments=[*attachments_in(self.input)],
         )
 
     @property

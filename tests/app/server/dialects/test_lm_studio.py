@@ -181,7 +181,7 @@ def test_text_parts_become_one_message(hash_server: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("asked", "problem"),
     [
-        ({"input": [{"type": "image", "data_url": "data:,"}]}, "input[0]: this version reads text only"),
+        ({"input": [{"type": "text"}]}, "input[0].content: it is required"),
         ({"integrations": ["mcp/playwright"]}, "integrations: it is not supported"),
         ({"input": None}, "input"),
         ({"reasoning": "much"}, "reasoning"),

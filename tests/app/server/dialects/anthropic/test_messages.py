@@ -254,7 +254,7 @@ def test_model_without_tool_support_makes_a_forced_call(
     asked = {"model": "", "messages": [QUESTION], "max_tokens": 100, "tools": [WEATHER, CLOCK]}
     asked["tool_choice"] = choice | {"disable_parallel_tool_use": True}
     wanted, counts = msgspec.convert(asked, MessageRequest), TokenCounts()
-    conversation, _ = wanted.conversation(CHANGING_LINES)
+    conversation = wanted.conversation(CHANGING_LINES)
     replies = service.reply(conversation, wanted.generation_options(), counts=counts)
 
     async def reply() -> MessageReply:

@@ -21,14 +21,14 @@ from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.scripted_server import ScriptedServer
 
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+SEARCHED = {"type": "search_result", "source": "https://example.com", "title": "a", "content": []}
 UNKEPT = {"type": "json_schema", "schema": {"type": "no"}}
 USE = {"type": "tool_use", "id": "1", "name": "now", "input": {}}
 
 
 def conversation(**asked: Any) -> Conversation:
     wanted = {"model": "", "max_tokens": 1, "messages": [QUESTION], **asked}
-    return msgspec.convert(wanted, MessageRequest).conversation(CHANGING_LINES)[0]
+    return msgspec.convert(wanted, MessageRequest).conversation(CHANGING_LINES)
 
 
 @pytest.mark.parametrize(
@@ -151,15 +151,19 @@ def message(*blocks: Any, role: str = "user") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("asked", "path"),
     [
-        (message({"type": "text", "text": "See"}, IMAGE), "messages[1].content[1]"),
-        (message({"type": "document", "source": {}}), "messages[1].content[0]"),
+        (message({"type": "text", "text": "See"}, {"type": "image"}), "messages[1].content[1]"),
+        (message({"type": "document", "source": {"type": "content", "content": "a"}}), "messages[1].content[0]"),
+        (message({"type": "document", "source": {"type": "text"}}), "messages[1].content[0].source.data"),
         (message({"type": "audio"}), "messages[1].content[0]"),
-        (message({"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}), "messages[1].content[0].content[0]"),
+        (
+            message({"type": "tool_result", "tool_use_id": "1", "content": [SEARCHED]}),
+            "messages[1].content[0].content[0]",
+        ),
         (message({"type": "tool_result", "content": "x"}), "messages[1].content[0].tool_use_id"),
         (message({"type": "text"}), "messages[1].content[0].text"),
         (message(USE, role="assistant"), "messages"),
         (message({"type": "tool_use", "id": "1"}, role="assistant"), "messages[1].content[0].name"),
-        ({"system": [IMAGE]}, "system[0]"),
+        ({"system": [{"type": "audio"}]}, "system[0]"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
         ({"tools": [{"type": "bash_20250124"}]}, "tools[0].name"),

@@ -149,7 +149,7 @@ def test_request_without_a_prompt_is_answered_as_a_load(hash_server: LiveServer)
 @pytest.mark.parametrize(
     ("asked", "problem"),
     [
-        ({"images": [b"a"]}, "images: it is not supported. This version reads text only"),
+        ({"images": [b"a"], "raw": True}, "images: this version reads text only"),
         ({"template": "{{ .Prompt }}"}, "template: it is not supported. Send the whole prompt with raw"),
         ({"context": [10**9]}, "context: token id 1000000000 is not in the vocabulary"),
         ({"context": [1, 2], "raw": True}, "context: it continues a chat"),

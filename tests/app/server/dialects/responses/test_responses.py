@@ -357,9 +357,12 @@ def test_logprobs_cover_every_token_of_the_text(scripted: ScriptedAsker) -> None
 @pytest.mark.parametrize(
     ("asked", "parameter"),
     [
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0]"),
         ({"input": ["a"]}, "input[0]"),
-        ({"input": [{"type": "function_call_output", "call_id": "1", "output": [{"type": "input_file"}]}]}, "input[0]"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "1", "output": [{"type": "input_audio"}]}]},
+            "input[0]",
+        ),
         ({"input": [{"role": "user", "content": "Hi"}, {"type": "item_reference", "id": "msg_1"}]}, "input[1]"),
         ({"input": [{"type": "message", "content": "Hi"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "name": "f", "call_id": "1", "arguments": "{"}]}, "input[0]"),
