@@ -55,6 +55,11 @@ def opened(browser: Browser) -> Opened:
     return open_page
 
 
+def poll(page: Page) -> None:
+    """Make the page poll now."""
+    page.run("void document.dispatchEvent(new Event('server-changed'))")
+
+
 def state(name: str) -> str:
     """Return a script that reads the state of a model in the list."""
     return f"document.querySelector('[data-model={name}] .chip')?.textContent"
@@ -221,15 +226,12 @@ def reachable(page: Page) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_narrow_window_does_not_scroll_horizontally(
-    opened: Opened, scripted_server: ScriptedServer, dark: bool
-) -> None:
+def test_narrow_window_does_not_scroll_horizontally(opened: Opened, scripted_server: ScriptedServer) -> None:
     long_lines = (
         f"```\n{'x' * 300}\n```\n\n{'y' * 300}\n\n| {' | '.join('column' * 2 for _ in range(9))} |\n{'|---' * 9}|\n"
     )
     scripted_server.says(long_lines)
-    with opened(scripted_server, width=360, height=740, dark=dark) as page:
+    with opened(scripted_server, width=360, height=740) as page:
         send(page, "w" * 200)
         reply_ends(page)
         page.until("document.querySelectorAll('.replies tbody tr').length > 0")
@@ -267,11 +269,13 @@ def test_missing_answers_are_reported(opened: Opened, tokenizer: Tokenizer, rend
         page.call(
             "Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=-1, uploadThroughput=-1
         )
+        poll(page)
         page.until("document.getElementById('problem').textContent.includes('does not answer')")
         assert page.run("document.getElementById('status').textContent") == "No answer"
         page.call(
             "Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1
         )
+        poll(page)
         page.until("document.getElementById('problem').hidden")
         page.errors.clear()  # the browser logs the failed requests
 
@@ -280,25 +284,21 @@ def test_unused_page_pauses_until_the_next_input(opened: Opened, hash_server: Li
     with opened(hash_server) as page:
         page.until("document.getElementById('status').textContent === 'Running'")
         page.run("(() => { const now = Date.now; Date.now = () => now() + 601_000; })()")
+        poll(page)
         page.until("document.getElementById('status').textContent === 'Paused'")
         page.press("Tab")
         page.until("document.getElementById('status').textContent === 'Running'")
 
 
-def test_snippets_name_the_server_and_the_model(opened: Opened, hash_server: LiveServer) -> None:
+def test_snippets_name_the_server_and_that_of_curl_is_answered(opened: Opened, hash_server: LiveServer) -> None:
     with opened(hash_server) as page:
         page.until("document.querySelector('[role=tab]') !== null")
+        texts = {}
         for tab in range(page.run("document.querySelectorAll('[role=tab]').length")):
             page.click(f"#tab-{tab}")
-            assert hash_server.url in page.run("document.getElementById('panel').textContent")
-            assert "hash" in page.run("document.getElementById('panel').textContent")
-
-
-def test_snippet_of_curl_is_answered(opened: Opened, hash_server: LiveServer) -> None:
-    with opened(hash_server) as page:
-        page.until("document.querySelector('[role=tab]') !== null")
-        page.click("#tab-1")
-        text = page.run("document.querySelector('#panel code').textContent")
-    body = json.loads(text.partition("-d '")[2].removesuffix("'"))
+            name = page.run("document.querySelector('[role=tab][aria-selected=true]').textContent")
+            texts[name] = page.run("document.querySelector('#panel code').textContent")
+    assert all(hash_server.url in text and "hash" in text for text in texts.values())
+    body = json.loads(texts["curl"].partition("-d '")[2].removesuffix("'"))
     answer = httpx.post(f"{hash_server.url}/v1/chat/completions", json={**body, "max_tokens": 1}, trust_env=False)
     assert answer.status_code == 200
