@@ -20,7 +20,7 @@ from app.models.resident import Resident, State
 from app.progress import Unit
 from app.server.dialects.openai.errors import error_body
 from app.server.http.endpoint import LINES, Endpoint
-from app.server.http.errors import InvalidRequest, client_message
+from app.server.http.errors import InvalidRequest, client_message, without_folders
 from app.server.http.reply import StreamedReply, json_reply
 from app.server.http.request_body import read_body
 from app.server.request_fields import KeepAlive, ModelName
@@ -146,7 +146,7 @@ class OwnModelEndpoints:
             names=list(model.names),
             kind=model.kind,
             state=resident.state,
-            stage=None if task is None else task.stage,
+            stage=None if task is None else without_folders(task.stage),
             progress=None if task is None else task.fraction,
             pinned=resident.is_pinned,
             expires_in=self._models.seconds_left(model),
@@ -196,7 +196,12 @@ def _load_state(name: str, resident: Resident[LoadedModel]) -> LoadProgress:
     if task is None:
         return LoadProgress(model=name, state=resident.state)
     return LoadProgress(
-        model=name, state=resident.state, stage=task.stage, done=task.done, total=task.total, unit=task.unit
+        model=name,
+        state=resident.state,
+        stage=without_folders(task.stage),
+        done=task.done,
+        total=task.total,
+        unit=task.unit,
     )
 
 

@@ -144,9 +144,14 @@ def client_message(error: Exception) -> str:
         return "The server failed because of a bug. Its log has the details."
     message, remedy = error.message, error.remedy
     if isinstance(error, _OF_FILES):
-        message, remedy = _FOLDERS.sub("", message), _FOLDERS.sub("", remedy)
+        message, remedy = without_folders(message), without_folders(remedy)
     message = message if message.endswith((".", "!", "?")) else f"{message}."
     return bounded(f"{message} {remedy}".strip())
+
+
+def without_folders(text: str) -> str:
+    """Return a text whose paths are reduced to their last part."""
+    return _FOLDERS.sub("", text)
 
 
 def bounded(text: str) -> str:

@@ -44,11 +44,17 @@ async function send() {
   try {
     const reply = await running.run(conversation);
     if (reply) conversation.push({ role: "assistant", content: reply });
-    else conversation.pop(); // the next message does not follow an unanswered one
+    else takeBack(conversation, text);
   } finally {
     running = null;
     showRunning(false);
   }
+}
+
+/** Remove a message without a reply from the conversation, and return it to the user. */
+function takeBack(conversation, text) {
+  conversation.pop();
+  find("message").value ||= text;
 }
 
 function showRunning(isRunning) {

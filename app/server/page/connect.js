@@ -1,6 +1,6 @@
 // Commands and code that connect programs to this server, with its real address and model.
 
-import { hasKey } from "./api.js";
+import { get, hasKey } from "./api.js";
 import { copyButton, element, find, replaceIfChanged } from "./dom.js";
 
 const KEY = "INGLE_API_KEY";
@@ -46,19 +46,24 @@ const shellKey = (start) => (hasKey() ? `\n  -H "${start}$${KEY}" \\` : "");
 const importOs = () => (hasKey() ? "import os\n" : "");
 const ollamaKey = () => (hasKey() ? `headers = {"Authorization": f"Bearer {os.environ['${KEY}']}"}\n` : "");
 
-let chosen = Object.keys(SNIPPETS)[0];
-let model = "";
+const PROGRAMS = "Programs"; // the tab of the commands of `ingle`
 
-/** Show the commands for a model. */
-export function showConnect(name) {
+let chosen = PROGRAMS;
+let model = "";
+let clients = null; // the programs that `ingle` knows; null: not read yet
+
+/** Show the commands and the code for a model. */
+export async function showConnect(name) {
   model = name;
+  clients ??= (await get("/inglenook/clients")).clients;
   draw();
 }
 
 function draw() {
-  const names = Object.keys(SNIPPETS);
+  const names = [PROGRAMS, ...Object.keys(SNIPPETS)];
   replaceIfChanged(find("tabs"), [names, chosen], () => names.map(tab));
-  replaceIfChanged(find("panel"), [chosen, model, hasKey()], () => [snippet(SNIPPETS[chosen])]);
+  if (chosen === PROGRAMS) replaceIfChanged(find("panel"), chosen, () => [programs()]);
+  else replaceIfChanged(find("panel"), [chosen, model, hasKey()], () => [snippet(SNIPPETS[chosen])]);
   find("panel").setAttribute("aria-labelledby", `tab-${names.indexOf(chosen)}`);
 }
 
@@ -81,8 +86,28 @@ function move(event, index, names) {
   choose(names.at(steps[event.key] % names.length));
 }
 
+/** Return the choice of a program, and the commands for it. */
+function programs() {
+  const options = clients.map((client) => element("option", { value: client.name }, client.title));
+  const select = element("select", { id: "program" }, ...options);
+  const commands = element("div", { class: "program", "aria-live": "polite" });
+  const show = () => commands.replaceChildren(...commandsOf(clients.find((client) => client.name === select.value)));
+  select.addEventListener("change", show);
+  show();
+  const choice = element("div", { class: "row" }, element("label", { for: "program" }, "Program"), select);
+  return element("div", { class: "program" }, choice, commands);
+}
+
+function* commandsOf(client) {
+  if (client.launches) yield code(`ingle with ${client.name}`, `Run ${client.title} with a model of this machine; its settings stay as they are`);
+  yield code(`ingle connect ${client.name}`, `Set up ${client.title} until ingle disconnect ${client.name}`);
+}
+
 function snippet(write) {
-  const text = write({ base: location.origin, model });
-  const bar = element("div", { class: "code-bar" }, element("span", {}, chosen), copyButton(`the code for ${chosen}`, () => text));
-  return element("div", { class: "code" }, bar, element("pre", { tabindex: 0, role: "group", "aria-label": `Code for ${chosen}` }, element("code", {}, text)));
+  return code(write({ base: location.origin, model }), chosen);
+}
+
+function code(text, title) {
+  const bar = element("div", { class: "code-bar" }, element("span", {}, title), copyButton(`the code: ${title}`, () => text));
+  return element("div", { class: "code" }, bar, element("pre", { tabindex: 0, role: "group", "aria-label": title }, element("code", {}, text)));
 }

@@ -1,4 +1,4 @@
-"""The page for browsers at the server's address: its files, and the recent replies that it shows.
+"""The page for browsers at the server's address: its files, and the replies and clients that it shows.
 
 The files contain no data and need no key. The scripts read the data from this server's other routes, with the key that
 the user enters if the server requires one.
@@ -73,19 +73,32 @@ class ReplyReports(Struct):
     replies: list[ReplyReport]
 
 
+class ClientReport(Struct):
+    """A program that `ingle connect` sets up."""
+
+    name: str  # in commands
+    title: str
+    launches: bool  # whether `ingle with` runs it
+
+
+class ClientReports(Struct):
+    clients: list[ClientReport]
+
+
 class PageEndpoints:
-    """The page, its files, and the recent replies."""
+    """The page, its files, and the data that only it needs."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
 
     def endpoints(self) -> list[Endpoint]:
         greeting, files = "Report that the server runs, or return the page for browsers", "Return a file of the page"
-        replies = "Report the last replies without their text"
+        replies, clients = "Report the last replies without their text", "List the programs that ingle can set up"
         return [
             Endpoint("GET", PAGE_PATH, self.greet, greeting, gives=TEXT),
             Endpoint("GET", f"{PAGE_FILES}{{file}}", self.file, files, gives=TEXT),
             Endpoint("GET", "/inglenook/replies", self.replies, replies, gives=ReplyReports),
+            Endpoint("GET", "/inglenook/clients", self.clients, clients, gives=ClientReports),
         ]
 
     async def greet(self, request: Request) -> Response:
@@ -103,6 +116,12 @@ class PageEndpoints:
     async def replies(self, request: Request) -> Response:
         found = [_report(reply) for reply in self._models.recent if may_see(request, reply.origin)]
         return json_reply(ReplyReports(found))
+
+    async def clients(self, request: Request) -> Response:
+        from app.connect.clients import CLIENTS  # only the page needs it
+
+        found = [ClientReport(client.name, client.title, client.launch is not None) for client in CLIENTS]
+        return json_reply(ClientReports(found))
 
 
 def _file(name: str) -> Response:

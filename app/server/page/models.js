@@ -155,7 +155,7 @@ function facts(model) {
     model.pinned ? "pinned" : "",
     model.expires_in != null && model.state === "loaded" ? `unloads in ${duration(model.expires_in)} without requests` : "",
     model.load_seconds && model.state === "loaded" ? `loaded in ${duration(model.load_seconds)}` : "",
-    model.stage && model.state !== "unloaded" ? model.stage : "",
+    ["loading", "waiting"].includes(model.state) && model.stage ? model.stage : "",
     model.names.length > 1 ? `also ${model.names.slice(1).join(", ")}` : "",
   ];
   return known.filter(Boolean).join(" · ");

@@ -56,12 +56,12 @@ async function refresh() {
   showCache(engines);
   showMemory(reports);
   showReplies(replies);
-  showChoices(reports.models);
+  await showChoices(reports.models);
   return engines[0].requests.length > 0 || reports.models.some((model) => ["loading", "waiting", "unloading"].includes(model.state));
 }
 
 /** List the models that generate text, loaded ones first. The first one is chosen until the user chooses another. */
-function showChoices(models) {
+async function showChoices(models) {
   const usable = models.filter((model) => model.kind === "chat");
   const loaded = usable.filter((model) => model.state === "loaded");
   const others = usable.filter((model) => model.state !== "loaded");
@@ -71,7 +71,7 @@ function showChoices(models) {
   replaceIfChanged(select, names, () =>
     names.map(([name, isLoaded]) => element("option", { value: name }, isLoaded ? name : `${name} (loads first)`)));
   if (select.isChosen && names.some(([name]) => name === before)) select.value = before;
-  showConnect(select.value);
+  await showConnect(select.value);
 }
 
 function showState(text, kind, problem = "") {

@@ -111,7 +111,7 @@ class HashLoader:
 
     def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> HashLoaded:
         self.loads.append(name)
-        task.stage, task.total = f"Loading {name}", 10
+        task.stage, task.total = f"Loading /some folder/{name}", 10
         while not self._may_load.wait(0.002):
             task.done = self.parts
             task.check()

@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from app.cli import COMMANDS
+from app.connect.clients import CLIENTS
 from app.generation.template import ChatTemplateRenderer
 from app.server.application import AccessPolicy
 from app.server.http.access import Authenticator
@@ -159,6 +161,14 @@ def test_recent_replies_are_bounded(hash_server: LiveServer, monkeypatch: pytest
         for _ in range(60):
             ask(http, max_tokens=1)
         assert len(http.get("/inglenook/replies").json()["replies"]) == 50
+
+
+def test_clients_are_those_of_the_commands(hash_server: LiveServer) -> None:
+    with client(hash_server) as http:
+        listed = http.get("/inglenook/clients").json()["clients"]
+    assert [one["name"] for one in listed] == [one.name for one in CLIENTS]
+    assert {one["name"] for one in listed if one["launches"]} == {one.name for one in CLIENTS if one.launch}
+    assert {"with", "connect", "disconnect"} <= COMMANDS.keys()
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

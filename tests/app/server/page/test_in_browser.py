@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import httpx
 import pytest
 
+from app.cli import COMMANDS
 from app.generation.template import ChatTemplateRenderer
 from app.server.application import AccessPolicy
 from app.server.http.access import Authenticator
@@ -256,7 +257,8 @@ def test_key_is_asked_for_and_kept_for_the_tab(
         page.open(f"{server.url}/")
         page.until(f"{state('hash')} === '● Loaded'")
         assert page.run("localStorage.length + document.cookie.length") == 0
-        page.click("#tab-1")
+        page.click("#tab-2")
+        page.until("document.querySelector('#tab-2')?.textContent === 'curl'")
         assert KEY not in page.run("document.documentElement.outerHTML")
         assert "$INGLE_API_KEY" in page.text()
         assert all("401" in error for error in page.errors)
@@ -298,6 +300,9 @@ def test_snippets_name_the_server_and_that_of_curl_is_answered(opened: Opened, h
             page.click(f"#tab-{tab}")
             name = page.run("document.querySelector('[role=tab][aria-selected=true]').textContent")
             texts[name] = page.run("document.querySelector('#panel code').textContent")
+    commands = texts.pop("Programs").split()
+    assert commands[0] == "ingle"
+    assert commands[1] in COMMANDS
     assert all(hash_server.url in text and "hash" in text for text in texts.values())
     body = json.loads(texts["curl"].partition("-d '")[2].removesuffix("'"))
     answer = httpx.post(f"{hash_server.url}/v1/chat/completions", json={**body, "max_tokens": 1}, trust_env=False)
