@@ -7,7 +7,12 @@ const POINTS = 120; // points of the chart, one a second
 const WINDOW = 3; // seconds over which rates are averaged
 const SVG = "http://www.w3.org/2000/svg";
 const PHASES = { waiting: "waits", reading: "reads its prompt", writing: "writes", preempted: "is preempted" };
-const PURPOSES = [["weights", "Weights"], ["steps", "Steps"], ["cache", "KV cache"], ["host_pool", "Swapped blocks"]];
+const PURPOSES = [
+  ["weights", "Weights"],
+  ["steps", "Steps"],
+  ["cache", "KV cache"],
+  ["host_pool", "Swapped blocks"],
+];
 
 const samples = []; // [seconds, tokens of prompts, tokens of replies] since the page was opened
 const counters = new Map(); // model -> its last counters
@@ -69,7 +74,12 @@ function showRequests(requests) {
       const done = one.phase === "reading" ? `${count(one.prompt_done)} of ${count(one.prompt_total)} tokens` : "";
       const written = one.reply_tokens ? `${count(one.reply_tokens)} tokens` : "";
       const known = [PHASES[one.phase], done || written, duration(one.seconds)].filter(Boolean).join(" · ");
-      return element("li", {}, element("span", {}, clientName(one.client)), element("span", { class: "quiet" }, ` ${one.model} · ${known}`));
+      return element(
+        "li",
+        {},
+        element("span", {}, clientName(one.client)),
+        element("span", { class: "quiet" }, ` ${one.model} · ${known}`),
+      );
     });
   });
 }
@@ -89,7 +99,10 @@ export function showCache(engines) {
   replaceIfChanged(find("tiers"), key, () => {
     const parts = shown.map((engine) => tiersOf(engine, shown.length > 1));
     if (!shown.length) parts.push(element("p", { class: "quiet" }, "No model is loaded."));
-    if (disk) parts.push(element("dl", { class: "tiers" }, tier("Disk", size(disk.used), size(disk.total), disk.used / disk.total)));
+    if (disk)
+      parts.push(
+        element("dl", { class: "tiers" }, tier("Disk", size(disk.used), size(disk.total), disk.used / disk.total)),
+      );
     return parts;
   });
 }
@@ -98,13 +111,21 @@ function tiersOf(engine, isOneOfSeveral) {
   const list = element("dl", { class: "tiers" });
   for (const one of engine.tiers.filter((one) => one.total)) {
     const bytes = (blocks) => (engine.block_bytes ? size(blocks * engine.block_bytes) : `${count(blocks)} blocks`);
-    list.append(tier(one.name === "device" ? "Device" : one.name, bytes(one.used), bytes(one.total), one.used / one.total));
+    list.append(
+      tier(one.name === "device" ? "Device" : one.name, bytes(one.used), bytes(one.total), one.used / one.total),
+    );
   }
   return isOneOfSeveral ? element("div", {}, element("h3", {}, engine.model), list) : list;
 }
 
 function tier(name, used, total, share) {
-  const figures = element("dd", {}, `${used} of ${total}`, element("span", { class: "quiet" }, ` ${percent(share, 1)}`), bar([share, "used"]));
+  const figures = element(
+    "dd",
+    {},
+    `${used} of ${total}`,
+    element("span", { class: "quiet" }, ` ${percent(share, 1)}`),
+    bar([share, "used"]),
+  );
   return element("div", {}, element("dt", {}, name), figures);
 }
 
@@ -112,16 +133,28 @@ function tier(name, used, total, share) {
 export function showMemory({ models, memory }) {
   const holders = models.filter((model) => Object.keys(model.memory).length || model.parked);
   const key = [holders.map((model) => [model.name, model.memory, model.parked]), memory];
-  replaceIfChanged(find("memory"), key, () => Object.entries(memory).map(([name, amounts]) => oneMemory(name, amounts, holders)));
+  replaceIfChanged(find("memory"), key, () =>
+    Object.entries(memory).map(([name, amounts]) => oneMemory(name, amounts, holders)),
+  );
 }
 
 function oneMemory(name, amounts, holders) {
   const held = holders.map((model) => [model, amountsIn(model, name)]).filter(([, amounts]) => amounts);
   const total = amounts.promised + amounts.free;
   const kinds = PURPOSES.filter(([purpose]) => held.some(([, amounts]) => amounts[purpose]));
-  const shares = kinds.map(([purpose]) => [sum(held.map(([, amounts]) => amounts), purpose) / total, purpose]);
+  const shares = kinds.map(([purpose]) => [
+    sum(
+      held.map(([, amounts]) => amounts),
+      purpose,
+    ) / total,
+    purpose,
+  ]);
   const summary = `${size(amounts.promised)} promised to models, ${size(amounts.free)} free for others`;
-  const parts = [element("h3", {}, name === "host" ? "RAM" : `GPU ${name}`), element("p", { class: "quiet" }, summary), bar(...shares)];
+  const parts = [
+    element("h3", {}, name === "host" ? "RAM" : `GPU ${name}`),
+    element("p", { class: "quiet" }, summary),
+    bar(...shares),
+  ];
   return element("div", { class: "memory" }, ...parts, ...(held.length ? [memoryTable(name, kinds, held)] : []));
 }
 
@@ -133,16 +166,28 @@ function amountsIn(model, name) {
 function memoryTable(name, kinds, held) {
   const heads = ["Model", ...kinds.map(([, title]) => title), "Total"];
   const head = heads.map((title, index) => {
-    const mark = index && index < heads.length - 1 ? [element("span", { class: `mark ${kinds[index - 1][0]}`, "aria-hidden": "true" })] : [];
+    const mark =
+      index && index < heads.length - 1
+        ? [element("span", { class: `mark ${kinds[index - 1][0]}`, "aria-hidden": "true" })]
+        : [];
     return element("th", { scope: "col" }, ...mark, title);
   });
   const body = held.map(([model, amounts]) => {
     const label = amounts.isParked ? element("span", { class: "quiet" }, " parked") : "";
     const cells = kinds.map(([purpose]) => element("td", {}, amounts[purpose] ? size(amounts[purpose]) : "–"));
     const total = kinds.reduce((all, [purpose]) => all + (amounts[purpose] ?? 0), 0);
-    return element("tr", {}, element("th", { scope: "row" }, model.name, label), ...cells, element("td", {}, size(total)));
+    return element(
+      "tr",
+      {},
+      element("th", { scope: "row" }, model.name, label),
+      ...cells,
+      element("td", {}, size(total)),
+    );
   });
   const caption = element("caption", { class: "unseen" }, `Bytes of ${name} that each model may use`);
-  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Memory ${name} by model` },
-    element("table", {}, caption, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body)));
+  return element(
+    "div",
+    { class: "scroll", tabindex: 0, role: "region", "aria-label": `Memory ${name} by model` },
+    element("table", {}, caption, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body)),
+  );
 }

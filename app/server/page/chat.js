@@ -81,7 +81,13 @@ class Turn {
     this.thinking = element("details", { hidden: true }, element("summary", {}, "Reasoning"), this.thoughts);
     this.body = element("div", { class: "markdown" });
     this.note = element("p", { class: "quiet cost" }, "Sent");
-    this.shown = element("article", { class: "reply", "aria-label": `Reply of ${model}`, "aria-busy": "true" }, this.thinking, this.body, this.note);
+    this.shown = element(
+      "article",
+      { class: "reply", "aria-label": `Reply of ${model}`, "aria-busy": "true" },
+      this.thinking,
+      this.body,
+      this.note,
+    );
     find("turns").hidden = false;
     find("turns").append(element("article", { class: "question", "aria-label": "Your message" }, text), this.shown);
     this.scroll();

@@ -69,8 +69,23 @@ function draw() {
 
 function tab(name, index, names) {
   const isChosen = name === chosen;
-  const attributes = { id: `tab-${index}`, role: "tab", type: "button", "aria-selected": String(isChosen), "aria-controls": "panel" };
-  return element("button", { ...attributes, tabindex: isChosen ? 0 : -1, click: () => choose(name), keydown: (event) => move(event, index, names) }, name);
+  const attributes = {
+    id: `tab-${index}`,
+    role: "tab",
+    type: "button",
+    "aria-selected": String(isChosen),
+    "aria-controls": "panel",
+  };
+  return element(
+    "button",
+    {
+      ...attributes,
+      tabindex: isChosen ? 0 : -1,
+      click: () => choose(name),
+      keydown: (event) => move(event, index, names),
+    },
+    name,
+  );
 }
 
 function choose(name) {
@@ -99,7 +114,11 @@ function programs() {
 }
 
 function* commandsOf(client) {
-  if (client.launches) yield code(`ingle with ${client.name}`, `Run ${client.title} with a model of this machine; its settings stay as they are`);
+  if (client.launches)
+    yield code(
+      `ingle with ${client.name}`,
+      `Run ${client.title} with a model of this machine; its settings stay as they are`,
+    );
   yield code(`ingle connect ${client.name}`, `Set up ${client.title} until ingle disconnect ${client.name}`);
 }
 
@@ -108,6 +127,16 @@ function snippet(write) {
 }
 
 function code(text, title) {
-  const bar = element("div", { class: "code-bar" }, element("span", {}, title), copyButton(`the code: ${title}`, () => text));
-  return element("div", { class: "code" }, bar, element("pre", { tabindex: 0, role: "group", "aria-label": title }, element("code", {}, text)));
+  const bar = element(
+    "div",
+    { class: "code-bar" },
+    element("span", {}, title),
+    copyButton(`the code: ${title}`, () => text),
+  );
+  return element(
+    "div",
+    { class: "code" },
+    bar,
+    element("pre", { tabindex: 0, role: "group", "aria-label": title }, element("code", {}, text)),
+  );
 }

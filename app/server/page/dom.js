@@ -36,7 +36,12 @@ export function announce(text) {
 
 /** Return a button that copies the text that `read` returns. `what` completes its name. */
 export function copyButton(what, read) {
-  const button = element("button", { type: "button", class: "small" }, "Copy", element("span", { class: "unseen" }, ` ${what}`));
+  const button = element(
+    "button",
+    { type: "button", class: "small" },
+    "Copy",
+    element("span", { class: "unseen" }, ` ${what}`),
+  );
   return copies(button, read);
 }
 

@@ -27,7 +27,7 @@ export function renderBlocks(target, text, shown = []) {
 /** Return the sources of the blocks. A blank line ends a block, except in code and lists. */
 function splitBlocks(lines) {
   const blocks = [];
-  for (let at = 0; at < lines.length; ) {
+  for (let at = 0; at < lines.length;) {
     if (!lines[at].trim()) {
       at += 1;
       continue;
@@ -50,8 +50,10 @@ function blockEnd(lines, start) {
   return runEnd(lines, start, (line, at) => line.trim() && !(at > start && startsBlock(lines, at)));
 }
 
-const startsBlock = (lines, at) => [FENCE, HEADING, QUOTE, ITEM].some((start) => start.test(lines[at])) || isTable(lines, at);
-const isTable = (lines, at) => lines[at].includes("|") && TABLE_RULE.test(lines[at + 1] ?? "") && lines[at + 1].includes("-");
+const startsBlock = (lines, at) =>
+  [FENCE, HEADING, QUOTE, ITEM].some((start) => start.test(lines[at])) || isTable(lines, at);
+const isTable = (lines, at) =>
+  lines[at].includes("|") && TABLE_RULE.test(lines[at + 1] ?? "") && lines[at + 1].includes("-");
 
 function runEnd(lines, start, holds) {
   let at = start + 1;
@@ -88,7 +90,15 @@ function block(source, depth) {
   const heading = lines.length === 1 && lines[0].match(HEADING);
   if (heading) return element(`h${Math.min(6, heading[1].length + 3)}`, {}, ...inline(heading[2]));
   if (lines.length === 1 && RULE.test(lines[0])) return element("hr");
-  if (depth < MAX_DEPTH && QUOTE.test(lines[0])) return element("blockquote", {}, ...blocks(lines.map((line) => line.replace(QUOTE, "$1")), depth));
+  if (depth < MAX_DEPTH && QUOTE.test(lines[0]))
+    return element(
+      "blockquote",
+      {},
+      ...blocks(
+        lines.map((line) => line.replace(QUOTE, "$1")),
+        depth,
+      ),
+    );
   if (depth < MAX_DEPTH && ITEM.test(lines[0])) return list(lines, depth);
   if (isTable(lines, 0)) return table(lines);
   return element("p", {}, ...inline(source));
@@ -97,10 +107,21 @@ function block(source, depth) {
 const blocks = (lines, depth) => splitBlocks(lines).map((source) => block(source, depth + 1));
 
 function code(lines, fence) {
-  const isClosed = lines.length > 1 && fenceEnd(lines, 0, fence[2]) === lines.length && lines.at(-1).trim().startsWith(fence[2]);
+  const isClosed =
+    lines.length > 1 && fenceEnd(lines, 0, fence[2]) === lines.length && lines.at(-1).trim().startsWith(fence[2]);
   const text = lines.slice(1, isClosed ? -1 : undefined).join("\n");
-  const bar = element("div", { class: "code-bar" }, element("span", {}, fence[3] || "code"), copyButton("this code", () => text));
-  return element("div", { class: "code" }, bar, element("pre", { tabindex: 0, role: "group", "aria-label": "Code" }, element("code", {}, text)));
+  const bar = element(
+    "div",
+    { class: "code-bar" },
+    element("span", {}, fence[3] || "code"),
+    copyButton("this code", () => text),
+  );
+  return element(
+    "div",
+    { class: "code" },
+    bar,
+    element("pre", { tabindex: 0, role: "group", "aria-label": "Code" }, element("code", {}, text)),
+  );
 }
 
 /** Return a list. The indentation of an item decides which lines belong to it. */
@@ -122,11 +143,20 @@ function list(lines, depth) {
 const tight = (parts) => (parts[0]?.tagName === "P" ? [...parts[0].childNodes, ...parts.slice(1)] : parts);
 
 function table(lines) {
-  const cells = (line) => line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
+  const cells = (line) =>
+    line
+      .trim()
+      .replace(/^\||\|$/g, "")
+      .split(/(?<!\\)\|/)
+      .map((cell) => cell.trim().replaceAll("\\|", "|"));
   const row = (line, name) => element("tr", {}, ...cells(line).map((cell) => element(name, {}, ...inline(cell))));
   const head = element("thead", {}, row(lines[0], "th"));
   const body = element("tbody", {}, ...lines.slice(2).map((line) => row(line, "td")));
-  return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, element("table", {}, head, body));
+  return element(
+    "div",
+    { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" },
+    element("table", {}, head, body),
+  );
 }
 
 // Each rule is tried at the first position where one of them matches; the earliest match wins.
@@ -138,7 +168,10 @@ const INLINE = [
   [/~~(?=\S)([^]*?\S)~~/, (match, depth) => element("s", {}, ...inline(match[1], depth))],
   [/\*(?=[^\s*])([^]*?[^\s*])\*(?!\*)/, (match, depth) => element("em", {}, ...inline(match[1], depth))],
   [/(?<!\w)_(?=\S)([^]*?\S)_(?!\w)/, (match, depth) => element("em", {}, ...inline(match[1], depth))],
-  [/!?\[([^\]\n]*)\]\(\s*<?([^\s)>]*)>?(?:\s+["'][^"'\n]*["'])?\s*\)/, (match, depth) => link(match[2], inline(match[1], depth), match[0])],
+  [
+    /!?\[([^\]\n]*)\]\(\s*<?([^\s)>]*)>?(?:\s+["'][^"'\n]*["'])?\s*\)/,
+    (match, depth) => link(match[2], inline(match[1], depth), match[0]),
+  ],
   [/\bhttps?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]]/, (match) => link(match[0], [match[0]], match[0])],
   [/ {2,}\n/, () => element("br")],
 ];

@@ -153,7 +153,9 @@ function facts(model) {
     cache ? `cache ${size(sum(held, "touched"))} of ${size(cache)}` : "",
     model.parked ? `parked cache ${size(model.parked)}` : "",
     model.pinned ? "pinned" : "",
-    model.expires_in != null && model.state === "loaded" ? `unloads in ${duration(model.expires_in)} without requests` : "",
+    model.expires_in != null && model.state === "loaded"
+      ? `unloads in ${duration(model.expires_in)} without requests`
+      : "",
     model.load_seconds && model.state === "loaded" ? `loaded in ${duration(model.load_seconds)}` : "",
     ["loading", "waiting"].includes(model.state) && model.stage ? model.stage : "",
     model.names.length > 1 ? `also ${model.names.slice(1).join(", ")}` : "",

@@ -47,7 +47,9 @@ function pollOnce() {
 async function refresh() {
   const [reports, { replies }] = await Promise.all([get("/inglenook/models"), get("/inglenook/replies")]);
   const loaded = reports.models.filter((model) => model.state === "loaded" && model.kind === "chat");
-  const paths = loaded.length ? loaded.map((model) => `/inglenook/engine?model=${encodeURIComponent(model.name)}`) : ["/inglenook/engine"];
+  const paths = loaded.length
+    ? loaded.map((model) => `/inglenook/engine?model=${encodeURIComponent(model.name)}`)
+    : ["/inglenook/engine"];
   const engines = await Promise.all(paths.map(get));
   find("content").hidden = false;
   find("key").hidden = true;
@@ -57,7 +59,10 @@ async function refresh() {
   showMemory(reports);
   showReplies(replies);
   await showChoices(reports.models);
-  return engines[0].requests.length > 0 || reports.models.some((model) => ["loading", "waiting", "unloading"].includes(model.state));
+  return (
+    engines[0].requests.length > 0 ||
+    reports.models.some((model) => ["loading", "waiting", "unloading"].includes(model.state))
+  );
 }
 
 /** List the models that generate text, loaded ones first. The first one is chosen until the user chooses another. */
@@ -69,7 +74,8 @@ async function showChoices(models) {
   const before = select.value;
   const names = [...loaded, ...others].map((model) => [model.name, model.state === "loaded"]);
   replaceIfChanged(select, names, () =>
-    names.map(([name, isLoaded]) => element("option", { value: name }, isLoaded ? name : `${name} (loads first)`)));
+    names.map(([name, isLoaded]) => element("option", { value: name }, isLoaded ? name : `${name} (loads first)`)),
+  );
   if (select.isChosen && names.some(([name]) => name === before)) select.value = before;
   await showConnect(select.value);
 }
@@ -109,7 +115,8 @@ function start() {
     event.target.isChosen = true;
     showConnect(event.target.value);
   });
-  for (const input of ["pointermove", "pointerdown", "keydown", "wheel"]) document.addEventListener(input, noteInput, { passive: true });
+  for (const input of ["pointermove", "pointerdown", "keydown", "wheel"])
+    document.addEventListener(input, noteInput, { passive: true });
   document.addEventListener("visibilitychange", () => {
     noteInput();
     pollOnce();

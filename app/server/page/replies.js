@@ -5,7 +5,11 @@ import { clientName } from "./activity.js";
 
 const SHOWN = 12;
 const HEADS = ["Ended", "Model", "Client", "Prompt", "Cached", "Reply", "First token", "Total"];
-const TIERS = [["device_tokens", "device"], ["host_tokens", "RAM"], ["disk_tokens", "disk"]];
+const TIERS = [
+  ["device_tokens", "device"],
+  ["host_tokens", "RAM"],
+  ["disk_tokens", "disk"],
+];
 
 const REASONS = {
   first_time: () => "no similar prompt before",
@@ -18,7 +22,8 @@ const REASONS = {
 
 export function showReplies(replies) {
   replaceIfChanged(find("replies"), replies, () => {
-    if (!replies.length) return [element("p", { class: "quiet" }, "No reply yet. Send a message, or connect a program.")];
+    if (!replies.length)
+      return [element("p", { class: "quiet" }, "No reply yet. Send a message, or connect a program.")];
     return [table(replies.slice(0, SHOWN))];
   });
 }
@@ -43,11 +48,15 @@ function row(reply) {
     reply.first_token_seconds == null ? "–" : duration(reply.first_token_seconds),
     reply.seconds ? duration(reply.seconds) : "–",
   ];
-  return element("tr", { role: "row" }, ...cells.map((cell, index) => {
-    const made = element("td", { role: "cell" }, cell);
-    made.dataset.label = HEADS[index];
-    return made;
-  }));
+  return element(
+    "tr",
+    { role: "row" },
+    ...cells.map((cell, index) => {
+      const made = element("td", { role: "cell" }, cell);
+      made.dataset.label = HEADS[index];
+      return made;
+    }),
+  );
 }
 
 function cached(reply) {

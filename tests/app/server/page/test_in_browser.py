@@ -6,7 +6,8 @@ Needs Chromium (`apt-get install chromium`). Without it, `conftest.py` leaves th
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeAlias
+from types import SimpleNamespace
+from typing import Any, TypeAlias, cast
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from app.generation.template import ChatTemplateRenderer
 from app.server.application import AccessPolicy
 from app.server.http.access import Authenticator
 from app.text.tokenizer import Tokenizer
+from engine.kv.parked_cache import ParkedCache
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.loading_server import LoadingServer
 from tests.app.server.scripted_server import ScriptedServer
@@ -94,6 +96,10 @@ def test_models_are_loaded_and_unloaded_by_clicks(opened: Opened, loading_server
         page.until("document.getElementById('memory').textContent.includes('40 B promised to models')")
         page.click(action("b"))
         page.until(f"{state('b')} === '○ Stored'")
+        loading_server.residents.of("b").parked = cast(ParkedCache, SimpleNamespace(num_bytes=7))
+        poll(page)
+        page.until("document.getElementById('memory').textContent.includes('b parked7 B7 B')")
+        assert "parked cache 7 B" in page.text()
 
 
 def test_load_is_canceled_and_its_failure_is_shown(opened: Opened, loading_server: LoadingServer) -> None:
