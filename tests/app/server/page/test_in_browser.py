@@ -247,6 +247,19 @@ def test_narrow_window_does_not_scroll_horizontally(opened: Opened, scripted_ser
             assert page.run("document.documentElement.scrollWidth") <= 360
 
 
+def test_long_list_of_long_names_fits_a_narrow_window(opened: Opened, loading_server: LoadingServer) -> None:
+    names = [f"organization-with-a-long-name/repository-{number}:Q4_K_M" for number in range(9)]
+    loading_server.loader.sizes |= dict.fromkeys(names, 20)
+    with opened(loading_server, width=360, height=740) as page:
+        page.until("document.querySelectorAll('#models li').length === 6")
+        page.click("#all-models")
+        page.until("document.querySelectorAll('#models li').length === 12")
+        assert page.run("document.activeElement.id") == "all-models"
+        assert page.run("document.documentElement.scrollWidth") <= 360
+        wide = "[...document.querySelectorAll('button')].filter((one) => one.offsetHeight > 44).length"
+        assert page.run(wide) == 0
+
+
 def test_key_is_asked_for_and_kept_for_the_tab(
     opened: Opened, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
