@@ -70,6 +70,8 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "cache": CommandEntry("app.commands.cache", "cache", "Show or clear the on-disk KV cache."),
     "bench": CommandEntry("app.commands.bench", "bench", "Measure how fast a model runs on this machine."),
     "config": CommandEntry("app.commands.config", "config", "Show and change settings."),
+    "export": CommandEntry("app.commands.export", "export", "Write chats and settings to an archive."),
+    "import": CommandEntry("app.commands.import_archive", "import_archive", "Add the chats of an archive or a file."),
     "completion": CommandEntry("app.commands.completion", "completion", "Print a completion script for a shell."),
     "update": CommandEntry("app.commands.update", "update", "Show how to update, and whether a newer version exists."),
     "doctor": CommandEntry("app.commands.doctor", "doctor", "Check that this machine is ready."),

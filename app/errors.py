@@ -31,6 +31,7 @@ AppError
 ├── ServiceUnavailable                            (service/plan.py)
 ├── InvalidMCPConfig, MCPUnavailable              (mcp/)
 ├── NoSuchClient, NotInstalled, NotLaunchable, ContextTooShort   (connect/)
+├── BadArchive                                   (commands/archive.py)
 ├── NoPreviousRun                                (commands/run_prompt.py)
 └── ServerUnreachable, ServerError                (client/http.py)
 """

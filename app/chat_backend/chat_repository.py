@@ -210,8 +210,7 @@ class ChatRepository:
         return await to_thread(self._export_all, path)
 
     def _export_all(self, path: Path) -> int:
-        listed = [chat for archived in (False, True) for chat in self._history.chats.listed(archived=archived)]
-        chats = [(chat, self._history.messages.in_chat(chat.id)) for chat in listed if chat.num_messages]
+        chats = self._history.with_messages()
         _write(path, as_json(chats))
         return len(chats)
 

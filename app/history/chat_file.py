@@ -34,6 +34,7 @@ class FileMessage(Struct, kw_only=True, omit_defaults=True):
     attachments: tuple[Attachment, ...] = ()
     steps: tuple[ToolStep, ...] = ()
     reasoning: str = ""
+    reasoning_seconds: float = 0.0
     model: str = ""
     state: State = State.WHOLE
     usage: StoredUsage | None = None
@@ -44,10 +45,14 @@ class FileChat(Struct, kw_only=True, omit_defaults=True):
     """A chat, with each message after its parent. `shown` is the index of the last message of the shown branch."""
 
     title: str = ""
+    title_given: bool = True  # whether the user set the title
     settings: ChatSettings = ChatSettings()
     messages: list[FileMessage]
     shown: int | None = None
     created: float = 0.0
+    changed: float = 0.0  # 0: when its last message was created
+    left_out: tuple[int, ...] = ()  # indices of messages that are not sent to the model
+    summaries: dict[int, str] = {}  # keyed by the index of the last message that each replaces
     pinned: bool = False
     archived: bool = False
 
@@ -69,10 +74,14 @@ def _file_chat(chat: Chat, messages: Sequence[StoredMessage]) -> FileChat:
     indices = {message.id: index for index, message in enumerate(messages)}
     return FileChat(
         title=chat.title,
+        title_given=chat.is_title_given,
         settings=chat.settings,
         messages=[_file_message(message, indices) for message in messages],
         shown=None if chat.shown is None else indices.get(chat.shown),
         created=chat.created,
+        changed=chat.changed,
+        left_out=tuple(indices[one] for one in chat.trim.left_out if one in indices),
+        summaries={indices[one]: text for one, text in chat.trim.by_message.items() if one in indices},
         pinned=chat.is_pinned,
         archived=chat.is_archived,
     )
@@ -86,6 +95,7 @@ def _file_message(message: StoredMessage, indices: dict[int, int]) -> FileMessag
         attachments=message.attachments,
         steps=message.steps,
         reasoning=message.reasoning,
+        reasoning_seconds=message.reasoning_seconds,
         model=message.model,
         state=message.state,
         usage=message.usage,

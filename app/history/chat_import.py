@@ -15,7 +15,7 @@ from msgspec import Struct
 from app.errors import AppError
 from app.history.chat_file import ChatFile, FileChat, FileMessage
 from app.history.history import History
-from app.history.records import Chat, ChatSettings, Role, StoredMessage
+from app.history.records import Chat, ChatSettings, Preset, Role, StoredMessage, Trim
 
 MAX_BYTES = 1 << 30
 _IMPORTED = " (imported)"  # ends the title of a chat if another one has the same title
@@ -95,14 +95,36 @@ def read_chats(path: Path) -> list[FileChat]:
 def add_chats(history: History, chats: Sequence[FileChat]) -> list[Chat]:
     """Store chats that `read_chats` returned. Chats that are already stored are left out.
 
-    A chat with the title of another one is marked as imported. Raises UnreadableChats if all chats are already stored.
+    A chat with the title of another one is marked as imported. The chats are stored together or not at all. Raises
+    UnreadableChats if all chats are already stored.
     """
+    with history.transaction():
+        added = _add_new(history, chats)
+    if chats and not added:
+        raise UnreadableChats("All chats of this file are already here", "Delete a chat to import it again.")
+    return added
+
+
+def add_archived(history: History, chats: Sequence[FileChat], presets: Sequence[Preset]) -> int:
+    """Store the chats of an archive that are not stored yet, and the presets whose names are not used.
+
+    Everything is stored together or not at all. Returns the number of chats.
+    """
+    with history.transaction():
+        names = {preset.name for preset in history.inputs.presets()}
+        for preset in presets:
+            if preset.name not in names:
+                history.inputs.save_preset(preset)
+        return len(_add_new(history, chats))
+
+
+def _add_new(history: History, chats: Sequence[FileChat]) -> list[Chat]:
     stored = [chat for archived in (False, True) for chat in history.chats.listed(archived=archived)]
     known, titles = {(chat.title, chat.created) for chat in stored}, {chat.title for chat in stored}
     new = [chat for chat in chats if chat.messages and not (chat.created and (chat.title, chat.created) in known)]
-    if chats and not new:
-        raise UnreadableChats("All chats of this file are already here", "Delete a chat to import it again.")
-    return [_add_chat(history, chat, _IMPORTED if chat.title in titles else "") for chat in new]
+    # exports list the newest chats first, and lists show the newest ids first
+    added = [_add_chat(history, chat, _IMPORTED if chat.title in titles else "") for chat in reversed(new)]
+    return added[::-1]
 
 
 def _add_chat(history: History, chat: FileChat, mark: str) -> Chat:
@@ -120,6 +142,7 @@ def _add_chat(history: History, chat: FileChat, mark: str) -> Chat:
             attachments=message.attachments,
             steps=message.steps,
             reasoning=message.reasoning,
+            reasoning_seconds=message.reasoning_seconds,
             model=message.model,
             state=message.state,
             usage=message.usage,
@@ -128,6 +151,10 @@ def _add_chat(history: History, chat: FileChat, mark: str) -> Chat:
         ids.append(history.messages.add(stored).id)
     if chat.shown is not None and 0 <= chat.shown < len(ids):
         history.chats.show(created.id, ids[chat.shown])
+    summaries = {ids[index]: text for index, text in chat.summaries.items() if 0 <= index < len(ids)}
+    trim = Trim(tuple(ids[index] for index in chat.left_out if 0 <= index < len(ids)), summaries=summaries)
+    is_given = bool(title) and (chat.title_given or bool(mark))
+    history.chats.restore(created.id, title, trim, is_title_given=is_given, changed=chat.changed)
     history.chats.pin(created.id, pinned=chat.pinned)
     history.chats.archive(created.id, archived=chat.archived)
     return history.chats.get(created.id)

@@ -91,6 +91,13 @@ class Chats:
         """Store which branch is shown."""
         self._set(chat, "shown = ?", leaf)
 
+    def restore(self, chat: int, title: str, trim: Trim, *, is_title_given: bool, changed: float) -> None:
+        """Set what a chat had when it was exported. `changed`: seconds since the epoch; 0 leaves it."""
+        self._set(chat, "title = ?", storable(title))
+        self._set(chat, "is_title_given = ?", is_title_given)
+        self._set(chat, "changed = coalesce(nullif(?, 0.0), changed)", changed)
+        self.trim(chat, trim)
+
     def delete(self, chat: int) -> None:
         """Remove a chat from all lists. Its text stays in the file until the chat is erased."""
         self._set(chat, "deleted = ?", time.time())

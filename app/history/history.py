@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -12,7 +13,7 @@ from app.history.inputs import NEW, Inputs
 from app.history.messages import Messages
 from app.history.notices import HistoryNotice, Rescue
 from app.history.opening import Tell
-from app.history.records import ChatSettings, path_to
+from app.history.records import Chat, ChatSettings, StoredMessage, path_to
 from app.history.reply_marks import ReplyMarks
 from app.history.search import Search
 from app.history.windows import Window
@@ -50,6 +51,16 @@ class History:
     def subscribe(self, on_notice: Callable[[HistoryNotice], None]) -> Sequence[HistoryNotice]:
         """Call `on_notice`, on any thread, with each later notice. Returns those before the first subscription."""
         return self._database.subscribe(on_notice)
+
+    def with_messages(self) -> list[tuple[Chat, Sequence[StoredMessage]]]:
+        """Return all chats that have messages, with their messages. Deleted chats are left out."""
+        with self._database.reading():
+            listed = [chat for archived in (False, True) for chat in self.chats.listed(archived=archived)]
+            return [(chat, self.messages.in_chat(chat.id)) for chat in listed if chat.num_messages]
+
+    def transaction(self) -> AbstractContextManager[object]:
+        """Return a context whose changes are stored together at its end, or not at all if it raises."""
+        return self._database.writing()
 
     def model_of(self, chat: int) -> str:
         """Return the model of the last reply in the shown branch of a chat; "" if there is no reply."""

@@ -4,13 +4,14 @@ app/settings/settings.py reads the file and defines the values of settings.
 """
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.errors import InvalidSetting
-from app.settings.settings import FORMER_NAMES, config_file, setting_named
+from app.settings.settings import FORMER_NAMES, SECRETS, config_file, setting_named
 from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
@@ -52,6 +53,41 @@ def remove_setting(name: str) -> Path | None:
     for one in written:
         del document[one]
     return _write(document)
+
+
+def portable_settings() -> str:
+    """Return the settings of the file as TOML, without comments, secrets, and addresses that contain a password."""
+    import tomlkit
+
+    kept = {name: value for name, value in _read().unwrap().items() if name not in _NOT_PORTABLE}
+    return tomlkit.dumps({name: value for name, value in kept.items() if not _PASSWORD.search(str(value))})
+
+
+def changed_settings(given: Mapping[str, object]) -> Mapping[str, object]:
+    """Return those of the settings that differ from the file. Raises InvalidSetting for an invalid or secret one."""
+    own = _read().unwrap()
+    for name, value in given.items():
+        former = FORMER_NAMES.get(name)
+        setting = setting_named(name)
+        if name in _NOT_PORTABLE:
+            raise InvalidSetting(f"{name} is secret, and cannot be taken from a file", "Remove it from the archive.")
+        try:
+            (former.parse if former else setting.parse)(value)
+        except ValueError as problem:
+            raise InvalidSetting(f"{name} {problem}", setting.meaning) from None
+    return {name: value for name, value in given.items() if own.get(name) != value}
+
+
+def take_settings(given: Mapping[str, object]) -> Path:
+    """Write settings that `changed_settings` returned into the file, all at once. Returns the path of the file."""
+    document = _read()
+    for name, value in given.items():
+        document[name] = value
+    return _write(document)
+
+
+_NOT_PORTABLE = SECRETS | {"api_key_file"}
+_PASSWORD = re.compile(r"://[^/\s]*@")
 
 
 def _as_toml(value: object, text: str) -> object:
