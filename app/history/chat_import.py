@@ -154,7 +154,7 @@ def _add_chat(history: History, chat: FileChat, mark: str) -> Chat:
     summaries = {ids[index]: text for index, text in chat.summaries.items() if 0 <= index < len(ids)}
     trim = Trim(tuple(ids[index] for index in chat.left_out if 0 <= index < len(ids)), summaries=summaries)
     is_given = bool(title) and (chat.title_given or bool(mark))
-    history.chats.restore(created.id, title, trim, is_title_given=is_given, changed=chat.changed)
+    history.chats.set_imported(created.id, title, trim, is_title_given=is_given, changed=chat.changed)
     history.chats.pin(created.id, pinned=chat.pinned)
     history.chats.archive(created.id, archived=chat.archived)
     return history.chats.get(created.id)

@@ -91,7 +91,7 @@ class Chats:
         """Store which branch is shown."""
         self._set(chat, "shown = ?", leaf)
 
-    def restore(self, chat: int, title: str, trim: Trim, *, is_title_given: bool, changed: float) -> None:
+    def set_imported(self, chat: int, title: str, trim: Trim, *, is_title_given: bool, changed: float) -> None:
         """Set what a chat had when it was exported. `changed`: seconds since the epoch; 0 leaves it."""
         self._set(chat, "title = ?", storable(title))
         self._set(chat, "is_title_given = ?", is_title_given)

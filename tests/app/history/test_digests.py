@@ -70,6 +70,9 @@ WRITERS: Mapping[str, Callable[[History, Path], object]] = {
     "give_title": lambda history, folder: history.chats.give_title(GONE, "by a model"),
     "configure": lambda history, folder: history.chats.configure(CHAT, OTHER),
     "trim": lambda history, folder: history.chats.trim(CHAT, Trim((1,), "short")),
+    "set_imported": lambda history, folder: history.chats.set_imported(
+        CHAT, "imported", Trim((1,)), is_title_given=False, changed=7.0
+    ),
     "pin": lambda history, folder: history.chats.pin(CHAT, pinned=True),
     "archive": lambda history, folder: history.chats.archive(CHAT, archived=True),
     "show": lambda history, folder: history.chats.show(CHAT, ASKED),
