@@ -128,7 +128,7 @@ def serving(folder: Path, vocabulary: Path) -> Iterator[Mapping[str, str]]:
     """Run a server with the scripted model, and yield the environment of the programs that use it."""
     scripted_model.CALL_A_TOOL = TOOL_REQUEST
     path, state = folder / "scripted.gguf", folder / "state"
-    calls = [client.calls for client in read_clients(folder / "note.txt") if client.calls]
+    calls = [client.calls for client in read_clients(Path("note.txt")) if client.calls]
     write_scripted_model(vocabulary.resolve(), path, calls)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("INGLE_")},
