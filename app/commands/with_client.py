@@ -59,6 +59,8 @@ def with_client(
     """
     client, settings = find_client(name), load_settings(model=model, context=context)
     environment, progress = child_environment(), progress_on_stderr(quiet=quiet)
+    if check and client.launch is None:
+        return asyncio.run(_check_requests(client, settings, progress))
     launcher(client)  # raises before a server starts
     find_program(client, environment)
     if check:
@@ -87,14 +89,24 @@ async def _check(client: Client, settings: Settings, environment: Mapping[str, s
     async with served(client, settings, progress) as found:
         with prepared(client, found.connection, environment) as process:
             probed = Probed(client, found.connection, (*process.command, *client.ask), process.environment)
-            findings = [finding async for finding in shown(check_client(probed, found.instance, own_key(settings)))]
-    return EXIT_FAILURE if any(finding.status == "fail" for finding in findings) else EXIT_OK
+            return await show(check_client(probed, found.instance, own_key(settings)))
 
 
-async def shown(findings: "AsyncIterator[Finding]") -> "AsyncIterator[Finding]":
-    """Print each finding of a check, with what to do about it."""
+async def _check_requests(client: Client, settings: Settings, progress: Progress) -> int:
+    """Check the requests of a client that cannot be run. Returns the exit status."""
+    from app.connect.exchanges import check_requests
+    from app.connect.serving import served
+
+    async with served(client, settings, progress) as found:
+        return await show(check_requests(client, found.connection, found.instance, own_key(settings)))
+
+
+async def show(findings: "AsyncIterator[Finding]") -> int:
+    """Print each finding of a check, with what to do about it. Returns the exit status."""
+    status = EXIT_OK
     async for finding in findings:
         click.echo(f"{finding.status:<5} {finding.name:<8} {finding.found}")
         if finding.remedy:
             click.echo(f"{'':<14} try: {finding.remedy}")
-        yield finding
+        status = EXIT_FAILURE if finding.status == "fail" else status
+    return status

@@ -18,6 +18,7 @@ from typing import IO, Literal, TypeAlias
 from app.client.own_server import Client as ServerClient
 from app.client.own_server import SeenRequest, ServerModel
 from app.connect.connection import Client, Connection
+from app.connect.model_choice import NATIVE
 from app.errors import AppError
 from app.process.instance import Instance
 from app.text.terminal_text import sanitize
@@ -30,8 +31,9 @@ _POLL_SECONDS = 0.2
 _CACHED_SHARE = 0.9  # of the prompt of a second run
 _UNCACHED_TOKENS = 48  # that are computed in any case: the last block, and the end of the prompt
 _MOST_OUTPUT = 1 << 20  # bytes of a client's output that are read
-_QUOTE = 200  # characters of a client's output in a report
-_OK, _NOT_FOUND = 200, 404
+MOST_QUOTED = 200  # characters of a client's output in a report
+_USE_TOOLS = "Use a model that has them: ingle ls."
+OK, _NOT_FOUND = 200, 404
 _PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _OF_KEYS = re.compile(r"\b401\b|unauthori[sz]ed|api.?key", re.IGNORECASE)
@@ -74,7 +76,7 @@ class Run:
     def last_line(self) -> str:
         """The last line of its errors, or else of its output."""
         lines = [line.strip() for text in (self.output, self.errors) for line in text.splitlines() if line.strip()]
-        return sanitize(lines[-1])[:_QUOTE] if lines else ""
+        return sanitize(lines[-1])[:MOST_QUOTED] if lines else ""
 
 
 async def check_client(probed: Probed, instance: Instance, key: str | None) -> AsyncIterator[Finding]:
@@ -85,7 +87,7 @@ async def check_client(probed: Probed, instance: Instance, key: str | None) -> A
     nonce = new_nonce()
     with tempfile.TemporaryDirectory(prefix="ingle-probe-") as folder:
         async with ServerClient(instance, key) as server:
-            model = await _model(server, probed.connection.model)
+            model = await model_of(server, probed.connection.model)
             first = await _run(probed, f"Say hello. {nonce}", nonce, folder, server)
             yield _output(first)
             yield (reached := _requests(probed, first))
@@ -97,11 +99,18 @@ async def check_client(probed: Probed, instance: Instance, key: str | None) -> A
             yield await _tools(probed, model, first, folder, server)
 
 
+def template_finding(client: Client, model: ServerModel) -> Finding:
+    """Check that the chat template of the model has the tools that a client needs."""
+    if client.needs_tools and model.tools != NATIVE:
+        return Finding("tools", "fail", f"the chat template of {model.name} has no tools", _USE_TOOLS)
+    return Finding("tools", "ok", f"the chat template of {model.name} suits {client.title}")
+
+
 def new_nonce() -> str:
     return f"ingle-probe-{secrets.token_hex(16)}"
 
 
-async def _model(server: ServerClient, name: str) -> ServerModel:
+async def model_of(server: ServerClient, name: str) -> ServerModel:
     return next(one for one in await server.models() if name in one.names)
 
 
@@ -109,7 +118,7 @@ async def _run(probed: Probed, prompt: str, nonce: str, folder: str, server: Ser
     """Run the client with a prompt. `known`: number of requests with the nonce from earlier runs."""
     # files instead of pipes, which a process that the client leaves running would keep open
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        async with _short_replies(server, nonce):
+        async with short_replies(server, nonce):
             status = await _exit_status(probed, prompt, folder, output, errors)
         seen = (await server.seen(nonce))[known:]
         return Run(status, _plain(_content(output)), _plain(_content(errors)), seen)
@@ -151,7 +160,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 @asynccontextmanager
-async def _short_replies(server: ServerClient, nonce: str) -> AsyncIterator[None]:
+async def short_replies(server: ServerClient, nonce: str) -> AsyncIterator[None]:
     """Stop each long reply to the nonce while the body runs."""
 
     async def stop_long_replies() -> None:
@@ -188,7 +197,7 @@ def _requests(probed: Probed, run: Run) -> Finding:
     name, client = "server", probed.client
     if not run.seen:
         return Finding(name, "fail", *_why_unseen(probed, run))
-    answered = [one for one in run.seen if one.status == _OK and one.ended and one.path == client.request_path]
+    answered = [one for one in run.seen if one.status == OK and one.ended and one.path == client.request_path]
     if answered:
         largest = max(answered, key=lambda one: one.prompt_tokens)
         return Finding(name, "ok", f"it answered {largest.path} with a prompt of {largest.prompt_tokens:,} tokens")
@@ -211,9 +220,9 @@ def _why_refused(probed: Probed, run: Run) -> tuple[str, str]:
     last, model = run.seen[-1], probed.connection.model
     if last.status == _NOT_FOUND and last.model != model:
         return f"it has no model {last.model!r}, which the client asked for", f"Set its model to {model}."
-    if last.status == _OK and last.ended:
+    if last.status == OK and last.ended:
         return f"the client used {last.path} instead of {probed.client.request_path}", "Set the kind of its provider."
-    if last.status == _OK:
+    if last.status == OK:
         return f"the reply of {last.path} did not end", "See the log of the server."
     if _OF_CONTEXT.search(run.errors + run.output):
         return f"the prompt does not fit the context: {run.last_line}", "Raise it: ingle serve --context N."
@@ -252,11 +261,11 @@ async def _tools(probed: Probed, model: ServerModel, first: Run, folder: str, se
         return Finding(name, "skip", f"{probed.client.title} needs none")
     if not any(one.tools for one in first.seen):
         return Finding(name, "fail", "the client sends no tools", "Turn tools on in its settings of the model.")
-    if model.tools != "native":
-        return Finding(name, "fail", f"the chat template of {model.name} has no tools", "Use a model that has them.")
+    if (template := template_finding(probed.client, model)).status == "fail":
+        return template
     nonce = new_nonce()
     run = await _run(probed, f"{TOOL_REQUEST}. {nonce}", nonce, folder, server)
-    if any(one.tool_results and one.status == _OK and one.ended for one in run.seen):
+    if any(one.tool_results and one.status == OK and one.ended for one in run.seen):
         return Finding(name, "ok", "a tool was called, and its result arrived")
     if any(one.tool_results for one in run.seen):
         return Finding(name, "fail", f"the request with the result failed: {run.last_line}", "See the server's log.")

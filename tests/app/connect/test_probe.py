@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,6 +15,7 @@ import pytest
 
 from app.connect.clients import find_client
 from app.connect.connection import Connection
+from app.connect.exchanges import EXCHANGES, check_requests
 from app.connect.probe import REPLY_TOKENS, Finding, Probed, check_client, new_nonce, proxy_in_the_way
 from app.generation.template import ChatTemplateRenderer
 from app.process.instance import Instance
@@ -39,10 +40,16 @@ def probed(server: LiveServer, url: str = "", model: str = "", key: str = "none"
 
 
 def check(server: LiveServer, one: Probed, key: str | None = None) -> Mapping[str, Finding]:
-    instance = Instance(os.getpid(), server.port, server.url, server.service.name, "", "2026-01-01T00:00:00")
+    return collected(check_client(one, instance_of(server), key))
 
+
+def instance_of(server: LiveServer) -> Instance:
+    return Instance(os.getpid(), server.port, server.url, server.service.name, "", "2026-01-01T00:00:00")
+
+
+def collected(found: AsyncIterator[Finding]) -> Mapping[str, Finding]:
     async def findings() -> list[Finding]:
-        return [finding async for finding in check_client(one, instance, key)]
+        return [finding async for finding in found]
 
     return {finding.name: finding for finding in asyncio.run(findings())}
 
@@ -145,6 +152,23 @@ def test_wrong_key_is_found(tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 def test_prompt_that_changes_with_each_run_is_found(server: ScriptedServer) -> None:
     found = check(server, probed(server, CHANGES="1"))
     assert found["cache"].status == "fail"
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_requests_of_a_client_with_a_window_are_answered(server: ScriptedServer, name: str) -> None:
+    found = check_by_requests(server, server.url, name)
+    assert statuses(found) == {"requests": "ok", "tools": "ok", "client": "skip"}
+
+
+def test_requests_that_another_server_answers_fail(server: ScriptedServer) -> None:
+    with nonsense() as url:
+        found = check_by_requests(server, url, "droid")
+    assert statuses(found) == {"requests": "fail"}
+
+
+def check_by_requests(server: LiveServer, url: str, name: str) -> Mapping[str, Finding]:
+    connection = Connection(url, server.service.name, server.service.context_length, has_tools=True)
+    return collected(check_requests(find_client(name), connection, instance_of(server), None))
 
 
 @pytest.mark.parametrize(
