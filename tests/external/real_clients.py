@@ -33,7 +33,7 @@ POINTS = ("reply", "server", "context", "cache", "tools")
 STARTING_SECONDS = 300
 RUN_SECONDS = 900
 PROMPT = re.compile(r"prompt of ([\d,]+) tokens")
-VERSION = re.compile(r"\d+\.\d+[\w.+-]*")
+VERSION = re.compile(r"\d+(?:\.\d+)+")
 # variables by which clients use only this machine, and no files of the user
 QUIET = {
     "COPILOT_OFFLINE": "true",
