@@ -1,6 +1,6 @@
-"""Checks clients that cannot be run without their window, by requests as their documentation and sources describe them.
+"""Checks of clients that cannot be run without their window, by the requests that their documentation describes.
 
-`MODEL` and `PROMPT` in a path or a body stand for the name of the model and the prompt of the check.
+`MODEL` and `PROMPT` in a path or a body are replaced by the name of the model and the prompt of the check.
 """
 
 import functools
@@ -109,7 +109,7 @@ async def check_requests(
 
 
 def _filled(part: Any, texts: Mapping[str, str]) -> Any:
-    """Return a part of a request with the texts in the place of the names that stand for them."""
+    """Return a part of a request with the names replaced by their texts."""
     if isinstance(part, str):
         return functools.reduce(lambda text, name: text.replace(name, texts[name]), texts, part)
     if isinstance(part, Mapping):

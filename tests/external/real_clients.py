@@ -48,7 +48,7 @@ QUIET = {
 
 @dataclass(frozen=True)
 class Row:
-    """What the check of one client found."""
+    """The findings about one client."""
 
     client: Client
     version: str
