@@ -58,6 +58,8 @@ COMMANDS: Mapping[str, CommandEntry] = {
     "stop": CommandEntry("app.commands.stop", "stop", "Stop a running server."),
     "logs": CommandEntry("app.commands.logs", "logs", "Show the log of the servers."),
     "service": CommandEntry("app.commands.service", "service", "Install a server that the system starts."),
+    "share": CommandEntry("app.commands.share", "share", "Share the models of this machine with your other machines."),
+    "box": CommandEntry("app.commands.box", "box", "Use the models of your other machines."),
     "pull": CommandEntry("app.commands.pull", "pull", "Download a model."),
     "ls": CommandEntry("app.commands.ls", "ls", "List the models on this machine."),
     "show": CommandEntry("app.commands.show", "show", "Show details of a model without loading it."),

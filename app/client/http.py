@@ -12,8 +12,10 @@ from typing import Any
 import httpx
 import msgspec
 
+from app.client.pinned_tls import pinned_context
 from app.client.server_sent_events import EventReader
 from app.errors import AppError, ModelNotFound
+from app.settings.boxes import BOX_HEADER, Box
 from engine.errors import PromptTooLong
 from quant.errors import InglenookError
 
@@ -22,6 +24,7 @@ _REASONS = ("error", "message", "detail", "msg")  # JSON keys under which server
 # messages of the HTTP library in words for users
 _PLAIN_WORDS: Mapping[str, str] = {"All connection attempts failed": "it accepts no connection"}
 _LONGEST_REASON = 300  # maximum length of the shown reason in characters
+_MAX_ANSWER_BYTES = 64 << 20  # of one answer, which is not a stream
 # idle connections are closed after this time: uvicorn closes them after 5 s, and may reset one that is being used again
 KEEP_ALIVE_SECONDS = 2.0
 
@@ -59,6 +62,16 @@ class Remedies:
     refused: Mapping[int, str] = field(default_factory=dict)
 
 
+def remedies_of(box: Box) -> Remedies:
+    """Return the remedies for errors about a box."""
+    refused = f"On that machine, run ingle share. Then run ingle box add {box.name} LINE with its new line."
+    return Remedies(
+        f"Start the server of {box.name} with ingle serve.",
+        f"Update ingle on {box.name}.",
+        dict.fromkeys((httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN), refused),
+    )
+
+
 class HTTPClient:
     """Sends requests to one server. Call `close` at the end: it closes the connections, which aborts their requests."""
 
@@ -71,22 +84,28 @@ class HTTPClient:
         answer_seconds: float,
         headers: Mapping[str, str] | None = None,
         uses_proxies: bool = False,
+        box: Box | None = None,
     ) -> None:
         """Create the client. It connects on the first request.
 
         `key`: the API key; None: the server needs none. `answer_seconds`: timeout of every wait, except for tokens of a
-        stream, which the user can end. `uses_proxies`: use the proxies that the environment names.
+        stream, which the user can end. `uses_proxies`: use the proxies that the environment names. `box`: the box at
+        `url`, whose own key is sent instead.
         """
         self._url = url
         self._remedies = remedies
         self._answer_seconds = answer_seconds
+        key = key if box is None else box.key
         secret = {} if key is None else {"Authorization": f"Bearer {key}"}
+        known_as = {} if box is None else {BOX_HEADER: box.name}
+        # reading the certificates takes 30 ms
+        verify = uses_proxies or not url.startswith("http:") if box is None else pinned_context(box.fingerprint)
         self._http = httpx.AsyncClient(
-            headers={**(headers or {}), **secret},
+            headers={**(headers or {}), **secret, **known_as},
             timeout=httpx.Timeout(answer_seconds, read=None),
             limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE_SECONDS),
             trust_env=uses_proxies,
-            verify=uses_proxies or not url.startswith("http:"),  # reading the certificates takes 30 ms
+            verify=verify,
         )
 
     async def close(self) -> None:
@@ -107,13 +126,23 @@ class HTTPClient:
         """
         timeout = httpx.Timeout(self._answer_seconds, read=None if waits else self._answer_seconds)
         try:
-            response = await self._http.request(method, url, json=body, timeout=timeout)
+            async with self._http.stream(method, url, json=body, timeout=timeout) as response:
+                content = await self._whole(response)
         except httpx.HTTPError as problem:
             raise self._unreachable(problem) from problem
         if response.status_code not in accepted:
-            raise self._refused(response.status_code, response.content)
+            raise self._refused(response.status_code, content)
         with self.parsing_response():
-            return json.loads(response.content)
+            return json.loads(content)
+
+    async def _whole(self, response: httpx.Response) -> bytes:
+        """Return the body of a response. Raises ServerError if it is longer than _MAX_ANSWER_BYTES."""
+        content = bytearray()
+        async for part in response.aiter_bytes():
+            content += part
+            if len(content) > _MAX_ANSWER_BYTES:
+                raise ServerError(f"the answer of {self._url} is longer than {_MAX_ANSWER_BYTES:,} bytes")
+        return bytes(content)
 
     async def stream(self, url: str, body: object) -> AsyncGenerator[Any]:
         """Send a POST and yield the JSON of each server-sent event of the response.
@@ -144,7 +173,7 @@ class HTTPClient:
         try:
             async with self._http.stream("POST", url, json=body) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise self._refused(response.status_code, await response.aread())
+                    raise self._refused(response.status_code, await self._whole(response))
                 async for part in response.aiter_bytes():
                     yield part
         except httpx.HTTPError as problem:

@@ -16,13 +16,14 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct, field
 
-from app.client.http import HTTPClient, Remedies, ServerUnreachable, default_sampling_of, error_of
+from app.client.http import HTTPClient, Remedies, ServerUnreachable, default_sampling_of, error_of, remedies_of
 from app.generation.cache_report import EMPTY_REPORT, PromptTokensDetails
 from app.generation.conversation import Message
 from app.generation.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta
 from app.models.ledger import Bytes
 from app.process.instance import Instance
 from app.progress import Progress, StageProgress, Unit
+from app.settings.boxes import Box
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
 
@@ -140,10 +141,11 @@ class ModelLoad(Struct):
 class Client:
     """Client of one server, and a context manager. Its exit closes the connections, which aborts their requests."""
 
-    def __init__(self, instance: Instance, key: str | None = None) -> None:
-        """Create the client. `key`: the API key of the server; None: it needs none."""
+    def __init__(self, instance: Instance, key: str | None = None, box: Box | None = None) -> None:
+        """Create the client. `key`: the API key of the server; None: it needs none. `box`: the box that it is on."""
+        remedies = _REMEDIES if box is None else remedies_of(box)
         self._instance = instance
-        self._http = HTTPClient(instance.url, key, _REMEDIES, answer_seconds=_ANSWER_SECONDS)
+        self._http = HTTPClient(instance.url, key, remedies, answer_seconds=_ANSWER_SECONDS, box=box)
 
     async def __aenter__(self) -> Self:
         return self

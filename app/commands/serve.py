@@ -4,7 +4,7 @@ import click
 
 from app.commands.options import engine_options
 from app.progress import progress_on_stderr
-from app.settings.settings import load_settings
+from app.settings.settings import DEFAULT_TLS_PORT, load_settings
 
 OLLAMA_PORT = 11434  # the port of Ollama, which its clients connect to by default
 EXAMPLES = """\b
@@ -15,6 +15,7 @@ Examples:
   ingle serve --model ./model.gguf --alias gpt-4o,my-model
   ingle serve --ollama-port
   ingle serve --host 0.0.0.0 --api-key-file ./keys
+  ingle serve --tls
   OPENAI_BASE_URL=http://127.0.0.1:4645/v1 OPENAI_API_KEY=none your-program
 """
 
@@ -46,6 +47,15 @@ Examples:
     is_flag=False,
     flag_value=OLLAMA_PORT,
     help=f"Listen on a second port for programs that expect Ollama: {OLLAMA_PORT} if no port is given. Default: none.",
+)
+@click.option(
+    "--tls",
+    "tls_port",
+    type=int,
+    is_flag=False,
+    flag_value=DEFAULT_TLS_PORT,
+    help="Listen on a second port for other machines, by HTTPS and with an API key: "
+    f"{DEFAULT_TLS_PORT} if no port is given. ingle share makes the key and the certificate. Default: none.",
 )
 @click.option(
     "--api-key-file",

@@ -27,6 +27,7 @@ class NoSuchAddress(AppError):
 # The second address of each pair is skipped on a machine without IPv6.
 _LOOPBACK = ("127.0.0.1", "::1")
 EVERYWHERE = {"0.0.0.0": ("0.0.0.0", "::1"), "::": ("0.0.0.0", "::")}  # noqa: S104
+EVERY_ADDRESS = "::"
 
 
 def is_loopback(host: str) -> bool:

@@ -19,6 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.generation.service import ChatService
 from app.generation.token_streams import TokenStreams
+from app.server.box_routing import BoxRouting
+from app.server.boxes import Boxes
 from app.server.dialects.anthropic.endpoints import AnthropicEndpoints
 from app.server.dialects.llama_cpp.embeddings import LlamaCppEmbeddingEndpoints
 from app.server.dialects.llama_cpp.endpoints import LlamaCppEndpoints
@@ -93,6 +95,7 @@ class ServerContext:
     policy: AccessPolicy = DEFAULT_POLICY
     pulls: ModelPulls | None = None  # downloads models; None: requests to download are refused
     state_dir: Path | None = None  # folder of stored responses; None: in memory
+    boxes: Boxes | None = None  # the user's other machines; None: there are none
     machine: Machine = field(default_factory=Machine)  # disk and GPU memory that the server reports
     keep_changing_lines: bool = False  # whether prompts keep lines that change with every request
 
@@ -121,11 +124,11 @@ def create_application(models: ServedModels, context: ServerContext = DEFAULT_CO
         *_health_endpoints(models),
         Endpoint("GET", "/metrics", Metrics(models).scrape, "Return the metrics in Prometheus' format", gives=TEXT),
     ]
-    return _application(endpoints, models, context.policy)
+    return _application(endpoints, models, context)
 
 
-def _application(endpoints: Sequence[Endpoint], models: ServedModels, policy: AccessPolicy) -> Starlette:
-    seen = SeenRequests()
+def _application(endpoints: Sequence[Endpoint], models: ServedModels, context: ServerContext) -> Starlette:
+    seen, policy = SeenRequests(), context.policy
     endpoints = [*endpoints, seen.endpoint]
     access = Middleware(
         AccessMiddleware,
@@ -144,6 +147,7 @@ def _application(endpoints: Sequence[Endpoint], models: ServedModels, policy: Ac
             Middleware(RequestHolds),
             Middleware(UnhandledErrors),
             access,
+            Middleware(BoxRouting, boxes=context.boxes, names=models.names),
         ],
         exception_handlers={
             InglenookError: _error_response,

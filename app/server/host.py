@@ -10,11 +10,13 @@ import gc
 import logging
 import os
 import socket
+import ssl
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from app.errors import EXIT_INTERRUPTED, InvalidSetting
@@ -27,13 +29,13 @@ from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.process.engine_lease import EngineLeases
 from app.process.instance import Instance, recorded, running_instances, withdraw
-from app.process.listening import ListeningSockets, PortTaken, base_url, is_loopback
+from app.process.listening import EVERY_ADDRESS, ListeningSockets, PortTaken, base_url, is_loopback
 from app.process.server_log import LogFile, logged_to
 from app.process.service_manager import ServiceManager
 from app.progress import Progress
-from app.server.http_server import HTTPServer, IdleExit, server_config
+from app.server.http_server import HTTPServer, IdleExit, TLSListener, server_config
 from app.service.manager import service_has
-from app.settings.api_keys import chosen_keys, make_own_key, own_key_file
+from app.settings.api_keys import chosen_keys, make_own_key, own_key_file, shared_key
 from app.settings.settings import Settings
 from engine.errors import EngineError
 from engine.freed_memory import share_pools
@@ -64,6 +66,7 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
     stopped before the default model is loaded. A second Ctrl-C ends the process.
     """
     share_pools()
+    settings = settings if leases is None else replace(settings, tls_port=0)  # only `ingle serve` serves other machines
     file = LogFile(settings.state_dir, settings.port)
     with logged_to(file):
         try:
@@ -76,12 +79,16 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
 def _run(settings: Settings, progress: Progress, leases: EngineLeases | None, file: LogFile) -> None:
     policy = access_policy(settings)
     manager = ServiceManager.take()
-    with closing(_listen(settings, manager.sockets)) as sockets, hosted_models(settings, policy, progress) as hosted:
+    with (
+        closing(_listen(settings, manager.sockets)) as sockets,
+        _listen_by_tls(settings) as tls,
+        hosted_models(settings, policy, progress) as hosted,
+    ):
         instance = _instance(hosted.default, settings.host, sockets.port)
         instance = replace(instance, kind="server" if leases is None else "chat")
         file.port = sockets.port
         host = _Host(hosted.models, hosted.pulls, instance, settings, progress, leases, manager, file)
-        asyncio.run(host.serve(sockets, hosted.context))
+        asyncio.run(host.serve(sockets, hosted.context, tls))
         if not host.is_ready:
             raise KeyboardInterrupt
 
@@ -105,6 +112,7 @@ def hosted_models(settings: Settings, policy: "AccessPolicy", progress: Progress
     given = [pull(name, settings, progress) for name in (settings.model, *settings.more_models)]
     from app.models.load.model_loader import ModelLoader  # imports torch, which takes a second
     from app.server.application import ServerContext
+    from app.server.boxes import Boxes
 
     store = ModelStore(settings)
     names = _given_models(given, settings)
@@ -115,6 +123,7 @@ def hosted_models(settings: Settings, policy: "AccessPolicy", progress: Progress
             policy=policy,
             pulls=pulls,
             state_dir=settings.state_dir,
+            boxes=Boxes(settings.state_dir),
             machine=_machine(settings),
             keep_changing_lines=settings.keep_changing_lines,
         )
@@ -174,8 +183,10 @@ def access_policy(settings: Settings) -> "AccessPolicy":
     from app.server.http.access import Authenticator
 
     _check_reach(settings.host, settings)
+    if settings.tls_port and not chosen_keys(settings) and shared_key(settings) is None:
+        raise InvalidSetting("--tls accepts other machines, and no API key is set", "ingle share")
     names = (settings.host, *settings.host_names)
-    authenticator = Authenticator(chosen_keys(settings), make_own_key(settings))
+    authenticator = Authenticator(chosen_keys(settings), make_own_key(settings), partial(shared_key, settings))
     return AccessPolicy(authenticator, names, settings.allowed_origins, settings.max_requests)
 
 
@@ -217,6 +228,25 @@ def _listen(settings: Settings, adopted: Sequence[socket.socket] = ()) -> Listen
     return sockets
 
 
+@contextmanager
+def _listen_by_tls(settings: Settings) -> Iterator[TLSListener | None]:
+    """Listen on the port for HTTPS if the settings ask for it: on the given address, by default on all of them.
+
+    Raises PortTaken, and InvalidSetting if the certificate cannot be read.
+    """
+    if not settings.tls_port:
+        yield None
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except (OSError, ssl.SSLError) as problem:
+        raise InvalidSetting(f"{settings.tls_certificate}: {problem.strerror or problem}", "ingle share") from None
+    host = EVERY_ADDRESS if settings.origins["host"] == "default" else settings.host
+    with closing(ListeningSockets(settings.tls_port, host, option="--tls")) as sockets:
+        yield TLSListener(sockets.sockets, context)
+
+
 def _listen_on_port(settings: Settings) -> ListeningSockets:
     try:
         return ListeningSockets(settings.port, settings.host)
@@ -255,7 +285,7 @@ class _Host:
     file: LogFile
     is_ready: bool = False  # whether the default model has been loaded
 
-    async def serve(self, sockets: ListeningSockets, context: "ServerContext") -> None:
+    async def serve(self, sockets: ListeningSockets, context: "ServerContext", tls: TLSListener | None) -> None:
         """Serve while the default model loads, and afterwards.
 
         Raises the error of that load, and EngineError if an engine fails for good.
@@ -273,6 +303,7 @@ class _Host:
                 lambda: starting.append(self._begin(server, records)),
                 self._exit_now,
                 self._idle_exit(),
+                tls,
             )
             server.stop_on_signals()
             await server.serve_until_failure(sockets.sockets)
@@ -283,7 +314,8 @@ class _Host:
         """Return the rule by which the server ends when it is idle; None: it does not."""
         seconds = self.settings.idle_exit
         if seconds is None:
-            seconds = IDLE_SECONDS if self.manager.sockets else 0.0
+            # a request of another machine cannot start the server again
+            seconds = IDLE_SECONDS if self.manager.sockets and not self.settings.tls_port else 0.0
         return IdleExit(seconds, self._is_busy) if seconds else None
 
     def _is_busy(self) -> bool:
@@ -352,6 +384,8 @@ def _announce(name: str, instance: Instance, settings: Settings, progress: Progr
     progress.say(f"{name} is ready at {url} (OPENAI_BASE_URL={url}, {key}{stop})")
     if settings.ollama_port:
         progress.say(f"Clients of Ollama can use port {settings.ollama_port}.")
+    if settings.tls_port:
+        progress.say(f"Other machines can connect by HTTPS to port {settings.tls_port}.")
 
 
 def _key_hint(settings: Settings) -> str:

@@ -4,10 +4,12 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Protocol
 
@@ -29,6 +31,9 @@ IDLE_POLL_SECONDS = 1.0  # longest time between two checks whether the server is
 _ACCEPTING_SECONDS = 0.1  # seconds until all accepted connections are registered
 _DRAIN_SECONDS = 0.05
 _MAX_HEADER_BYTES = 64 << 10
+# time limits of clients that connect by TLS: for their part of the handshake, and for that of the end
+_HANDSHAKE_SECONDS = 10.0
+_TLS_END_SECONDS = 5.0
 
 
 def server_config(application: ASGIApp) -> uvicorn.Config:
@@ -70,6 +75,14 @@ class IdleExit:
     is_busy: Callable[[], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class TLSListener:
+    """Listening sockets of a server whose connections use TLS."""
+
+    sockets: list[socket.socket]
+    context: ssl.SSLContext
+
+
 class HTTPServer(uvicorn.Server):
     """uvicorn that also stops the work for which requests wait, and handles signals itself.
 
@@ -84,12 +97,14 @@ class HTTPServer(uvicorn.Server):
         on_ready: Callable[[], None],
         exit_now: Callable[[int], None],
         idle: IdleExit | None = None,
+        tls: TLSListener | None = None,
     ) -> None:
         super().__init__(config)
         self._work = work
         self._idle = idle
         self._announce = on_ready
         self._exit_now = exit_now
+        self._tls = tls
 
     async def serve_until_failure(self, sockets: list[socket.socket]) -> None:
         """Serve until the server is stopped. Raises EngineError if the engine fails for good.
@@ -159,7 +174,20 @@ class HTTPServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self._tls is not None:
+            self.servers += [await self._serve_tls(one, self._tls.context) for one in self._tls.sockets]
         self._announce()
+
+    async def _serve_tls(self, listener: socket.socket, context: ssl.SSLContext) -> asyncio.Server:
+        protocol: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        connect = partial(protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        return await asyncio.get_running_loop().create_server(
+            connect,
+            sock=listener,
+            ssl=context,
+            ssl_handshake_timeout=_HANDSHAKE_SECONDS,
+            ssl_shutdown_timeout=_TLS_END_SECONDS,
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         status = EXIT_FAILURE if self._work.failure else EXIT_OK

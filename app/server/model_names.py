@@ -5,7 +5,8 @@ Names that look like paths or addresses are never looked up: a client must not l
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from app.server.http.errors import InvalidRequest
@@ -13,6 +14,9 @@ from app.server.http.errors import InvalidRequest
 ANY_MODEL = "*"  # target of an alias that refers to the default model, whichever it is
 LATEST = ":latest"  # clients of Ollama append it to a name without a tag
 LISTED = 8  # names in an error message
+# The text that precedes all model names in the current request and in its reply: the caller is another machine, which
+# knows this one by that name. Empty: the caller uses the plain names.
+PREFIX: ContextVar[str] = ContextVar("PREFIX", default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,10 @@ class ModelNames:
 
         Raises InvalidRequest if there is none on this machine.
         """
+        found = await self._find(name and name.removeprefix(PREFIX.get()))
+        return replace(found, reply_name=f"{PREFIX.get()}{found.reply_name}")
+
+    async def _find(self, name: str | None) -> FoundModel:
         if not name:
             return FoundModel(self.default.key, self.default.names[0])
         if (found := self._given_by(name)) is not None:
@@ -76,7 +84,7 @@ class ModelNames:
         if (key := await asyncio.to_thread(self._known, target or name)) is not None:
             return FoundModel(key, name)
         if name.endswith(LATEST):
-            return await self.find(name.removesuffix(LATEST))
+            return await self._find(name.removesuffix(LATEST))
         raise self._unknown(name)
 
     def _given_by(self, name: str) -> FoundModel | None:
@@ -95,8 +103,9 @@ class ModelNames:
         )
 
     def _unknown(self, name: str) -> InvalidRequest:
-        remedy = f"This server has {', '.join(map(repr, self.given_names[:LISTED]))}."
-        message = f"The model {name!r} does not exist here"
+        names = [f"{PREFIX.get()}{given}" for given in self.given_names[:LISTED]]
+        remedy = f"This server has {', '.join(map(repr, names))}."
+        message = f"The model {PREFIX.get() + name!r} does not exist here"
         return InvalidRequest(message, remedy, parameter="model", code="model_not_found", status=404)
 
     def _listed_given(self) -> dict[str, list[str]]:
@@ -120,4 +129,4 @@ class ModelNames:
                 continue  # a model from the web: requests cannot name it, and addresses are private
             aliases = [alias for alias, target in self._aliases.items() if target == name and "*" not in alias]
             listed.setdefault(name, [name, *aliases])
-        return listed
+        return {key: [f"{PREFIX.get()}{name}" for name in names] for key, names in listed.items()}

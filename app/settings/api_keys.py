@@ -1,4 +1,6 @@
-"""API keys of the server: those that the user set, and a generated one for the commands of the same user."""
+"""API keys of the server: those that the user set, and generated ones for the commands of the same user and for the
+user's other machines.
+"""
 
 import os
 import secrets
@@ -12,7 +14,7 @@ from app.settings.values import key_list
 from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
-_OWN_KEY_BYTES = 32
+_KEY_BYTES = 32
 _KEY_FILE = "Give a text file with one API key per line."
 
 
@@ -26,28 +28,56 @@ def chosen_keys(settings: Settings) -> tuple[str, ...]:
 
 def own_key(settings: Settings) -> str | None:
     """Return the generated key that commands of this user send, or None if no server has generated one yet."""
-    try:
-        return _read_keys(own_key_file(settings))[0]
-    except InvalidSetting:
-        return None
+    return _generated(own_key_file(settings))
 
 
 def make_own_key(settings: Settings) -> str:
-    """Return the key that `own_key` returns. If there is none, generate it in a file that only this user can read.
-
-    Raises OSError.
-    """
-    if (key := own_key(settings)) is not None:
-        return key
-    key, file = secrets.token_urlsafe(_OWN_KEY_BYTES), own_key_file(settings)
-    private_folder(file.parent)
-    write_whole(file, f"{key}\n".encode("ascii"), 0o600)
-    return key
+    """Return the key that `own_key` returns, and generate it if there is none. Raises OSError."""
+    return _make_generated(own_key_file(settings))
 
 
 def own_key_file(settings: Settings) -> Path:
     """Return the path of the file with the generated key."""
     return settings.state_dir / "own-key"
+
+
+def shared_key(settings: Settings) -> str | None:
+    """Return the key that `ingle share` generated for other machines, or None if this machine is not shared."""
+    return _generated(_shared_key_file(settings))
+
+
+def make_shared_key(settings: Settings) -> str:
+    """Return the key that `shared_key` returns, and generate it if there is none. Raises OSError."""
+    return _make_generated(_shared_key_file(settings))
+
+
+def revoke_shared_key(settings: Settings) -> bool:
+    """Delete the key of `shared_key`, which running servers then refuse. Returns whether there was one."""
+    file = _shared_key_file(settings)
+    existed = file.exists()
+    file.unlink(missing_ok=True)
+    return existed
+
+
+def _shared_key_file(settings: Settings) -> Path:
+    return settings.state_dir / "share" / "key"
+
+
+def _generated(file: Path) -> str | None:
+    try:
+        return _read_keys(file)[0]
+    except InvalidSetting:
+        return None
+
+
+def _make_generated(file: Path) -> str:
+    """Return the key in a file that only this user can read. If there is none, generate it."""
+    if (key := _generated(file)) is not None:
+        return key
+    key = secrets.token_urlsafe(_KEY_BYTES)
+    private_folder(file.parent)
+    write_whole(file, f"{key}\n".encode("ascii"), 0o600)
+    return key
 
 
 def _read_keys(path: Path) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ MAX_LATENCY_MS = 60_000
 MAX_REQUESTS = 1 << 20
 MAX_KEEP_ALIVE_S = 1_000_000
 DEFAULT_REQUESTS = 256
+DEFAULT_TLS_PORT = 4646
 AUTO_DRAFT = "auto"  # the draft model that families.toml names
 AUTO_THEME = "auto"  # the theme that fits the terminal's background
 
@@ -467,6 +468,28 @@ class Settings:
             "Time after the last request until the server ends, such as 30m; 0 means never. Loaded models that are "
             "pinned keep the server running. Default: auto, 30m for a service that the next request starts again, "
             "and else never.",
+        )
+    )
+    tls_port: int = field(
+        metadata=_read_by(
+            whole_number(MAX_PORT),
+            0,
+            "Port on which the server accepts other machines by HTTPS, with an API key; 0 means none. Default: 0. "
+            "ingle share sets it.",
+        )
+    )
+    tls_certificate: Path = field(
+        metadata=_read_by(
+            _folder,
+            Inside("state_dir", "share/certificate.pem"),
+            "File of the certificate for HTTPS, in PEM format. Default: the one that ingle share makes.",
+        )
+    )
+    tls_key: Path = field(
+        metadata=_read_by(
+            _folder,
+            Inside("state_dir", "share/private-key.pem"),
+            "File of the private key of the certificate, in PEM format. Default: the one that ingle share makes.",
         )
     )
     host_names: tuple[str, ...] = field(

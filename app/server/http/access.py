@@ -14,7 +14,7 @@ import ipaddress
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,17 +123,25 @@ class Caller:
 
 ANONYMOUS = Caller("", is_authenticated=False)
 THIS_USER = Caller("this user")
+OTHER_MACHINE = Caller("another machine of this user")
 
 
 class Authenticator:
     """Checks the API keys of one server."""
 
-    def __init__(self, keys: Iterable[str] = (), own_key: str | None = None) -> None:
+    def __init__(
+        self,
+        keys: Iterable[str] = (),
+        own_key: str | None = None,
+        shared_key: Callable[[], str | None] = lambda: None,
+    ) -> None:
         """Set the accepted keys.
 
         `keys` are the configured keys; without any, programs of this user need none. `own_key` is the key of the
-        `ingle` commands, which is always accepted.
+        `ingle` commands, which is always accepted. `shared_key` returns the key of the user's other machines, which the
+        user can revoke at any time; None: there is none.
         """
+        self._shared_key = shared_key
         self._callers: dict[bytes, Caller] = {}
         for number, key in enumerate(keys):
             digest = _digest(key.encode())
@@ -150,6 +158,8 @@ class Authenticator:
             found = [caller for expected, caller in self._callers.items() if hmac.compare_digest(expected, digest)]
             if found:
                 return found[0]
+            if (shared := self._shared_key()) is not None and hmac.compare_digest(_digest(shared.encode()), digest):
+                return OTHER_MACHINE
         if not self._needs_key and _is_this_user(scope):
             return THIS_USER
         if is_public(scope["method"], scope["path"]):

@@ -60,9 +60,10 @@ class Connection(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override] # asyncio declares it so
         """Keep the connection open for the reply if the client has sent a whole request and still holds it.
 
-        Any other client has disconnected.
+        Any other client has disconnected. TLS has no closed halves.
         """
-        if not self.is_responding() or self.conn.their_state is h11.SEND_BODY or not self._is_open():
+        is_whole = self.is_responding() and self.conn.their_state is not h11.SEND_BODY
+        if self.scheme == "https" or not is_whole or not self._is_open():
             return False
         self._schedule_poll()
         return True

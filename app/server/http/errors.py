@@ -249,6 +249,8 @@ class UnhandledErrors:
 
         try:
             await self._app(scope, receive, send_and_mark)
+        except ReplyBroken:
+            raise
         except Exception as error:  # noqa: BLE001 # any error
             log.error("a request failed:\n%s", traceback_without_message(error))
             if started:

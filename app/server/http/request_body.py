@@ -50,7 +50,7 @@ _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 
 async def read_body(request: Request, decoder: Decoder[BodyT]) -> BodyT:
     """Return the decoded body. Raises InvalidRequest naming the invalid field, and Starlette's ClientDisconnect."""
-    body = await _receive_body(request)
+    body = await receive_body(request)
     note_body(request, body)
     _check_encoding(request.headers)
     _check_media_type(request.headers)
@@ -86,7 +86,8 @@ def _check_media_type(headers: Headers) -> None:
     raise InvalidRequest(problem, "Send Content-Type: application/json.", status=415)
 
 
-async def _receive_body(request: Request) -> bytes:
+async def receive_body(request: Request) -> bytes:
+    """Return the body. Raises InvalidRequest if it is large or slow, and Starlette's ClientDisconnect."""
     pieces: list[bytes] = []
     size, started = 0, asyncio.get_running_loop().time()
     try:
