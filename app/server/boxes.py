@@ -43,7 +43,7 @@ LISTS: Final[Mapping[str, str]] = {
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 # Other types, such as a page with scripts, would run in a browser with the access of this server.
 _TYPES = frozenset(("", "application/json", "text/plain", EVENTS, LINES))
-_REDIRECTS = range(300, 400)
+_STATUSES = (*range(200, 300), *range(400, 600))  # a redirect would send the client to another server
 _REFUSED_KEY = (401, 403)
 _PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 # A box that loses its power sends nothing: the system then finds out after 15 s of silence and 3 probes of 5 s.
@@ -159,9 +159,7 @@ class BoxLink:
         """Remember a failed connection, and return the error for the request."""
         import httpx
 
-        causes = [error, error.__cause__, error.__cause__ and error.__cause__.__cause__]
-        wrong = next((one for one in causes if isinstance(one, WrongCertificate)), None)
-        if wrong is not None:
+        if (wrong := _wrong_certificate(error)) is not None:
             return BoxAway(f"{self.box.name} is refused: {wrong.strerror}", None, self._new_line)
         self._problem = f"{self.box.name} does not respond at {self.box.url}"
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
@@ -177,8 +175,8 @@ class BoxLink:
         status, kind = response.status_code, media_type(response)
         if status in _REFUSED_KEY:
             raise BoxAway(f"{self.box.name} refuses the key", None, self._new_line)
-        if status in _REDIRECTS or kind not in _TYPES:
-            said = f"status {status}" if status in _REDIRECTS else f"the type {kind!r:.80}"
+        if status not in _STATUSES or kind not in _TYPES:
+            said = f"the type {kind!r:.80}" if status in _STATUSES else f"status {status}"
             raise BoxAway(f"{self.box.name} answers with {said}", None, "Update ingle on it.")
 
     async def entries(self, path: str) -> Sequence[msgspec.Raw]:
@@ -202,6 +200,13 @@ class BoxLink:
             self._lists.pop(path, None)
         except (TimeoutError, ReplyCut, KeyError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             pass  # the entries of the last answer stay
+
+
+def _wrong_certificate(error: BaseException | None) -> WrongCertificate | None:
+    """Return the error about the certificate that is the cause of another error, or None."""
+    while error is not None and not isinstance(error, WrongCertificate):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 async def _limited(response: "httpx.Response") -> bytes:

@@ -15,6 +15,7 @@ from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import TokenStreams
 from app.models.details import ModelDetails
 from app.server.application import AccessPolicy, ServerContext, create_application
+from app.server.boxes import Boxes
 from app.server.dialects.ollama.store import ModelPulls
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
@@ -97,6 +98,7 @@ class LiveServer(ServedApplication):
         sampling: DefaultSampling = API_DEFAULTS,
         generic_tools: bool = True,
         refuses_attachments: bool = False,
+        boxes: Boxes | None = None,
     ) -> None:
         self.engine = engine
         self.streams = TokenStreams(engine, clock)
@@ -111,7 +113,7 @@ class LiveServer(ServedApplication):
         )
         policy = policy or AccessPolicy(host_names=["ingle.test"])
         self.models = fixed_models(self.service, aliases, describe)
-        super().__init__(create_application(self.models, ServerContext(policy, pulls, state_dir)))
+        super().__init__(create_application(self.models, ServerContext(policy, pulls, state_dir, boxes)))
 
     async def _main(self) -> None:
         async with self.streams:

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Coroutine
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -31,6 +32,11 @@ class ServedApplication:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="server", daemon=True)
 
+    def use_tls(self, certificate: Path, key: Path) -> None:
+        """Serve HTTPS. Call it before the `with` block."""
+        self._server.config.ssl_certfile, self._server.config.ssl_keyfile = str(certificate), str(key)
+        self.url = f"https://127.0.0.1:{self.port}"
+
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         await self._server.serve([self._socket])
@@ -56,6 +62,10 @@ class ServedApplication:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the server. Stopping it twice is harmless."""
         self._server.should_exit = True
         self._thread.join(HANGING_SECONDS)
         assert not self._thread.is_alive(), "the server did not stop"
