@@ -16,13 +16,14 @@ import httpx
 import msgspec
 
 from app.chat_backend.reply_parts import ENGINE_STOPPED, Accepted, Call, Ended, ReasoningDelta, ReplyPart, TextDelta
-from app.client.http import HTTPClient, Remedies, ServerUnreachable, default_sampling_of, refusal
+from app.client.http import HTTPClient, Remedies, ServerUnreachable, default_sampling_of, refusal, remedies_of
 from app.client.own_server import ModelLoad, load_lines
 from app.errors import AppError, InvalidSetting
 from app.generation.cache_report import MissReason, PromptTokensDetails
 from app.generation.events import PromptProgress
 from app.history.records import State, StoredUsage
 from app.process.engine_lease import CHAT_CLIENT
+from app.settings.boxes import Box
 from app.settings.settings import APP_NAME
 
 
@@ -111,22 +112,24 @@ class ServedName:
 class ChatEndpoint:
     """A connection to one server. Call `close` when you no longer need it."""
 
-    def __init__(self, url: str, key: str | None, *, is_inglenook: bool) -> None:
+    def __init__(self, url: str, key: str | None, *, is_inglenook: bool, box: Box | None = None) -> None:
         """Prepare the HTTP client. No request is sent yet.
 
-        `url` is the base URL for OpenAI clients, ending with /v1. Raises InvalidSetting if it is not an http or https
-        URL.
+        `url` is the base URL for OpenAI clients, ending with /v1. `box` is the box that the server runs on; None: it is
+        no box. Raises InvalidSetting if the URL is not an http or https URL.
         """
         self.url = checked_url(url)
         self.is_inglenook = is_inglenook
+        self.is_on_this_machine = is_inglenook and box is None
         self._options = {"interval_ms": _INTERVAL_MS, "continuous_usage_stats": True} if is_inglenook else {}
         self._http = HTTPClient(
             self.url,
             key,
-            _remedies(self.url, is_inglenook=is_inglenook),
+            _remedies(self.url, is_inglenook=is_inglenook) if box is None else remedies_of(box),
             answer_seconds=_ANSWER_SECONDS,
             headers={"User-Agent": f"{CHAT_CLIENT}/{os.getpid()}"},
             uses_proxies=not is_inglenook,
+            box=box,
         )
 
     async def close(self) -> None:
@@ -160,11 +163,11 @@ class ChatEndpoint:
 
     @contextmanager
     def _naming_a_crash(self) -> Iterator[None]:
-        """Report a lost connection to an ingle server as a stopped engine."""
+        """Report a lost connection to an ingle server of this machine as a stopped engine."""
         try:
             yield
         except ServerUnreachable as problem:
-            if not self.is_inglenook:
+            if not self.is_on_this_machine:
                 raise
             raise ServerUnreachable(*ENGINE_STOPPED) from problem
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,9 @@ from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.engine.loading_state import DownloadRate
 from app.chat_backend.model_queries import check_fit, recommended, search_models, variants
 from app.models.machine_memory import memory_without_gpu
+from app.settings.boxes import Box, find_box, read_boxes
 from app.settings.settings import Settings
+from quant.errors import InglenookError
 from tui.client import ClientError, NotLoaded
 from tui.engine_types import Download, Fit, Loading, ModelInfo, Recommendation, SearchResults
 
@@ -48,7 +51,27 @@ class ChatModels:
             return [*(path_model(path, answering) for path in others), *found]
 
         self._note_path()
-        return await self._with_speeds(await to_thread(listed))
+        here, others = await asyncio.gather(to_thread(listed), self._models_of_boxes())
+        return [*await self._with_speeds(here), *others]
+
+    async def _models_of_boxes(self) -> Sequence[ModelInfo]:
+        """Return the models of the user's other machines that generate text. Machines that are away have none."""
+        boxes = await to_thread(read_boxes, self._settings.state_dir)
+        if not boxes:
+            return ()
+        from app.client.boxes import models_of_all
+
+        answers = await models_of_all(boxes.values())
+        found = chain.from_iterable(answer for answer in answers.values() if not isinstance(answer, InglenookError))
+        answering = self._connection.answering
+        return [
+            ModelInfo(one.name, size=one.size or None, loaded=one.name == answering, elsewhere=True)
+            for one in found
+            if one.kind == "chat"
+        ]
+
+    def _box_of(self, name: str) -> Box | None:
+        return find_box(name, self._settings.state_dir)
 
     async def catalog(self) -> Sequence[ModelInfo]:
         """Return the catalog; empty for a remote endpoint, because it cannot download models."""
@@ -129,7 +152,7 @@ class ChatModels:
         )
 
     async def find(self, name: str) -> ModelInfo:
-        if self._connection.is_remote:
+        if self._connection.is_remote or self._box_of(name):
             return ModelInfo(name, elsewhere=True)
         memory = await self._memory()
 
@@ -156,6 +179,8 @@ class ChatModels:
             )
             words = "context length unknown" if length is None else f"{length:,} tokens of context"
             return Fit(f"On the endpoint; {words}", is_possible=True)
+        if (box := self._box_of(name)) is not None:
+            return Fit(f"On your machine {box.name}", is_possible=True)
         if name == self._connection.model and self._connection.context_length is not None:
             return Fit(f"In use · {self._connection.context_length:,}-token context", is_possible=True)
         with client_errors():
@@ -254,7 +279,7 @@ class ChatModels:
         return await self._connection.waits_for_replies(name)
 
     async def load(self, name: str) -> AsyncGenerator[Loading, None]:
-        if not self._connection.is_remote:
+        if not self._connection.is_remote and self._box_of(name) is None:
             await to_thread(self._store().check_name, name)
         self._note_path()
         wanted = self._connection.switch(name)

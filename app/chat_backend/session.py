@@ -16,6 +16,7 @@ from app.chat_backend.shutdown import Shutdown
 from app.history.history import History
 from app.history.records import Chat
 from app.process.terminal_background import is_background_dark
+from app.settings.boxes import find_box
 from app.settings.settings import (
     AUTO_THEME,
     Settings,
@@ -134,7 +135,7 @@ class Session:
         from app.models.store import ModelStore
 
         model = history.model_of(chat.id)
-        if not model or not ModelStore(self.settings).has(model):
+        if not model or not (ModelStore(self.settings).has(model) or find_box(model, self.settings.state_dir)):
             return self.settings
         return replace(self.settings, model=model, origins={**self.settings.origins, "model": "--continue"})
 

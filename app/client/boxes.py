@@ -1,20 +1,15 @@
-"""Clients of boxes, the user's other machines: their models, and a server entry for each of them."""
+"""Models of boxes, the user's other machines."""
 
 import asyncio
 from collections.abc import Iterable
 
 from app.client.http import ServerSilent
 from app.client.own_server import Client, ServerModel
-from app.process.instance import Instance
+from app.client.running_server import FoundServer
 from app.settings.boxes import Box
 from quant.errors import InglenookError
 
 LIST_SECONDS = 1.5  # time limit of a box for the list of its models
-
-
-def instance_of(box: Box, model: str) -> Instance:
-    """Return an entry for the server of a box, such as those of this machine's servers."""
-    return Instance(0, int(box.url.rpartition(":")[2]), box.url, model, model, "", serves_all=True)
 
 
 async def models_of(box: Box) -> list[ServerModel]:
@@ -22,7 +17,7 @@ async def models_of(box: Box) -> list[ServerModel]:
 
     Raises ServerUnreachable or ServerError.
     """
-    async with Client(instance_of(box, ""), box=box) as client:
+    async with Client(FoundServer.of_box(box, "").instance, box=box) as client:
         return [model for model in await client.models() if model.name.startswith(box.prefix)]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from app.client.pinned_tls import pinned_context
+from app.client.pinned_tls import pinned_context, wrong_certificate
 from app.client.server_sent_events import EventReader
 from app.errors import AppError, ModelNotFound
 from app.settings.boxes import BOX_HEADER, Box
@@ -60,6 +60,7 @@ class Remedies:
     senseless: str = "Stop it, and start it again."
     # keys: HTTP statuses; values: remedies for error responses without a remedy
     refused: Mapping[int, str] = field(default_factory=dict)
+    replaced: str = ""  # for another certificate than the expected one
 
 
 def remedies_of(box: Box) -> Remedies:
@@ -69,6 +70,7 @@ def remedies_of(box: Box) -> Remedies:
         f"Start the server of {box.name} with ingle serve.",
         f"Update ingle on {box.name}.",
         dict.fromkeys((httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN), refused),
+        refused,
     )
 
 
@@ -196,6 +198,8 @@ class HTTPClient:
         if isinstance(problem, httpx.ReadTimeout):
             reason = f"no answer in {self._answer_seconds:g} s"
             return ServerSilent(f"the server at {self._url} does not respond: {reason}", self._remedies.unreachable)
+        if (wrong := wrong_certificate(problem)) is not None:
+            return ServerUnreachable(f"the server at {self._url} is refused: {wrong.strerror}", self._remedies.replaced)
         reason = _PLAIN_WORDS.get(str(problem), str(problem)) or type(problem).__name__
         return ServerUnreachable(f"the server at {self._url} does not respond: {reason}", self._remedies.unreachable)
 

@@ -9,6 +9,13 @@ class WrongCertificate(ssl.SSLCertVerificationError):
     """The server has another certificate than the expected one."""
 
 
+def wrong_certificate(error: BaseException | None) -> WrongCertificate | None:
+    """Return the WrongCertificate that caused another error, or None."""
+    while error is not None and not isinstance(error, WrongCertificate):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def fingerprint_of(certificate: bytes) -> str:
     """Return the SHA-256 of a certificate in DER format, in hexadecimal."""
     return hashlib.sha256(certificate).hexdigest()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.errors import AppError, NoServer
 from app.process.instance import Instance, running_instances
+from app.settings.boxes import Box, find_box
 from app.settings.settings import Settings
 from quant.errors import ModelFileError
 
@@ -22,13 +23,23 @@ class FoundServer:
 
     instance: Instance
     model: str
+    box: Box | None = None  # the user's other machine that it runs on; None: this machine
+
+    @classmethod
+    def of_box(cls, box: Box, model: str) -> "FoundServer":
+        """Return the server of a box. It may be away."""
+        port = int(box.url.rpartition(":")[2])
+        return cls(Instance(0, port, box.url, model, model, "", serves_all=True), model, box)
 
 
 def find_servers(settings: Settings) -> list[FoundServer]:
     """Return the running servers that have the model that the settings name, or load it when a request names it.
 
-    The servers that were started with this model are first, then the one on the port of the settings.
+    The servers that were started with this model are first, then the one on the port of the settings. A model of a box
+    has only the server of the box.
     """
+    if (box := find_box(settings.model, settings.state_dir)) is not None:
+        return [FoundServer.of_box(box, settings.model)]
     own = [FoundServer(instance, instance.model) for instance in find_instances(settings)]
     started_with_it = [found.instance for found in own]
     others = [one for one in running_instances(settings) if one.serves_all and one not in started_with_it]

@@ -54,7 +54,7 @@ def add(name: str, line: str) -> None:
 
     models = asyncio.run(models_of(given))
     keep_box(given, settings.state_dir)
-    click.echo(f"{name} is added. It has {len(models)} models:" if models else f"{name} is added.", err=True)
+    click.echo(f"{name} is added. Its models:" if models else f"{name} is added. It has no models.", err=True)
     for model in models:
         click.echo(model.name)
 
@@ -95,7 +95,7 @@ def _described(one: Box, answer: object) -> dict[str, object]:
 
 def _state(answer: object) -> str:
     if isinstance(answer, list):
-        return f"{len(answer)} models"
+        return ", ".join(model.name for model in answer) or "no models"
     return answer.message if isinstance(answer, InglenookError) else ""
 
 

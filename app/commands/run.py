@@ -12,6 +12,7 @@ import click
 from app.commands.options import ENGINE_OPTIONS, engine_options, model_option
 from app.commands.run_prompt import previous_run, read_question, save_run
 from app.progress import Progress, progress_on_stderr
+from app.settings.boxes import find_box
 from app.settings.settings import Settings, load_settings
 from app.text.terminal_text import sanitize
 
@@ -143,8 +144,11 @@ def _answer(
     Such an engine is loaded before this returns, outside the event loop, so that Ctrl-C stops it at once.
     """
     # A running server may have other engine options than those given here.
-    asked = any(settings.origins[name].startswith("--") for name in ENGINE_OPTIONS)
-    if once or asked:
+    asked = once or any(settings.origins[name].startswith("--") for name in ENGINE_OPTIONS)
+    if (box := find_box(settings.model, settings.state_dir)) is not None:
+        if asked:
+            raise click.UsageError(f"--once and options of the engine do not apply to {box.name}, another machine.")
+    elif asked:
         return _by_own_engine(settings, messages, params, progress, resources)
     return _by_server(settings, messages, params, progress)
 
@@ -161,15 +165,15 @@ async def _by_server(
     async with AsyncExitStack() as resources:
         resources.callback(gc.enable)
         server = await resources.enter_async_context(background_server(settings, progress))
-        client = await resources.enter_async_context(Client(server.instance, own_key(settings)))
+        client = await resources.enter_async_context(Client(server.instance, own_key(settings), server.box))
         if server.instance.serves_all:
             await client.load_with_progress(server.model, progress)
         recommended = await client.default_sampling(server.model)
-        if recommended is None:
+        if recommended is None and server.box is None:
             from app.models.sampling_defaults import sampling_from_files
 
             recommended = sampling_from_files(server.instance)
-        async with aclosing(client.stream_chat(server.model, messages, params(recommended))) as events:
+        async with aclosing(client.stream_chat(server.model, messages, params(recommended or {}))) as events:
             async for event in events:
                 yield event
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from app.client.pinned_tls import WrongCertificate, pinned_context
+from app.client.pinned_tls import pinned_context, wrong_certificate
 from app.settings.boxes import BOX_HEADER, Box, boxes_folder, read_boxes
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class BoxLink:
         """Remember a failed connection, and return the error for the request."""
         import httpx
 
-        if (wrong := _wrong_certificate(error)) is not None:
+        if (wrong := wrong_certificate(error)) is not None:
             return BoxAway(f"{self.box.name} is refused: {wrong.strerror}", None, self._new_line)
         self._problem = f"{self.box.name} does not respond at {self.box.url}"
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
@@ -200,13 +200,6 @@ class BoxLink:
             self._lists.pop(path, None)
         except (TimeoutError, ReplyCut, KeyError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             pass  # the entries of the last answer stay
-
-
-def _wrong_certificate(error: BaseException | None) -> WrongCertificate | None:
-    """Return the error about the certificate that is the cause of another error, or None."""
-    while error is not None and not isinstance(error, WrongCertificate):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 async def _limited(response: "httpx.Response") -> bytes:

@@ -98,8 +98,8 @@ class EngineConnection:
     @property
     def awaited(self) -> str:
         """The model that the local engine is loading, also if loading is paused; "" if there is none."""
-        is_loading = self._task is not None and not self.state.is_over
-        return self._target.model if is_loading and not self.is_remote else ""
+        is_loading = self._task is not None and not self.state.is_over and not self.is_remote
+        return self._target.model if is_loading and self._server.box_of(self._target.model) is None else ""
 
     @property
     def context_length(self) -> int | None:
@@ -133,7 +133,7 @@ class EngineConnection:
     async def decode_rate(self) -> float:
         """Return the weight bytes per second that the loaded engine has measured; 0 if it is unknown."""
         engine = self._engine
-        if engine is not None and engine.endpoint.is_inglenook:
+        if engine is not None and engine.endpoint.is_on_this_machine:
             with suppress(InglenookError):  # the engine may be exiting
                 return float((await engine.report()).get("decode_rate", 0.0))
         return 0.0
@@ -347,7 +347,7 @@ class EngineConnection:
         another program chose and that is short, or shorter than before; or "".
         """
         held, asked = engine.context_length, self._settings.context
-        if self.is_remote or held is None or asked == held:
+        if not engine.endpoint.is_on_this_machine or held is None or asked == held:
             return ""
         stated = self._settings.stated("context")
         if self._server.is_started_here:

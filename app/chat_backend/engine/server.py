@@ -22,6 +22,7 @@ from app.models.transfer.download_turn import Running, running_download
 from app.process.engine_lease import count_other_leases, hold_lease
 from app.process.instance import Instance, running_instances
 from app.settings.api_keys import own_key
+from app.settings.boxes import Box, find_box
 from app.settings.settings import Settings
 from quant.errors import InglenookError
 from tui.plain_text import model_name
@@ -87,7 +88,15 @@ class EngineServer:
 
     async def connect(self, target: TargetModel, state: LoadingState) -> ReadyEngine:
         """Find or start a server of the target, and wait until it is loaded. Raises InglenookError or ClientError."""
-        return await (self._attach_remote if self.remote else self._find_or_start)(target, state)
+        if self.remote:
+            return await self._attach_remote(target, state)
+        if (box := self.box_of(target.model)) is not None:
+            return await self._attach(FoundServer.of_box(box, target.model), state)
+        return await self._find_or_start(target, state)
+
+    def box_of(self, model: str) -> Box | None:
+        """Return the box that has a model; None if it is one of this machine. Reads a file."""
+        return find_box(model, self._settings.state_dir)
 
     async def change(self, engine: ReadyEngine, target: TargetModel, state: LoadingState) -> ReadyEngine | None:
         """Load the model of the target in the server in use, which keeps the model of `engine` while memory allows.
@@ -106,11 +115,11 @@ class EngineServer:
     def can_load(self, model: str) -> bool:
         """Whether the server in use still runs, and can load a model beside others. Reads files.
 
-        A server cannot if it is remote or of an earlier version, or if the model is a file without a name.
+        A server cannot if it is remote or of an earlier version, or if the model is a file without a name or of a box.
         """
         from app.models.store import ModelStore
 
-        if self._instance is None or not self._instance.serves_all or self.is_lost():
+        if self._instance is None or not self._instance.serves_all or self.is_lost() or self.box_of(model):
             return False
         return self._name_here(model) is not None or ModelStore(self._settings).known_name(model) is not None
 
@@ -271,14 +280,16 @@ class EngineServer:
         """
         from app.chat_backend.endpoint import ChatEndpoint
 
-        endpoint = ChatEndpoint(found.instance.api_url, own_key(self._settings), is_inglenook=True)
+        endpoint = ChatEndpoint(found.instance.api_url, own_key(self._settings), is_inglenook=True, box=found.box)
         async with AsyncExitStack() as unless_used:
             unless_used.push_async_callback(endpoint.close)
-            await _wait_until_answering(endpoint)
+            if found.box is None:
+                await _wait_until_answering(endpoint)
             engine = await self._loaded(endpoint, found, state)
-            if self._process is None:
-                self._leases.enter_context(hold_lease(self._settings, found.instance.pid))
-            self._instance = found.instance
+            if found.box is None:
+                if self._process is None:
+                    self._leases.enter_context(hold_lease(self._settings, found.instance.pid))
+                self._instance = found.instance
             unless_used.pop_all()
             return engine
 
@@ -295,7 +306,7 @@ class EngineServer:
         report = await engine.report()
         if not report["tiers"]:
             raise AppError(f"{model_name(found.model)} generates no text", "Choose a chat model.")
-        if not engine.default_sampling:
+        if not engine.default_sampling and found.box is None:
             from app.models.sampling_defaults import sampling_from_files
 
             engine = replaced(engine, default_sampling=await asyncio.to_thread(sampling_from_files, found.instance))

@@ -32,10 +32,11 @@ class ServedApplication:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="server", daemon=True)
 
-    def use_tls(self, certificate: Path, key: Path) -> None:
+    def use_tls(self, certificate: Path, key: Path) -> Self:
         """Serve HTTPS. Call it before the `with` block."""
         self._server.config.ssl_certfile, self._server.config.ssl_keyfile = str(certificate), str(key)
         self.url = f"https://127.0.0.1:{self.port}"
+        return self
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()

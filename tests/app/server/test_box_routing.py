@@ -5,7 +5,7 @@ import io
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,7 @@ def test_box_ignores_the_key_of_the_laptop(machines: TwoMachines) -> None:
         assert box.get("/v1/models", headers={"authorization": f"Bearer {LAPTOP_KEY}"}).status_code == 401
 
 
-ERROR_FORMATS = {
+ERROR_FORMATS: dict[str, Callable[[Any], str]] = {
     "/v1/chat/completions": lambda error: error["error"]["message"],
     "/v1/messages": lambda error: (error["type"] == "error") * error["error"]["message"],
     "/api/chat": lambda error: error["error"],
