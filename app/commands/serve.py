@@ -50,6 +50,7 @@ Examples:
 )
 @click.option(
     "--tls",
+    "--tls-port",
     "tls_port",
     type=int,
     is_flag=False,

@@ -23,7 +23,7 @@ from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.shared_machine import share
 from tui.client import ClientError
 from tui.engine_types import ModelInfo
-from tui.types import ReplyEnd
+from tui.types import ReplyEnd, ReplyStarted
 
 
 @pytest.fixture
@@ -58,9 +58,10 @@ async def reply_model(client: TerminalClient) -> str:
     """Ask a question, and return the model that the reply names."""
     new, question = await asked(client)
     started, *_, end = await replied(client, new, question)
+    assert isinstance(started, ReplyStarted)
     assert isinstance(end, ReplyEnd)
     assert end.error == ""
-    return str(started.model)
+    return started.model
 
 
 @pytest.mark.usefixtures("box")
