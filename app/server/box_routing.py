@@ -30,6 +30,7 @@ from quant.errors import InglenookError
 log = logging.getLogger(__name__)
 
 _PATH = re.compile(r"/models/([^/]+)/.")  # a path with the name of a model
+_STORED = re.compile(r"(?:/v1)?/responses/.")  # a path with the id of a stored response
 _NAME = re.compile(rb"[a-z0-9][a-z0-9-]{0,31}")
 _BOX_HEADER = BOX_HEADER.lower().encode()
 
@@ -86,7 +87,7 @@ class BoxRouting:
             receive = _with_body(body, receive)
         model = _named_model(scope, body, links)
         if model is None:
-            await self._app(scope, receive, send)
+            await self._here_or_there(links.values(), scope, receive, send, body)
             return
         name, _, rest = model.partition("/")
         try:
@@ -94,11 +95,33 @@ class BoxRouting:
         except BoxAway as problem:
             raise await self._unavailable(problem, rest) from problem
 
-    async def _pass(self, link: BoxLink, scope: Scope, body: bytes, send: Send) -> None:
+    async def _here_or_there(
+        self, links: Iterable[BoxLink], scope: Scope, receive: Receive, send: Send, body: bytes
+    ) -> None:
+        """Answer a request of this server. A stored response that it does not have may be on a box."""
+        if not _STORED.match(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        missing = _Withheld(send, HTTPStatus.NOT_FOUND)
+        await self._app(scope, receive, missing.send)
+        for link in links if missing.messages else ():
+            with suppress(BoxAway):
+                if await self._pass(link, scope, body, send, only_if_found=True):
+                    return
+        for message in missing.messages:
+            await send(message)
+
+    async def _pass(self, link: BoxLink, scope: Scope, body: bytes, send: Send, *, only_if_found: bool = False) -> bool:
+        """Pass a request to a box, and its reply to the client. Returns whether a reply was sent.
+
+        Raises BoxAway before anything was sent. `only_if_found`: a reply with status 404 is not sent.
+        """
         query = scope["query_string"]
         target = scope["raw_path"] + (b"?" + query if query else b"")
         async with link.exchange(scope["method"], target, _passed_headers(scope), body) as response:
             link.check(response)
+            if only_if_found and response.status_code == HTTPStatus.NOT_FOUND:
+                return False
             back = [(name.lower(), value) for name, value in response.headers.raw if name.lower() in _PASSED_BACK]
             back.append((b"x-content-type-options", b"nosniff"))
             await send({"type": "http.response.start", "status": response.status_code, "headers": back})
@@ -116,6 +139,7 @@ class BoxRouting:
                     raise ReplyBroken from None
                 await send({"type": "http.response.body", "body": error, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+        return True
 
     async def _unavailable(self, problem: BoxAway, name: str) -> InvalidRequest:
         """Return the error for a client: it names a model of this machine that can answer instead."""
@@ -146,6 +170,21 @@ async def _all_entries(links: Iterable[BoxLink], path: str) -> Sequence[msgspec.
     """Return the entries of all boxes for a list."""
     found = await asyncio.gather(*(link.entries(path) for link in links))
     return [entry for entries in found for entry in entries]
+
+
+class _Withheld:
+    """Sends a reply, unless it has a certain status: its messages are kept instead."""
+
+    def __init__(self, send: Send, status: int) -> None:
+        self.messages: list[Message] = []
+        self._send = send
+        self._status = status
+
+    async def send(self, message: Message) -> None:
+        if self.messages or message.get("status") == self._status:
+            self.messages.append(message)
+        else:
+            await self._send(message)
 
 
 class _WholeReply:

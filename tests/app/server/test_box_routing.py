@@ -141,6 +141,20 @@ def test_service_class_and_options_reach_the_box(machines: TwoMachines) -> None:
     assert (wrong.status_code, "X-Ingle-Class: 'urgent'" in wrong.text) == (400, True)
 
 
+def test_stored_response_of_the_box_is_found(machines: TwoMachines) -> None:
+    with openai.OpenAI(base_url=f"{machines.laptop.url}/v1", api_key=LAPTOP_KEY, max_retries=0) as api:
+        made = api.responses.create(model="gpu/big", input="Hi", max_output_tokens=16)
+        again = api.responses.retrieve(made.id)
+        assert (again.id, again.model, again.output_text) == (made.id, "gpu/big", made.output_text)
+        more = api.responses.create(model="gpu/big", input="More", previous_response_id=made.id, max_output_tokens=16)
+        assert more.previous_response_id == made.id
+        api.responses.delete(made.id)
+        with pytest.raises(openai.NotFoundError):
+            api.responses.retrieve(made.id)
+        own = api.responses.create(model="small", input="Hi", max_output_tokens=16)
+        assert api.responses.retrieve(own.id).model == "small"
+
+
 def test_disconnect_ends_the_request_on_the_box(machines: TwoMachines) -> None:
     body = {"model": "gpu/big", "prompt": "Hi", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     with machines.box_runner.held() as steps, to_laptop(machines) as laptop:
