@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.server.boxes import EVENTS, LINES, LISTS, BoxAway, Boxes, BoxLink, ListEntry, ReplyCut, chunks_of, media_type
 from app.server.http.errors import InvalidRequest, ReplyBroken, error_response
 from app.server.http.request_body import receive_body
+from app.server.http.seen import note_body
 from app.server.model_names import PREFIX, ModelNames
 from app.settings.boxes import BOX_HEADER
 from quant.errors import InglenookError
@@ -89,6 +90,7 @@ class BoxRouting:
         if model is None:
             await self._here_or_there(links.values(), scope, receive, send, body)
             return
+        note_body(Request(scope), body)
         name, _, rest = model.partition("/")
         try:
             await self._pass(links[name], scope, body, send)

@@ -155,6 +155,18 @@ def test_stored_response_of_the_box_is_found(machines: TwoMachines) -> None:
         assert api.responses.retrieve(own.id).model == "small"
 
 
+def test_request_with_a_nonce_is_seen_on_the_laptop(machines: TwoMachines) -> None:
+    nonce = f"ingle-probe-{'0' * 32}"
+    with to_laptop(machines) as laptop:
+        for model in ("gpu/big", "small"):
+            laptop.post("/v1/completions", json={"model": model, "prompt": nonce, "max_tokens": 2})
+        seen = laptop.get("/inglenook/seen", params={"nonce": nonce}).json()["requests"]
+    assert [(one["model"], one["status"], one["ended"]) for one in seen] == [
+        ("gpu/big", 200, True),
+        ("small", 200, True),
+    ]
+
+
 def test_disconnect_ends_the_request_on_the_box(machines: TwoMachines) -> None:
     body = {"model": "gpu/big", "prompt": "Hi", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     with machines.box_runner.held() as steps, to_laptop(machines) as laptop:

@@ -58,7 +58,7 @@ def serve_while(shared: SharedMachine, body: Callable[[int, int], Awaitable[None
             Idle(),
             ready.set,
             lambda status: None,
-            listener,
+            tls=listener,
         )
         serving = asyncio.create_task(server.serve(plain.sockets))
         await ready.wait()
