@@ -70,7 +70,7 @@ def serve_while(shared: SharedMachine, body: Callable[[int, int], Awaitable[None
         asyncio.run(run(plain, tls))
 
 
-def test_both_ports_are_served(shared: SharedMachine) -> None:
+def test_plain_port_and_tls_port_are_served(shared: SharedMachine) -> None:
     box = shared.box(1)
 
     async def body(plain: int, tls: int) -> None:
