@@ -39,6 +39,7 @@ def _is_this_machine(host: str) -> bool:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return host == "localhost"
+    address = getattr(address, "ipv4_mapped", None) or address  # before Python 3.13, mapped addresses are no loopback
     return address.is_loopback or address.is_unspecified
 
 
