@@ -7,6 +7,7 @@ requests cost nearly nothing. Records contain no text of a request.
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -59,7 +60,7 @@ class SeenRequests:
     """The last requests with a nonce."""
 
     def __init__(self) -> None:
-        self._records: deque[tuple[frozenset[bytes], SeenRequest]] = deque(maxlen=MAX_RECORDS)
+        self._records: deque[_Kept] = deque(maxlen=MAX_RECORDS)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -84,20 +85,33 @@ class SeenRequests:
         return application
 
     async def _report(self, request: Request) -> Response:
-        """Report the requests with the nonce in the query. Raises InvalidRequest for callers with another cache."""
-        caller: Caller = request.scope["state"][CALLER]
-        if caller.cache_salt:
-            raise InvalidRequest("Only the owner of the server may list requests", code="forbidden", status=403)
+        """Report the requests with the nonce in the query. Callers with a separate cache see only their own."""
         nonce = request.query_params.get("nonce", "").encode()
         if not _NONCE.fullmatch(nonce):
             raise InvalidRequest("nonce: it must be ingle-probe- and 32 hexadecimal digits", parameter="nonce")
-        return json_reply(SeenReport([record for nonces, record in self._records if nonce in nonces]))
+        salt = _salt(request.scope)
+        shown = [kept.record for kept in self._records if nonce in kept.nonces and salt in ("", kept.salt)]
+        return json_reply(SeenReport(shown))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A record, its nonces, and the cache salt of its caller."""
+
+    nonces: frozenset[bytes]
+    salt: str
+    record: SeenRequest
+
+
+def _salt(scope: Scope) -> str:
+    caller: Caller = scope["state"][CALLER]
+    return caller.cache_salt
 
 
 class _Record:
     """Fills the record of one request, if its body has a nonce."""
 
-    def __init__(self, scope: Scope, keep: Callable[[tuple[frozenset[bytes], SeenRequest]], None]) -> None:
+    def __init__(self, scope: Scope, keep: Callable[[_Kept], None]) -> None:
         self._scope = scope
         self._keep = keep
         self._seen: SeenRequest | None = None
@@ -112,7 +126,7 @@ class _Record:
         client = headers.get(b"user-agent", b"").decode("latin-1")[:80]
         self.nonce = min(nonces).decode()
         self._seen = SeenRequest(self._scope["path"], client, *_described(body))
-        self._keep((nonces, self._seen))
+        self._keep(_Kept(nonces, _salt(self._scope), self._seen))
         ON_END.set(self._count)
 
     def _count(self, counts: TokenCounts, *, failed: bool) -> None:
