@@ -2,9 +2,7 @@
 
 import json
 import secrets
-import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -13,10 +11,8 @@ import pytest
 from app.generation.template import ChatTemplateRenderer
 from app.server.application import AccessPolicy
 from app.server.http.access import Authenticator
-from app.server.http.seen import MAX_RECORDS
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
-from tests.support.processes import until
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
