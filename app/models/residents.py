@@ -109,15 +109,25 @@ class Residents(Generic[LoadedT]):
 
     @asynccontextmanager
     async def use(
-        self, name: str, service: ServiceClass = ServiceClass.NORMAL, *, waits: bool = True
+        self,
+        name: str,
+        service: ServiceClass = ServiceClass.NORMAL,
+        *,
+        waits: bool = True,
+        keep_alive: float | None = None,
     ) -> AsyncIterator[LoadedT]:
         """Keep a model loaded while the body runs. If it is not loaded, load it.
+
+        From now on, the model is unloaded `keep_alive` seconds after its last use, also if the caller is cancelled
+        during the load; below 0: when its memory is needed; None: as before.
 
         Raises the errors of its load, and EngineError if the server stops. Without `waits`, raises ModelBusy instead of
         waiting; the load starts nevertheless.
         """
         model = self.of(name)
         self._check(model)
+        if keep_alive is not None:
+            model.keep_alive = None if keep_alive < 0 else keep_alive
         if model.admits(self._clock()):
             model.uses[service] += 1
         else:
@@ -129,8 +139,14 @@ class Residents(Generic[LoadedT]):
             yield loaded
         finally:
             model.uses[service] -= 1
-            model.last_used = self._clock()
-            self._notify()
+            self._on_release(model)
+
+    def _on_release(self, model: Resident[LoadedT]) -> None:
+        """Decide again after a request has left a model, and once its engine has ended requests without a client."""
+        model.last_used = self._clock()
+        self._notify()
+        if not model.uses.total() and model.is_used and not self._is_closed:
+            asyncio.get_running_loop().call_later(POLL_SECONDS, self._on_release, model)
 
     def _check(self, model: Resident[LoadedT]) -> None:
         """Raise the error of a model that failed, unless it may be tried again."""
@@ -344,11 +360,10 @@ class Residents(Generic[LoadedT]):
             )
 
     async def load(self, name: str, *, pinned: bool | None = None, keep_alive: float | None = None) -> None:
-        """Load a model if it is not loaded. `pinned` and `keep_alive`: see `Resident`; None: unchanged."""
-        async with self.use(name):
+        """Load a model if it is not loaded. `pinned`: see `Resident`; None: unchanged. `keep_alive`: see `use`."""
+        async with self.use(name, keep_alive=keep_alive):
             model = self.of(name)
             model.is_pinned = model.is_pinned if pinned is None else pinned
-            model.keep_alive = model.keep_alive if keep_alive is None else keep_alive
 
     async def unload(self, name: str) -> bool:
         """Unload a model as soon as no request uses it. Returns whether it was loaded."""

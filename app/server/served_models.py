@@ -180,13 +180,12 @@ class ServedModels:
         service, model = class_of_header(request) or ServiceClass.NORMAL, self.residents.of(key)
         if model.loaded is None and request.query_params.get("autoload", "true") not in ("1", "true", ""):
             raise InvalidRequest(f"model: {model.title} is not loaded", "Leave out autoload.", parameter="model")
-        use = self.residents.use(key, service, waits=request.headers.get(NO_WAIT) != "0")
+        use = self.residents.use(key, service, waits=request.headers.get(NO_WAIT) != "0", keep_alive=keep_alive)
         try:
             loaded = await holds_of(request).enter(use, lambda: _wait(model), streams=streams, events=events)
         except ModelBusy as error:
             headers = {"retry-after": str(round(error.seconds))}
             raise InvalidRequest(error.message, error.remedy, status=503, headers=headers) from error
-        self._keep(key, keep_alive)
         return loaded.service
 
     async def load(self, name: str | None, *, pinned: bool | None = None, keep_alive: float | None = None) -> None:
@@ -194,13 +193,7 @@ class ServedModels:
 
         `pinned`: see `Resident`; None: unchanged. `keep_alive`: see `chat`.
         """
-        key = (await self.names.find(name)).key
-        self._keep(key, keep_alive)
-        await self.residents.load(key, pinned=pinned)
-
-    def _keep(self, key: str, keep_alive: float | None) -> None:
-        if keep_alive is not None:
-            self.residents.of(key).keep_alive = None if keep_alive < 0 else keep_alive
+        await self.residents.load((await self.names.find(name)).key, pinned=pinned, keep_alive=keep_alive)
 
     async def unload(self, name: str | None) -> bool:
         """Unload the model with a name once no request uses it. Returns whether it was loaded."""

@@ -493,3 +493,22 @@ def test_stopped_load_is_no_failure() -> None:
     assert issubclass(LoadStopped, Exception)
     with pytest.raises(LoadStopped):
         LoadTask(is_stopped=True).check()
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_model_is_unloaded_when_the_request_of_a_disconnected_client_has_ended(asks: bool) -> None:
+    computer = Computer(100, a=50)
+
+    async def ask() -> None:
+        residents = Residents(computer)
+        async with residents.use("a") as model:
+            model.is_running = True
+            residents.of("a").keep_alive = None if asks else 0
+        unloading = asyncio.create_task(residents.unload("a")) if asks else None
+        await asyncio.sleep(0.02)
+        assert computer.loaded == ["a"]
+        model.is_running = False
+        await until(lambda: computer.loaded == [])
+        assert unloading is None or await unloading
+
+    run(ask())

@@ -1,5 +1,6 @@
 """Loads and unloads through the real ollama client."""
 
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -59,6 +60,29 @@ def test_model_is_unloaded_after_a_request_that_does_not_keep_it(loading_server:
         assert api.embed(DIGEST, "[UNK]", keep_alive=0).embeddings
         until(lambda: loaded(api) == [])
     assert loading_server.loader.loads == ["b", "b", DIGEST]
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_model_is_unloaded_after_a_client_that_does_not_keep_it_disconnects(
+    loading_server: LoadingServer, loads: bool
+) -> None:
+    body = {"model": "b", "messages": HELLO, "keep_alive": 0}
+    with client(loading_server) as api, ExitStack() as stack:
+        if loads:
+            stack.enter_context(loading_server.loader.held())
+            loading_server.loader.parts = 6  # more than half, so that the load continues
+        else:
+            api.generate("b")
+        with httpx.Client(base_url=loading_server.url, trust_env=False, timeout=60) as http:
+            if loads:
+                with suppress(httpx.ReadTimeout):
+                    http.post("/api/chat", json=body, timeout=0.3)
+            else:
+                with http.stream("POST", "/api/chat", json=body) as reply:
+                    next(reply.iter_lines())
+        loading_server.loader.release()
+        until(lambda: loading_server.residents.of("b").loads == 1)
+        until(lambda: loaded(api) == [])
 
 
 def test_running_models_report_when_they_expire(loading_server: LoadingServer) -> None:
