@@ -69,7 +69,7 @@ class Residents(Generic[LoadedT]):
         self._changed = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
         self._switches: deque[float] = deque()
-        self._is_closed = False
+        self.is_closed = False  # whether the server is shutting down
 
     def __iter__(self) -> Iterator[Resident[LoadedT]]:
         return iter(self._models.values())
@@ -145,12 +145,12 @@ class Residents(Generic[LoadedT]):
         """Decide again after a request has left a model, and once its engine has ended requests without a client."""
         model.last_used = self._clock()
         self._notify()
-        if not model.uses.total() and model.is_used and not self._is_closed:
+        if not model.uses.total() and model.is_used and not self.is_closed:
             asyncio.get_running_loop().call_later(POLL_SECONDS, self._on_release, model)
 
     def _check(self, model: Resident[LoadedT]) -> None:
         """Raise the error of a model that failed, unless it may be tried again."""
-        if self._is_closed:
+        if self.is_closed:
             raise EngineError("The server is shutting down")
         loaded = model.loaded
         if loaded is not None and loaded.failure and not loaded.needs_restart and model.state is State.LOADED:
@@ -202,7 +202,7 @@ class Residents(Generic[LoadedT]):
     def _notify(self) -> None:
         """Decide again after a change: grant requests, and start the next load."""
         self._changed.set()
-        if self._is_closed:
+        if self.is_closed:
             return
         for model in self:
             if model.admits(self._clock()):
@@ -401,7 +401,7 @@ class Residents(Generic[LoadedT]):
 
     async def close(self) -> None:
         """Refuse all requests, stop the load, and unload all models."""
-        self._is_closed = True
+        self.is_closed = True
         for model in self:
             model.refuse(EngineError("The server is shutting down"))
             if model.task is not None:

@@ -120,10 +120,10 @@ class RouterEndpoints:
         return StreamedReply(self._events(), error_body, BARE_EVENTS)
 
     async def _events(self) -> AsyncGenerator[list[ModelEvent]]:
-        """Yield an event for each name of a model whose state changes, until the client disconnects."""
+        """Yield an event for each name of a model whose state changes, until the client leaves or the server stops."""
         last: Mapping[str, _Seen] = {key: it for key, it in self._seen().items() if it.state != "loading"}
         yield []  # sends the head
-        while True:
+        while not self._models.residents.is_closed:
             seen = self._seen()
             changed = {key: now for key, now in seen.items() if now != last.get(key, _Seen("unloaded"))}
             if changed:

@@ -95,6 +95,13 @@ def test_started_load_reports_progress(loading_server: LoadingServer, http: http
     assert statuses(http)[DIGEST] == {"value": "loaded"}
 
 
+def test_events_end_when_the_server_stops(loading_server: LoadingServer, http: httpx.Client) -> None:
+    http.timeout = httpx.Timeout(2)
+    with followed(http) as events:
+        loading_server.call(loading_server.residents.close())
+        assert list(events) == []
+
+
 def test_failed_load_is_reported(loading_server: LoadingServer, http: httpx.Client) -> None:
     loading_server.loader.errors["b"] = ModelFileError("/home/me/b.gguf is damaged")
     with followed(http) as events:
