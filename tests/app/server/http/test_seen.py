@@ -2,7 +2,9 @@
 
 import json
 import secrets
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -11,8 +13,10 @@ import pytest
 from app.generation.template import ChatTemplateRenderer
 from app.server.application import AccessPolicy
 from app.server.http.access import Authenticator
+from app.server.http.seen import MAX_RECORDS
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
+from tests.support.processes import until
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
@@ -133,3 +137,37 @@ def test_other_keys_see_only_their_own_requests(
             for key in ("first", "second", "third", "own")
         }
     assert {key: len(requests) for key, requests in found.items()} == {"first": 1, "second": 1, "third": 0, "own": 1}
+
+
+def test_oldest_records_are_dropped(http: httpx.Client, nonce: str) -> None:
+    http.post("/v1/chat/completions", json=chat(nonce, model="no such model"))
+    assert len(seen(http, nonce)) == 1
+    other = f"ingle-probe-{secrets.token_hex(16)}"
+    for _ in range(MAX_RECORDS):
+        http.post("/v1/chat/completions", json=chat(other, model="no such model"))
+    assert seen(http, nonce) == []
+    assert len(seen(http, other)) == MAX_RECORDS
+
+
+def has_requests(server: LiveServer, steps: threading.Semaphore) -> bool:
+    """Release one step, and return whether the server has requests."""
+    steps.release()
+    return bool(server.streams.requests())
+
+
+def test_reply_to_a_nonce_is_stopped_by_it(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, nonce: str) -> None:
+    engine, runner = controlled_engine(tokenizer.vocab_size)
+    with (
+        LiveServer("hash", engine, tokenizer, renderer) as server,
+        httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http,
+        ThreadPoolExecutor() as threads,
+    ):
+        body = {"model": "hash", "messages": [{"role": "user", "content": nonce}], "max_tokens": 1000}
+        with runner.held() as steps:
+            answer = threads.submit(lambda: http.post("/v1/messages", json={**body, "stop_sequences": []}))
+            until(lambda: has_requests(server, steps))
+            assert http.post("/inglenook/stop", json={"reply": nonce}).json() == {"stopped": True}
+        assert answer.result().status_code == 200
+        [request] = seen(http, nonce)
+    assert request["ended"]
+    assert request["completion_tokens"] < 1000
