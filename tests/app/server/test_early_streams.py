@@ -80,6 +80,25 @@ def test_comments_report_the_load(server: LoadingServer, http: httpx.Client, pat
     assert events(rest)
 
 
+def test_chunks_report_the_load_on_request(server: LoadingServer, http: httpx.Client) -> None:
+    body = {**CHATS["/v1/chat/completions"], "return_progress": True}
+    server.loader.errors["b"] = ModelFileError(f"/models/{DAMAGED}")
+    early, rest = streamed(server, http, "/v1/chat/completions", **body)
+    assert events(early)[0]["load_progress"]["status"].startswith(("waiting b", "loading b"))
+    assert DAMAGED in events(rest)[-1]["error"]["message"]
+    server.residents.of("b").retry_at = 0
+    early, rest = streamed(server, http, "/v1/chat/completions", **body)
+    chunks = events(early + rest)
+    assert {chunk["id"] for chunk in chunks} == {chunks[0]["id"]}
+    assert {chunk["model"] for chunk in chunks} == {"b"}
+    loads = [chunk["load_progress"] for chunk in chunks if "load_progress" in chunk]
+    assert all(0 <= load["progress"] <= 1 for load in loads)
+    assert [chunk["choices"] for chunk in chunks[: len(loads)]] == [[]] * len(loads)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    later = {"model": "b", "stream": True, **body}
+    assert "load_progress" not in http.post("/v1/chat/completions", json=later).text
+
+
 def test_anthropic_stream_starts_with_pings(server: LoadingServer, http: httpx.Client) -> None:
     early, rest = streamed(server, http, "/v1/messages", messages=HELLO, max_tokens=2)
     assert events(early)[0] == {"type": "ping"}

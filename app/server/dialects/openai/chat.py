@@ -33,7 +33,10 @@ from app.server.dialects.openai.reports import (
     Usage,
     prompt_logprobs,
 )
+from app.server.http.endpoint import EVENTS
 from app.server.http.errors import convert_errors
+from app.server.http.holds import EarlyEvents, Wait
+from app.server.served_models import ServedModels
 from app.server.usage import (
     FinishText,
     ProgressReport,
@@ -46,6 +49,8 @@ from app.server.usage import (
     token_text,
 )
 from engine.request import Origin, TokenLogprobs
+
+ID_PREFIX = "chatcmpl"  # start of the ids of replies
 
 ChatFinishText: TypeAlias = FinishText | Literal["tool_calls"]
 
@@ -83,6 +88,13 @@ class ChunkChoice(Struct):
     token_ids: list[int] | UnsetType = UNSET  # tokens since the choice's previous chunk
 
 
+class LoadReport(Struct):
+    """Progress of the load of the model for which a request waits."""
+
+    status: str  # such as "loading qwen3:8b, 43 %"
+    progress: float  # share of the current stage that is done, from 0 to 1
+
+
 class ChatCompletionChunk(Struct, kw_only=True):
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -92,7 +104,8 @@ class ChatCompletionChunk(Struct, kw_only=True):
     system_fingerprint: str = FINGERPRINT
     usage: Usage | UnsetType = UNSET  # sent in the last chunk, which has no choice, or in all chunks on request
     timings: Timings | UnsetType = UNSET  # sent in the same chunks as `usage`
-    prompt_progress: ProgressReport | UnsetType = UNSET  # sent only in chunks without a choice
+    prompt_progress: ProgressReport | UnsetType = UNSET  # sent only in chunks without a choice, like the next field
+    load_progress: LoadReport | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET  # sent in the first chunk with a choice
     prompt_logprobs: PromptLogprobList | UnsetType = UNSET  # sent in the last chunk
 
@@ -203,6 +216,30 @@ class _Parts:
         return Choice(index, message, logprobs, self.finish, self.token_ids)
 
 
+class LoadChunks(EarlyEvents):
+    """Reports the load of a model for which a stream waits. `identity` is that of the stream once it has started."""
+
+    seconds = 0.5
+
+    def __init__(self, models: ServedModels, body: ChatCompletionRequest) -> None:
+        super().__init__(EVENTS)
+        self.identity: Identity | None = None
+        self._models = models
+        self._body = body
+
+    async def opening(self) -> bytes:
+        name = (await self._models.names.find(self._body.model)).reply_name
+        self.identity = Identity.new(ID_PREFIX, name, self._body.request_id)
+        return b""
+
+    def progress(self, wait: Wait) -> bytes:
+        if self.identity is None:
+            return super().progress(wait)
+        chunk = _chunk(self.identity)
+        chunk.load_progress = LoadReport(wait.status, round(wait.fraction, 4))
+        return EVENTS.frame(chunk)
+
+
 async def chunks(
     service: ChatService, body: ChatCompletionRequest, identity: Identity, origin: Origin, counts: TokenCounts
 ) -> AsyncGenerator[list[ChatCompletionChunk]]:
@@ -299,10 +336,11 @@ class _ChunkWriter:
         return chunk
 
     def _chunk(self, *choices: ChunkChoice) -> ChatCompletionChunk:
-        identity = self._identity
-        return ChatCompletionChunk(
-            id=identity.id, created=identity.created, model=identity.model, choices=list(choices)
-        )
+        return _chunk(self._identity, *choices)
+
+
+def _chunk(identity: Identity, *choices: ChunkChoice) -> ChatCompletionChunk:
+    return ChatCompletionChunk(id=identity.id, created=identity.created, model=identity.model, choices=list(choices))
 
 
 def _call(index: int, delta: CallDelta) -> ChunkChoice:

@@ -22,6 +22,7 @@ from app.server.dialects.openai.reports import Identity
 from app.server.dialects.openai.requests import GenerationRequest
 from app.server.http.endpoint import Endpoint
 from app.server.http.errors import convert_errors
+from app.server.http.holds import EarlyEvents
 from app.server.http.reply import ChunkT, StreamedReply, WholeReply, json_reply
 from app.server.http.request_body import read_body
 from app.server.origin import origin_of
@@ -86,30 +87,41 @@ class OpenAIEndpoints:
         )
 
     async def create_chat_completion(self, request: Request) -> Reply[chat.ChatCompletionChunk]:
-        body, served = await self._read(request, CHAT)
-        identity, counts = Identity.new("chatcmpl", served.name, body.request_id), TokenCounts()
+        body = await self._read(request, CHAT)
+        load = chat.LoadChunks(self._models, body) if body.return_progress else None
+        served, counts = await self._served(request, body, load), TokenCounts()
+        started = None if load is None else load.identity
+        identity = started or Identity.new(chat.ID_PREFIX, served.name, body.request_id)
         origin = origin_of(request, body.origin_fields(), identity.id)
         chunks = chat.chunks(served.service, body, identity, origin, counts)
         return _reply(body, chunks, chat.fold, counts)
 
     async def count_input_tokens(self, request: Request) -> Response:
-        body, served = await self._read(request, CHAT)
+        body = await self._read(request, CHAT)
+        served = await self._served(request, body)
         with convert_errors("messages"):
             return json_reply(InputTokens(await served.service.count_tokens(body.conversation())))
 
     async def create_completion(self, request: Request) -> Reply[completions.Completion]:
-        body, served = await self._read(request, COMPLETION)
+        body = await self._read(request, COMPLETION)
+        served = await self._served(request, body)
         identity, counts = Identity.new("cmpl", served.name, body.request_id), TokenCounts()
         origin = origin_of(request, body.origin_fields())
         chunks = completions.chunks(served.service, body, identity, origin, counts)
         return _reply(body, chunks, completions.fold, counts)
 
-    async def _read(self, request: Request, fields: FieldTable[RequestT]) -> tuple[RequestT, Served[ChatService]]:
-        """Return the validated body of a request, and its model."""
+    async def _read(self, request: Request, fields: FieldTable[RequestT]) -> RequestT:
+        """Return the validated body of a request."""
         body = await read_body(request, fields)
         body.check()
-        served = await self._models.chat(request, body.model, streams=bool(body.stream), keep_alive=body.ttl)
-        return body, served
+        return body
+
+    async def _served(
+        self, request: Request, body: GenerationRequest, events: EarlyEvents | None = None
+    ) -> Served[ChatService]:
+        return await self._models.chat(
+            request, body.model, streams=bool(body.stream), events=events, keep_alive=body.ttl
+        )
 
 
 def _reply(

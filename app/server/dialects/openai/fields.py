@@ -144,7 +144,7 @@ STREAM: Sequence[Field] = (
     ),
     ignored("stream_interval", "vLLM", 4, "A chunk always has all tokens that are ready."),
     ignored("sse_ping_interval", "llama.cpp", 30, "The interval is fixed: a silent stream sends a comment every 5 s."),
-    supported("return_progress", "llama.cpp", True),
+    supported("return_progress", "llama.cpp", True, "A stream of chat completions also reports the load."),
 )
 
 SERVICE: Sequence[Field] = (
