@@ -32,6 +32,8 @@ AppError
 ├── InvalidMCPConfig, MCPUnavailable              (mcp/)
 ├── NoSuchClient, NotInstalled, NotLaunchable, ContextTooShort   (connect/)
 ├── BadArchive                                   (commands/archive.py)
+├── InvalidFile                                  (connect/documents.py)
+├── NotSetUp                                     (commands/connect.py)
 ├── NoPreviousRun                                (commands/run_prompt.py)
 └── ServerUnreachable, ServerError                (client/http.py)
 """

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,12 @@ from click.shell_completion import CompletionItem
 
 from app.commands.options import model_option
 from app.commands.output import as_json, echo_table
+from app.commands.with_client import show
 from app.connect.clients import CLIENTS, find_client
 from app.connect.connection import Client, Connection, Setup
-from app.errors import EXIT_NOT_FOUND, EXIT_OK
-from app.settings.api_keys import own_key_file
+from app.errors import EXIT_NOT_FOUND, EXIT_OK, AppError, NoServer
+from app.process.instance import running_instances
+from app.settings.api_keys import own_key, own_key_file
 from app.settings.places import Places, places_of
 from app.settings.settings import Settings, child_environment, load_settings
 
@@ -32,6 +35,10 @@ Examples:
 _STATES: Mapping[bool | None, str] = {None: "not set up", True: "set up", False: "set up, changed since"}
 
 
+class NotSetUp(AppError):
+    """No settings of the client were written."""
+
+
 def _client_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(client.name) for client in CLIENTS if client.name.startswith(incomplete)]
 
@@ -41,8 +48,9 @@ def _client_names(ctx: click.Context, parameter: click.Parameter, incomplete: st
 @model_option
 @click.option("--print", "only_print", is_flag=True, help="Print what would be written, and write nothing.")
 @click.option("--project", is_flag=True, help="Write the settings of the current folder instead of those of the user.")
+@click.option("--check", is_flag=True, help="Run CLIENT with its settings, and check that the server answers it.")
 @click.option("--json", "wants_json", is_flag=True, help="Print the list of programs as JSON.")
-def connect(name: str | None, model: str | None, only_print: bool, project: bool, wants_json: bool) -> None:
+def connect(name: str | None, model: str | None, only_print: bool, project: bool, check: bool, wants_json: bool) -> int:
     """Write this server to the settings of CLIENT, until ingle disconnect.
 
     CLIENT is an agent, an editor, or another program, such as claude, codex, or zed. Only the values that it needs are
@@ -54,12 +62,15 @@ def connect(name: str | None, model: str | None, only_print: bool, project: bool
     settings = load_settings(model=model)
     if name is None:
         _list(settings, wants_json)
-        return
+        return EXIT_OK
     client = find_client(name)
     if project and not client.has_project_file:
         raise click.UsageError(f"{client.title} has no settings file for a folder.")
     places = places_of(child_environment(), own_key_file(settings), Path.cwd() if project else None)
+    if check:
+        return asyncio.run(_check(client, settings, places))
     _connect(client, settings, places, dry=only_print)
+    return EXIT_OK
 
 
 @click.command()
@@ -86,6 +97,7 @@ def disconnect(name: str, only_print: bool) -> int:
 
 
 def _connect(client: Client, settings: Settings, places: Places, *, dry: bool) -> None:
+    from app.connect.model_choice import Candidate, shortcomings
     from app.connect.serving import lasting_connection
 
     connection, server = asyncio.run(lasting_connection(client, settings))
@@ -94,18 +106,46 @@ def _connect(client: Client, settings: Settings, places: Places, *, dry: bool) -
             click.echo(line)
         return
     setup = client.setup(connection, places)
-    written = _undo(settings).connect(client.name, setup.targets, dry=dry)
+    written = _undo(settings).connect(client.name, setup.targets, connection, dry=dry)
     if dry:
         _echo_values(setup, connection)
         return
     for file in written:
         click.echo(f"Wrote {file.path}.", err=True)
+    for problem in shortcomings(client, Candidate(connection.model, connection.has_tools, connection.context_length)):
+        click.echo(f"Note: {problem}.", err=True)
     for note in setup.notes:
         click.echo(note)
+    if setup.arguments:
+        click.echo(f"Run it with: {client.programs[0]} {' '.join(setup.arguments)}")
     if server is None:
-        start = f"ingle serve --model {connection.model} --context {connection.context_length}"
-        click.echo(f"Start the server with: {start}", err=True)
+        click.echo(f"Start the server with: {_start_command(connection)}", err=True)
     click.echo(f"Undo this with: ingle disconnect {client.name}", err=True)
+
+
+async def _check(client: Client, settings: Settings, places: Places) -> int:
+    """Check a client that is set up, and print what was found. Returns the exit status."""
+    from app.connect.exchanges import check_requests
+    from app.connect.launch import find_program
+    from app.connect.probe import Probed, check_client
+
+    connection = _undo(settings).connection(client.name)
+    if connection is None or client.setup is None:
+        raise NotSetUp(f"{client.title} is not set up", f"ingle connect {client.name}")
+    server = next((one for one in running_instances(settings) if one.url == connection.base_url), None)
+    if server is None:
+        raise NoServer(f"no server is running at {connection.base_url}", _start_command(connection))
+    key = own_key(settings)
+    if not client.ask:
+        return await show(check_requests(client, replace(connection, key=key), server, key))
+    environment, setup = child_environment(), client.setup(connection, places)
+    command = (find_program(client, environment), *setup.arguments, *client.ask)
+    probed = Probed(client, connection, command, environment, connection.context_length)
+    return await show(check_client(probed, server, key))
+
+
+def _start_command(connection: Connection) -> str:
+    return f"ingle serve --model {connection.model} --context {connection.context_length}"
 
 
 def _steps(client: Client, connection: Connection) -> tuple[str, ...]:

@@ -74,6 +74,7 @@ class Setup:
 
     targets: tuple[Target, ...]
     notes: tuple[str, ...] = ()  # what remains to be done by the user
+    arguments: tuple[str, ...] = ()  # before those of the user, for clients that have other settings as well
 
 
 Launcher: TypeAlias = Callable[[Connection, Path], Launch]  # the path is that of the private temporary folder

@@ -70,7 +70,7 @@ def codex(connection: Connection, places: Places) -> Setup:
         Target(places.codex / f"{PROVIDER}.config.toml", "text", {(): tomlkit.dumps(profile)}),
         Target(catalog, "text", {(): catalog_text}),
     )
-    return Setup(files, (f"codex --profile {PROVIDER}",))
+    return Setup(files, arguments=("--profile", PROVIDER))
 
 
 _CODEX_INSTRUCTIONS = """\
@@ -199,7 +199,7 @@ def llm(connection: Connection, places: Places) -> Setup:
     }
     values: dict[KeyPath, object] = {(Item("model_id", name),): model}
     keys = () if connection.key is None else (f"llm keys set {PROVIDER} --value {_key_expansion(places)}",)
-    return Setup((Target(places.llm / "extra-openai-models.yaml", "yaml", values),), (*keys, f"llm -m {name}"))
+    return Setup((Target(places.llm / "extra-openai-models.yaml", "yaml", values),), keys, ("-m", name))
 
 
 def qwen(connection: Connection, places: Places) -> Setup:

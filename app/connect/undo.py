@@ -9,13 +9,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from app.connect.connection import Target
+from app.connect.connection import Connection, Target
 from app.connect.documents import (
     ABSENT,
     Document,
@@ -57,9 +57,10 @@ class FileRecord(msgspec.Struct):
 
 
 class Record(msgspec.Struct):
-    """The files that were written for a client."""
+    """The files that were written for a client, and the connection that they name, without its key."""
 
     files: list[FileRecord] = msgspec.field(default_factory=list)
+    connection: Connection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,12 @@ class Undo:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def connect(self, client: str, targets: Sequence[Target], *, dry: bool = False) -> Sequence[Written]:
+    def connect(
+        self, client: str, targets: Sequence[Target], connection: Connection | None = None, *, dry: bool = False
+    ) -> Sequence[Written]:
         """Write settings of a client. Values of an earlier call are undone first. `dry`: only return what would change.
 
-        Raises InvalidFile before anything is written, and OSError.
+        `connection`: the connection that the settings name. Raises InvalidFile before anything is written, and OSError.
         """
         record = self._read(client)
         earlier = {file.path: file for file in record.files}
@@ -92,10 +95,11 @@ class Undo:
                 self._keep_copy(client, written.path, base)
             # the process may end before all files are written: until then, they may have the values of an earlier call
             unfinished = [_with_earlier(file, earlier.get(file.path)) for file in files.values()]
-            self._write(client, Record(unfinished))
+            known = None if connection is None else replace(connection, key=None)
+            self._write(client, Record(unfinished, known))
             for _, written, _ in planned:
                 _apply(written)
-            self._write(client, Record(list(files.values())))
+            self._write(client, Record(list(files.values()), known))
         return [written for _, written, _ in planned]
 
     def disconnect(self, client: str, *, dry: bool = False) -> Sequence[Written]:
@@ -111,6 +115,10 @@ class Undo:
         """Whether all values of a client are as they were written; None: none was written."""
         files = self._read(client).files
         return all(_is_unchanged(file) for file in files) if files else None
+
+    def connection(self, client: str) -> Connection | None:
+        """Return the connection that the settings of a client name, without its key; None: none was written."""
+        return self._read(client).connection
 
     def _plan(
         self, client: str, target: Target, earlier: FileRecord | None

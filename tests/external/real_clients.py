@@ -1,4 +1,6 @@
-"""Check installed clients by `ingle with` and a real server: `python -m tests.external.real_clients MODEL.gguf`.
+"""Check installed clients against a real server: `python -m tests.external.real_clients MODEL.gguf`.
+
+Each client is run by `ingle with`, or with `--connect` with the settings that `ingle connect` writes.
 
 The server has a model with scripted replies, which calls a tool of each client, under a name like that of a repository.
 It takes its vocabulary from MODEL.gguf. Each client runs with a new home folder. Prints a table in Markdown.
@@ -72,9 +74,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="a GGUF file; only its vocabulary is used")
     parser.add_argument("names", nargs="*", metavar="CLIENT", help="names of clients (default: all that are installed)")
+    parser.add_argument("--connect", action="store_true", help="write the settings of the clients, and undo them")
     arguments = parser.parse_args()
     names = arguments.names or [one.name for one in CLIENTS]
-    clients = [one for one in CLIENTS if one.ask and one.launch and one.name in names]
+    clients = [
+        one for one in CLIENTS if one.ask and (one.setup if arguments.connect else one.launch) and one.name in names
+    ]
     installed = [one for one in clients if any(map(shutil.which, one.programs))]
     print(f"not installed: {', '.join(one.name for one in clients if one not in installed) or 'none'}", file=sys.stderr)
     rows = []
@@ -83,7 +88,7 @@ def main() -> int:
         serving(Path(folder), arguments.model) as environment,
     ):
         for client in installed:
-            rows.append(row := check(client, environment, Path(folder)))
+            rows.append(row := check(client, environment, Path(folder), connects=arguments.connect))
             print(f"{client.name}\n{row.output}", *row.left, sep="\n", file=sys.stderr, flush=True)
     print("| client | version | prompt tokens |", *(f" {point} |" for point in POINTS), " time |", sep="")
     print("|---" * (len(POINTS) + 4), "|", sep="")
@@ -92,20 +97,27 @@ def main() -> int:
     return int(not all(row.passed for row in rows))
 
 
-def check(client: Client, environment: Mapping[str, str], folder: Path) -> Row:
-    """Run `ingle with CLIENT --check` with a new home folder, and check that no temporary file stays."""
+def check(client: Client, environment: Mapping[str, str], folder: Path, *, connects: bool) -> Row:
+    """Run a client with a new home folder, and check that no temporary file and no setting stays."""
     home, scratch = folder / "homes" / client.name, folder / "scratch" / client.name
     home.mkdir(parents=True)
     scratch.mkdir(parents=True)
-    own = {**environment, **QUIET, "HOME": str(home), "TMPDIR": str(scratch)}
+    own = {**environment, **QUIET, "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "TMPDIR": str(scratch)}
     version = run([str(shutil.which(client.programs[0])), "--version"], own)
     started = time.monotonic()
-    output = run([sys.executable, "-m", "app", "with", client.name, "--check", "-q"], own)
+    ingle = [sys.executable, "-m", "app"]
+    if connects:
+        output = run([*ingle, "connect", client.name], own)
+        output += run([*ingle, "connect", client.name, "--check"], own)
+        output += run([*ingle, "disconnect", client.name], own)
+    else:
+        output = run([*ingle, "with", client.name, "--check", "-q"], own)
     seconds = time.monotonic() - started
     found = (line.split() for line in output.splitlines() if line.split())
     statuses = {words[1]: words[0] for words in found if words[0] in ("ok", "fail", "skip") and len(words) > 1}
     number = VERSION.search(version)
     left = [path.name for path in scratch.iterdir() if path.name.startswith("ingle-")]
+    left += [line for line in output.splitlines() if line.strip().startswith("Left ")]
     return Row(client, number[0] if number else "?", statuses, output, seconds, left)
 
 

@@ -8,9 +8,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from app.cli import ingle
+from app.commands.connect import NotSetUp
 from app.connect.documents import InvalidFile
 from app.connect.model_choice import NoSuitableModel
-from app.errors import EXIT_NOT_FOUND
+from app.errors import EXIT_NOT_FOUND, NoServer
 
 
 @pytest.fixture
@@ -48,6 +49,7 @@ def test_client_is_set_up_listed_and_restored(home: Path) -> None:
     settings = json.loads((home / ".config" / "zed" / "settings.json").read_text(encoding="utf-8"))
     assert settings["language_models"]["llama.cpp"]["api_url"] == "http://127.0.0.1:4645"
     assert settings["agent"]["default_model"]["model"] == "smollm2:135m"
+    assert "the chat template of smollm2:135m has no tools, which Zed needs" in written.stderr
     assert "ingle serve --model smollm2:135m --context 8192" in written.stderr
     listed = json.loads(run("connect", "--json").stdout)
     assert {row["name"]: row["state"] for row in listed} == {"zed": "set up", "llm": "not set up"}
@@ -106,3 +108,14 @@ def test_invalid_file_is_refused_with_the_position(home: Path) -> None:
     refused = run("connect", "zed", "--model", "smollm2:135m")
     assert isinstance(refused.exception, InvalidFile)
     assert "line 2, column 11" in refused.exception.message
+
+
+def test_check_needs_the_settings_and_a_server(home: Path) -> None:
+    refused = run("connect", "llm", "--check").exception
+    assert isinstance(refused, NotSetUp)
+    assert refused.remedy == "ingle connect llm"
+    set_up = run("connect", "llm")
+    assert "Run it with: llm -m ingle/smollm2:135m" in set_up.stdout
+    refused = run("connect", "llm", "--check").exception
+    assert isinstance(refused, NoServer)
+    assert refused.remedy == "ingle serve --model smollm2:135m --context 8192"
