@@ -66,6 +66,8 @@ class Target:
     format: Format
     values: Mapping[KeyPath, object]
     is_private: bool = False  # whether a value is a key
+    frame: Mapping[KeyPath, object] = field(default_factory=dict)  # values that every file of this kind has
+    refreshed: tuple[str, ...] = ()  # members of the values that the client itself changes
 
 
 @dataclass(frozen=True, slots=True)

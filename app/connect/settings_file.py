@@ -1,10 +1,11 @@
-"""Read and replace settings files of other programs. Links stay, and permissions are kept."""
+"""Read, parse, and replace settings files of other programs. Links stay, and permissions are kept."""
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
-from app.connect.documents import InvalidFile
+from app.connect.documents import Document, Format, InvalidFile, InvalidText, WholeText
 from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
@@ -51,3 +52,30 @@ def write_file(path: Path, content: bytes) -> None:
 def remove_file(path: Path) -> None:
     """Remove a file that `write_file` created. If it is a symbolic link, remove its target. Raises OSError."""
     Path(os.path.realpath(path)).unlink(missing_ok=True)
+
+
+def opened(path: Path, form: Format, content: bytes | None) -> Document:
+    """Return the document of a file. Raises InvalidFile, with the position of the error."""
+    remedy = "Correct the file, then run the command again."
+    try:
+        text = (content or b"").decode()
+    except UnicodeDecodeError as problem:
+        raise InvalidFile(f"{path}: not UTF-8 text at byte {problem.start:,}", remedy) from None
+    try:
+        return _document_class(form)(text)
+    except InvalidText as problem:
+        line = text.count("\n", 0, problem.index) + 1
+        column = problem.index - text.rfind("\n", 0, problem.index)
+        raise InvalidFile(f"{path}, line {line}, column {column}: {problem}", remedy) from None
+
+
+def _document_class(form: Format) -> Callable[[str], Document]:
+    if form == "json":
+        from app.connect.json_with_comments import JsonWithComments
+
+        return JsonWithComments
+    if form == "yaml":
+        from app.connect.yaml_document import YamlDocument
+
+        return YamlDocument
+    return WholeText

@@ -136,20 +136,19 @@ def continue_dev(connection: Connection, places: Places) -> Setup:
     key = NO_KEY if connection.key is None else f"${{{{ secrets.{KEY_VARIABLE} }}}}"
     path = places.home / ".continue" / "config.yaml"
     values: dict[KeyPath, object] = {("models", Item("name", PROVIDER_TITLE)): continue_model(connection, key)}
-    if not path.exists():
-        values = {("name",): "Local Config", ("version",): "1.0.0", ("schema",): "v1", **values}
+    frame: dict[KeyPath, object] = {("name",): "Local Config", ("version",): "1.0.0", ("schema",): "v1"}
     notes = () if connection.key is None else (f"Add {_key_assignment(places)} to {path.with_name('.env')}.",)
-    return Setup((Target(path, "yaml", values),), notes)
+    return Setup((Target(path, "yaml", values, frame=frame),), notes)
 
 
 def cline(connection: Connection, places: Places) -> Setup:
     path = places.home / ".cline" / "data" / "settings" / "providers.json"
     values: dict[KeyPath, object] = {
-        ("version",): 1,
         ("lastUsedProvider",): CLINE_PROVIDER,
         ("providers", CLINE_PROVIDER): cline_provider(connection),
     }
-    target = Target(path, "json", values, is_private=connection.key is not None)
+    frame: dict[KeyPath, object] = {("version",): 1, ("modes",): {}}
+    target = Target(path, "json", values, connection.key is not None, frame, refreshed=("updatedAt",))
     return Setup(
         (target,), ("In an editor, enter the same values in the settings of Cline: it does not read this file.",)
     )

@@ -7,7 +7,7 @@ without other changes gets its earlier bytes again, from a copy.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,10 +24,9 @@ from app.connect.documents import (
     InvalidText,
     KeyPath,
     Unwritable,
-    WholeText,
     nested,
 )
-from app.connect.settings_file import check_private, read_file, remove_file, write_file
+from app.connect.settings_file import check_private, opened, read_file, remove_file, write_file
 from app.errors import AppError
 from app.whole_file import write_whole
 from engine.private_folder import private_folder
@@ -54,6 +53,17 @@ class FileRecord(msgspec.Struct):
     before: str | None  # digest before; None: the file did not exist
     after: list[str]  # digests after, the latest first
     changes: list[Change]
+    frame: list[KeyPath] = []  # values of a new file that stay with what others add to it
+    refreshed: list[str] = []  # members of the values that the client itself changes
+
+    def wrote(self, change: Change, value: object) -> bool:
+        """Whether a value is one that was written."""
+        return self._lasting(value) in [self._lasting(one) for one in change.written]
+
+    def _lasting(self, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {name: member for name, member in value.items() if name not in self.refreshed}
 
 
 class Record(msgspec.Struct):
@@ -128,8 +138,10 @@ class Undo:
         if target.is_private:
             check_private(target.path)
         base = current if earlier is None else self._undone(client, earlier).after
-        document = _opened(target.path, target.format, base)
-        changes = []
+        document = opened(target.path, target.format, base)
+        changes, frame = [], target.frame if base is None else {}
+        for path, value in frame.items():
+            document.put(path, value)
         for path, value in target.values.items():
             change = Change(path, None, document.depth(path), [value])
             if document.has(path) and (target.format != "text" or base is not None):
@@ -138,7 +150,15 @@ class Undo:
                 document.put(path, value)
             changes.append(change)
         after = document.text.encode()
-        record = FileRecord(str(target.path), target.format, _digest(base), [_digest_of(after)], changes)
+        record = FileRecord(
+            str(target.path),
+            target.format,
+            _digest(base),
+            [_digest_of(after)],
+            changes,
+            list(frame),
+            list(target.refreshed),
+        )
         return record, Written(target.path, current, after), base
 
     def _undone(self, client: str, file: FileRecord) -> Written:
@@ -205,21 +225,26 @@ def _with_earlier(record: FileRecord, earlier: FileRecord | None) -> FileRecord:
 
 
 def _undone_by_key(path: Path, current: bytes, file: FileRecord) -> Written:
-    document = _opened(path, file.format, current)
+    document = opened(path, file.format, current)
     kept = []
     for change in reversed(file.changes):
         value = document.get(change.path)
         if value is ABSENT or (change.before is not None and document.source(change.path) == change.before):
             continue
         try:
-            if value in change.written:
+            if file.wrote(change, value):
                 _undo(document, change)
             else:
                 kept.append(shown(change.path))
         except (Unwritable, InvalidText):
             return Written(path, current, current, [shown(one.path) for one in file.changes])
-    is_empty = not document.text.strip("\ufeff \t\r\n") or document.get(()) in ({}, [])
-    after = None if file.before is None and is_empty else document.text.encode()
+    after = document.text.encode()
+    if file.before is None:
+        for frame in file.frame:
+            if document.has(frame):
+                document.remove(frame)
+        if not document.text.strip("\ufeff \t\r\n") or document.get(()) in ({}, []):
+            return Written(path, current, None, kept)
     return Written(path, current, after, kept)
 
 
@@ -240,10 +265,10 @@ def _is_unchanged(file: FileRecord) -> bool:
         current = read_file(Path(file.path))
         if _digest(current) in file.after:
             return True
-        document = _opened(Path(file.path), file.format, current)
+        document = opened(Path(file.path), file.format, current)
     except AppError:
         return False
-    return all(document.get(change.path) in change.written for change in file.changes)
+    return all(file.wrote(change, document.get(change.path)) for change in file.changes)
 
 
 def _apply(written: Written) -> None:
@@ -253,33 +278,6 @@ def _apply(written: Written) -> None:
         remove_file(written.path)
     else:
         write_file(written.path, written.after)
-
-
-def _opened(path: Path, form: Format, content: bytes | None) -> Document:
-    """Return the document of a file. Raises InvalidFile, with the position of the error."""
-    remedy = "Correct the file, then run the command again."
-    try:
-        text = (content or b"").decode()
-    except UnicodeDecodeError as problem:
-        raise InvalidFile(f"{path}: not UTF-8 text at byte {problem.start:,}", remedy) from None
-    try:
-        return _document_class(form)(text)
-    except InvalidText as problem:
-        line = text.count("\n", 0, problem.index) + 1
-        column = problem.index - text.rfind("\n", 0, problem.index)
-        raise InvalidFile(f"{path}, line {line}, column {column}: {problem}", remedy) from None
-
-
-def _document_class(form: Format) -> Callable[[str], Document]:
-    if form == "json":
-        from app.connect.json_with_comments import JsonWithComments
-
-        return JsonWithComments
-    if form == "yaml":
-        from app.connect.yaml_document import YamlDocument
-
-        return YamlDocument
-    return WholeText
 
 
 @contextmanager

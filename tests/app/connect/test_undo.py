@@ -169,6 +169,38 @@ def test_created_file_and_no_other_is_removed(undo: Undo, tmp_path: Path, edit: 
     assert not path.exists()
 
 
+def framed(path: Path) -> Target:
+    values: Mapping[KeyPath, object] = {("last",): "ingle", ("providers", "ingle"): {"model": "qwen3:8b", "at": 1}}
+    return Target(path, "json", values, frame={("version",): 1}, refreshed=("at",))
+
+
+def test_values_that_the_client_refreshes_count_as_unchanged(undo: Undo, tmp_path: Path) -> None:
+    path = tmp_path / "providers.json"
+    undo.connect("client", [framed(path)])
+    path.write_text(path.read_text().replace('"at": 1', '"at": 2'))
+    assert undo.is_set_up("client") is True
+    (file,) = undo.disconnect("client")
+    assert not file.kept
+    assert not path.exists()
+
+
+def test_created_file_stays_valid_with_what_others_add(undo: Undo, tmp_path: Path) -> None:
+    path = tmp_path / "providers.json"
+    undo.connect("client", [framed(path)])
+    content = json.loads(path.read_text())
+    content["providers"]["other"] = {"model": "x"}
+    path.write_text(json.dumps(content))
+    undo.disconnect("client")
+    assert json.loads(path.read_text()) == {"version": 1, "providers": {"other": {"model": "x"}}}
+
+
+def test_existing_file_gets_no_frame(undo: Undo, tmp_path: Path) -> None:
+    path = tmp_path / "providers.json"
+    path.write_text("{}")
+    undo.connect("client", [framed(path)])
+    assert "version" not in json.loads(path.read_text())
+
+
 def test_removed_file_stays_removed(undo: Undo, tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     connected(undo, path, "{}")
