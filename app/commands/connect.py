@@ -31,6 +31,12 @@ Examples:
   ingle connect codex --model qwen3:8b
   ingle connect opencode --project
   ingle connect zed --print
+  ingle connect claude --check
+"""
+UNDO_EXAMPLES = """\b
+Examples:
+  ingle disconnect claude
+  ingle disconnect zed --print
 """
 _STATES: Mapping[bool | None, str] = {None: "not set up", True: "set up", False: "set up, changed since"}
 
@@ -73,7 +79,7 @@ def connect(name: str | None, model: str | None, only_print: bool, project: bool
     return EXIT_OK
 
 
-@click.command()
+@click.command(epilog=UNDO_EXAMPLES)
 @click.argument("name", metavar="CLIENT", shell_complete=_client_names)
 @click.option("--print", "only_print", is_flag=True, help="Print what would be undone, and change nothing.")
 def disconnect(name: str, only_print: bool) -> int:
