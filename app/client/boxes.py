@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from app.client.http import ServerSilent
 from app.client.own_server import Client, ServerModel
-from app.client.running_server import FoundServer
+from app.process.instance import BoxInstance
 from app.settings.boxes import Box
 from quant.errors import InglenookError
 
@@ -17,7 +17,7 @@ async def models_of(box: Box) -> list[ServerModel]:
 
     Raises ServerUnreachable or ServerError.
     """
-    async with Client(FoundServer.of_box(box, "").instance, box=box) as client:
+    async with Client(BoxInstance.of(box)) as client:
         return [model for model in await client.models() if model.name.startswith(box.prefix)]
 
 

@@ -21,9 +21,8 @@ from app.generation.cache_report import EMPTY_REPORT, PromptTokensDetails
 from app.generation.conversation import Message
 from app.generation.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta
 from app.models.ledger import Bytes
-from app.process.instance import Instance
+from app.process.instance import BoxInstance, Instance
 from app.progress import Progress, StageProgress, Unit
-from app.settings.boxes import Box
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
 
@@ -141,8 +140,9 @@ class ModelLoad(Struct):
 class Client:
     """Client of one server, and a context manager. Its exit closes the connections, which aborts their requests."""
 
-    def __init__(self, instance: Instance, key: str | None = None, box: Box | None = None) -> None:
-        """Create the client. `key`: the API key of the server; None: it needs none. `box`: the box that it is on."""
+    def __init__(self, instance: Instance, key: str | None = None) -> None:
+        """Create the client. `key`: the API key of the server; None: it needs none. A box gets its own key instead."""
+        box = instance.box if isinstance(instance, BoxInstance) else None
         remedies = _REMEDIES if box is None else remedies_of(box)
         self._instance = instance
         self._http = HTTPClient(instance.url, key, remedies, answer_seconds=_ANSWER_SECONDS, box=box)

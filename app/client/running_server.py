@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.errors import AppError, NoServer
-from app.process.instance import Instance, running_instances
+from app.process.instance import BoxInstance, Instance, running_instances
 from app.settings.boxes import Box, find_box
 from app.settings.settings import Settings
 from quant.errors import ModelFileError
@@ -23,13 +23,11 @@ class FoundServer:
 
     instance: Instance
     model: str
-    box: Box | None = None  # the user's other machine that it runs on; None: this machine
 
-    @classmethod
-    def of_box(cls, box: Box, model: str) -> "FoundServer":
-        """Return the server of a box. It may be away."""
-        port = int(box.url.rpartition(":")[2])
-        return cls(Instance(0, port, box.url, model, model, "", serves_all=True), model, box)
+    @property
+    def box(self) -> Box | None:
+        """The user's other machine that the server runs on; None: this machine."""
+        return self.instance.box if isinstance(self.instance, BoxInstance) else None
 
 
 def find_servers(settings: Settings) -> list[FoundServer]:
@@ -39,7 +37,7 @@ def find_servers(settings: Settings) -> list[FoundServer]:
     has only the server of the box.
     """
     if (box := find_box(settings.model, settings.state_dir)) is not None:
-        return [FoundServer.of_box(box, settings.model)]
+        return [FoundServer(BoxInstance.of(box, settings.model), settings.model)]
     own = [FoundServer(instance, instance.model) for instance in find_instances(settings)]
     started_with_it = [found.instance for found in own]
     others = [one for one in running_instances(settings) if one.serves_all and one not in started_with_it]

@@ -165,7 +165,7 @@ async def _by_server(
     async with AsyncExitStack() as resources:
         resources.callback(gc.enable)
         server = await resources.enter_async_context(background_server(settings, progress))
-        client = await resources.enter_async_context(Client(server.instance, own_key(settings), server.box))
+        client = await resources.enter_async_context(Client(server.instance, own_key(settings)))
         if server.instance.serves_all:
             await client.load_with_progress(server.model, progress)
         recommended = await client.default_sampling(server.model)

@@ -24,10 +24,11 @@ from app.connect.model_choice import (
 )
 from app.errors import ModelNotFound, NoServer
 from app.process.engine_lease import hold_lease
-from app.process.instance import Instance, running_instances
+from app.process.instance import BoxInstance, Instance, running_instances
 from app.process.listening import base_url
 from app.progress import Progress
 from app.settings.api_keys import chosen_keys, make_own_key, own_key
+from app.settings.boxes import find_box
 from app.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,8 +61,10 @@ async def served(client: Client, settings: Settings, progress: Progress) -> Asyn
             progress.say(f"{found.name} was not trained to call tools, which {client.title} needs. Replies may fail.")
         if found.context_length < client.least_context:
             raise ContextTooShort(shortcomings(client, found)[-1], _how_to_raise(client, server))
-        key = own_key(settings) if await asyncio.to_thread(_needs_key, server.instance) else None
-        connection = Connection(server.instance.url, found.name, found.context_length, found.has_tools, key)
+        # programs reach a box through a server of this machine, because they cannot check its certificate
+        reached = server.instance if server.box is None else _held(servers_of_all(settings)[0], settings, resources)
+        key = own_key(settings) if await asyncio.to_thread(_needs_key, reached) else None
+        connection = Connection(reached.url, found.name, found.context_length, found.has_tools, key)
         yield ServedClient(client, connection, server.instance)
 
 
@@ -70,12 +73,19 @@ async def _server(client: Client, settings: Settings, progress: Progress, resour
     is_named = settings.origins["model"].startswith("--")
     if not is_named:
         if (found := await _running_server(client, settings)) is not None:
-            if found.instance.kind == "chat":
-                resources.enter_context(hold_lease(settings, found.instance.pid))
+            _held(found.instance, settings, resources)
             return found
         settings = await asyncio.to_thread(_with_stored_model, client, settings)
-    flags = await asyncio.to_thread(_flags, client, settings, progress)
+    is_here = await asyncio.to_thread(find_box, settings.model, settings.state_dir) is None
+    flags = await asyncio.to_thread(_flags, client, settings, progress) if is_here else {}
     return await resources.enter_async_context(background_server(settings, progress, flags))
+
+
+def _held(instance: Instance, settings: Settings, resources: AsyncExitStack) -> Instance:
+    """Keep a running server until the resources are released, and return it."""
+    if instance.kind == "chat":
+        resources.enter_context(hold_lease(settings, instance.pid))
+    return instance
 
 
 async def _running_server(client: Client, settings: Settings) -> FoundServer | None:
@@ -122,6 +132,8 @@ async def _load(server: FoundServer, settings: Settings, progress: Progress) -> 
 
 
 def _how_to_raise(client: Client, server: FoundServer) -> str:
+    if server.box is not None:
+        return f"On {server.box.name}, run ingle serve with --context {client.least_context}."
     stop = f"ingle stop {server.instance.port}"
     if server.instance.kind == "chat":
         return f"{stop}, then run this command again with --model {server.model}."
@@ -139,16 +151,19 @@ async def lasting_connection(client: Client, settings: Settings) -> tuple[Connec
     """Return the connection to the server of `ingle serve`, and this server; None: it does not run.
 
     The model is that of the command line, or one that can do the job of the client. It is not loaded. Raises
-    ModelNotFound and NoSuitableModel.
+    ModelNotFound, NoSuitableModel, and NoServer if it is a model of a box and no server passes requests on.
     """
     servers = [one for one in running_instances(settings) if one.serves_all and one.kind == "server"]
     server = min(servers, key=lambda one: one.port != settings.port, default=None)
+    box = find_box(settings.model, settings.state_dir)
     if server is None:
+        if box is not None:
+            raise NoServer(f"no server runs that passes requests on to {box.name}", "ingle serve")
         found = await asyncio.to_thread(_stored_candidate, client, settings)
         key = make_own_key(settings) if chosen_keys(settings) or sys.platform != "linux" else None
         url = base_url(settings.host, settings.port)
         return Connection(url, found.name, found.context_length, found.has_tools, key), None
-    models = await _models(server, settings)
+    models = await _models(server if box is None else BoxInstance.of(box), settings)
     if settings.origins["model"].startswith("--"):
         named = [*of_server([one for one in models if settings.model in one.names])]
         if not named:

@@ -12,11 +12,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from app.errors import AppError
+from app.settings.boxes import Box
 from app.settings.settings import Settings
 from app.whole_file import write_whole
 from engine.private_folder import private_folder
@@ -54,6 +55,19 @@ class Instance:
     def api_url(self) -> str:
         """The base URL for OpenAI clients."""
         return f"{self.url}/v1"
+
+
+@dataclass(frozen=True)
+class BoxInstance(Instance):
+    """The server of a box, the user's other machine. It has no record, and may be away."""
+
+    box: Box = field(kw_only=True)
+
+    @classmethod
+    def of(cls, box: Box, model: str = "") -> "BoxInstance":
+        """Return the server of a box. `model`: the name by which requests to it name a model."""
+        port = int(box.url.rpartition(":")[2])
+        return cls(0, port, box.url, model, model, "", serves_all=True, box=box)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from app.client.running_server import FoundServer, find_servers
 from app.errors import AppError
 from app.models.transfer.download_turn import Running, running_download
 from app.process.engine_lease import count_other_leases, hold_lease
-from app.process.instance import Instance, running_instances
+from app.process.instance import BoxInstance, Instance, running_instances
 from app.settings.api_keys import own_key
 from app.settings.boxes import Box, find_box
 from app.settings.settings import Settings
@@ -91,7 +91,7 @@ class EngineServer:
         if self.remote:
             return await self._attach_remote(target, state)
         if (box := self.box_of(target.model)) is not None:
-            return await self._attach(FoundServer.of_box(box, target.model), state)
+            return await self._attach(FoundServer(BoxInstance.of(box, target.model), target.model), state)
         return await self._find_or_start(target, state)
 
     def box_of(self, model: str) -> Box | None:
