@@ -76,7 +76,11 @@ def _pi(connection: Connection, folder: Path) -> Launch:
 
 def _llm(connection: Connection, folder: Path) -> Launch:
     arguments = ("openai", "endpoint", connection.api_url, "-m", connection.model)
-    return Launch({"OPENAI_API_KEY": connection.sent_key}, arguments)
+    if connection.key is None:
+        return Launch(arguments=arguments)
+    # it reads the key from its folder only; an option would show it to other users
+    keys = json.dumps({PROVIDER: connection.key})
+    return Launch({"LLM_USER_PATH": str(folder)}, (*arguments, "--key", PROVIDER), {"keys.json": keys})
 
 
 def _continue(connection: Connection, folder: Path) -> Launch:

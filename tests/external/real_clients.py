@@ -75,6 +75,7 @@ def main() -> int:
     parser.add_argument("model", type=Path, help="a GGUF file; only its vocabulary is used")
     parser.add_argument("names", nargs="*", metavar="CLIENT", help="names of clients (default: all that are installed)")
     parser.add_argument("--connect", action="store_true", help="write the settings of the clients, and undo them")
+    parser.add_argument("--key", default="", help="a key that the server requires")
     arguments = parser.parse_args()
     names = arguments.names or [one.name for one in CLIENTS]
     clients = [
@@ -85,7 +86,7 @@ def main() -> int:
     rows = []
     with (
         tempfile.TemporaryDirectory(prefix="clients-") as folder,
-        serving(Path(folder), arguments.model) as environment,
+        serving(Path(folder), arguments.model, arguments.key) as environment,
     ):
         for client in installed:
             rows.append(row := check(client, environment, Path(folder), connects=arguments.connect))
@@ -136,7 +137,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def serving(folder: Path, vocabulary: Path) -> Iterator[Mapping[str, str]]:
+def serving(folder: Path, vocabulary: Path, key: str) -> Iterator[Mapping[str, str]]:
     """Run a server with the scripted model, and yield the environment of the programs that use it."""
     scripted_model.CALL_A_TOOL = TOOL_REQUEST
     path, state = folder / "scripted.gguf", folder / "state"
@@ -148,6 +149,7 @@ def serving(folder: Path, vocabulary: Path) -> Iterator[Mapping[str, str]]:
         "INGLE_STATE_DIR": str(state),
         "INGLE_KV_DISK_GB": "0",
         "INGLE_OFFLINE": "1",
+        "INGLE_API_KEY": key,
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     command = [sys.executable, "-m", "app", "serve", "--port", "0", "--model", str(path), "--context", str(CONTEXT)]

@@ -19,7 +19,7 @@ from tests.app.connect.stand_in import main
 if "fail" in sys.argv: sys.exit(7)
 url, model = sys.argv[3].removesuffix("/v1"), sys.argv[5]
 print(url, model, os.environ["NO_PROXY"])
-sys.exit(main(url, model, os.environ["OPENAI_API_KEY"], sys.argv[-1]))
+sys.exit(main(url, model, "none", sys.argv[-1]))
 """
 
 
