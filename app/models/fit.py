@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -214,8 +214,13 @@ def memory_plan(stored: StoredModel, settings: Settings) -> MemoryPlan:
 
     Raises ModelFileError, UnsupportedModel, UnsupportedTier, or UnsupportedQuantization.
     """
-    with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
-        return plan_memory(checkpoint, chat_options(settings))
+    return memory_plans(stored, [settings])[0]
+
+
+def memory_plans(stored: StoredModel, variants: Sequence[Settings]) -> list[MemoryPlan]:
+    """Return what `memory_plan` returns, for several settings with the same `quantize`."""
+    with open_checkpoint(stored.path, variants[0].quantize_method) as checkpoint:
+        return [plan_memory(checkpoint, chat_options(settings)) for settings in variants]
 
 
 def recommended_fit(settings: Settings, progress: Progress | None = None) -> ModelFit:

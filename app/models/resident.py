@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from app.errors import AppError
 from app.models.ledger import HOST, Bytes, Entry, Use
+from app.models.switches import Advice
 from app.progress import Unit
 from engine.errors import LoadStopped
 from engine.request import ServiceClass
@@ -130,6 +131,10 @@ class Loader(Protocol[LoadedT_co]):
 
     def remedy(self, name: str) -> str:
         """Return what a user can do if a model does not fit even alone."""
+        ...
+
+    def together(self, names: tuple[str, str], available: Mapping[str, int]) -> Advice:
+        """Return what would let two models fit into these bytes of each memory. Raises the errors of `needs`."""
         ...
 
     def available(self) -> Mapping[str, int]:

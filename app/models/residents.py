@@ -10,9 +10,9 @@ whose length follows the measured time of a switch; then they wait until the oth
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Generic
 
 from app.models.ledger import Blocked, Fits, Ledger, Never, Unload, Use, Wait
@@ -30,6 +30,7 @@ from app.models.resident import (
     State,
     Waiter,
 )
+from app.models.switches import Switches
 from app.progress import format_bytes
 from engine.errors import EngineError, LoadStopped, OutOfMemory
 from engine.request import ServiceClass
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 PARKING = (Reason.MEMORY, Reason.IDLE)  # reasons for which the cache stays in memory, as long as it fits
 FAILED_SECONDS = 60.0  # seconds for which a model that cannot be loaded is not tried again
 MAX_RESTARTS, RESTART_SECONDS = 3, 600.0  # how often a model whose engine failed is loaded again in this time
-MANY_SWITCHES, SWITCH_WINDOW = 3, 300.0
 POLL_SECONDS = 0.25  # seconds between two checks whether the turn of a model has ended
 KEEP_LOADING = 0.5  # a load without waiting requests continues if more than this share is done
 
@@ -68,7 +68,8 @@ class Residents(Generic[LoadedT]):
         self._load: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
-        self._switches: deque[float] = deque()
+        self.switches = Switches()
+        self._advising: set[asyncio.Task[None]] = set()
         self.is_closed = False  # whether the server is shutting down
 
     def __iter__(self) -> Iterator[Resident[LoadedT]]:
@@ -269,12 +270,14 @@ class Residents(Generic[LoadedT]):
                     for victim in map(self.of, names):
                         if victim.is_used:  # a request arrived while another victim was unloaded
                             break
-                        victim.parked = None
-                        await self._unload(victim, Reason.MEMORY)
+                        await self._switch(victim, model)
                 case Wait(names):
                     await self._wait_for_end(model, names)
                 case Blocked(names):
                     task.stage = f"waiting for the memory of {self._titled(names)}"
+                    for other in map(self.of, names):
+                        if self.switches.is_first(other.name, model.name):
+                            self._advise(other, model)
                     await self._changed.wait()
                 case Never() if needs.least is not None and wanted is not needs.least:
                     wanted = needs.least
@@ -284,6 +287,13 @@ class Residents(Generic[LoadedT]):
                         f"and all models may use {format_bytes(available)}",
                         await asyncio.to_thread(self._loader.remedy, model.name),
                     )
+
+    async def _switch(self, victim: Resident[LoadedT], model: Resident[LoadedT]) -> None:
+        """Unload a model, or drop its parked cache, so that another one fits."""
+        victim.parked, was_loaded = None, victim.loaded is not None
+        await self._unload(victim, Reason.MEMORY)
+        if was_loaded and self.switches.note(victim.name, model.name, self._clock()):
+            self._advise(victim, model)
 
     async def _wait_for_end(self, model: Resident[LoadedT], names: Sequence[str]) -> None:
         """Let busy models admit requests until their turns end, and wait for the next change."""
@@ -339,25 +349,32 @@ class Residents(Generic[LoadedT]):
             model.state = State.WAITING if model.waiters else State.UNLOADED
             model.yields_at = None
             model.unloads[reason] += 1
-            self._note_switch(reason)
             log.info("unloaded %s (%s)", model.title, reason.value)
             self._notify()
 
-    def _note_switch(self, reason: Reason) -> None:
-        """Log a line if models replace each other all the time."""
-        if reason is not Reason.MEMORY:
+    # -- advice
+
+    def _advise(self, one: Resident[LoadedT], other: Resident[LoadedT]) -> None:
+        """Find out in the background what would let two models fit together."""
+        task = asyncio.create_task(self._make_advice(one, other))
+        self._advising.add(task)
+        task.add_done_callback(self._advising.discard)
+
+    async def _make_advice(self, one: Resident[LoadedT], other: Resident[LoadedT]) -> None:
+        ledger = await self.measured_ledger()
+        everyone = [entry.name for entry in ledger.entries]
+        available = {memory: ledger.free(memory, everyone) for memory in ledger.available}
+        try:
+            advice = await asyncio.to_thread(self._loader.together, (one.name, other.name), available)
+        except (InglenookError, OSError):  # its load reports the error
             return
-        now = self._clock()
-        self._switches.append(now)
-        while self._switches[0] < now - SWITCH_WINDOW:
-            self._switches.popleft()
-        if len(self._switches) == MANY_SWITCHES:
-            log.warning(
-                "models were unloaded for others %d times in %.0f minutes; with a shorter --context, or with "
-                "--kv-type int8, more of them may fit together",
-                MANY_SWITCHES,
-                SWITCH_WINDOW / 60,
-            )
+        others = [model for model in self if model.loaded and model is not one and model is not other]
+        if not advice.remedy and not others:
+            return
+        titles = ", ".join(model.title for model in others)
+        advice = advice if advice.remedy else replace(advice, remedy=f"Both fit without {titles}: ingle unload.")
+        self.switches.advice[one.title, other.title] = advice
+        log.warning("%s and %s do not fit together: %s. %s", one.title, other.title, advice.numbers, advice.remedy)
 
     async def load(self, name: str, *, pinned: bool | None = None, keep_alive: float | None = None) -> None:
         """Load a model if it is not loaded. `pinned`: see `Resident`; None: unchanged. `keep_alive`: see `use`."""
@@ -407,6 +424,8 @@ class Residents(Generic[LoadedT]):
             if model.task is not None:
                 model.task.is_stopped = True
         self._changed.set()
+        for advising in self._advising:
+            advising.cancel()
         if self._load is not None:
             await asyncio.wait((self._load,))
         await asyncio.gather(*(model.loaded.close(parks=False) for model in self if model.loaded is not None))

@@ -6,6 +6,7 @@ Replies name models as requests do. They contain no paths and no addresses.
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from itertools import starmap
 from typing import Literal
 
 import msgspec
@@ -17,6 +18,7 @@ from app.generation.generic_tools import ToolSupport
 from app.models.details import Kind
 from app.models.ledger import Bytes, Ledger
 from app.models.resident import Resident, State
+from app.models.switches import Advice
 from app.progress import Unit
 from app.server.dialects.openai.errors import error_body
 from app.server.http.endpoint import LINES, Endpoint
@@ -71,9 +73,25 @@ class MemoryReport(Struct):
     promised: int  # bytes that all loaded models may use
 
 
+class ShareReport(Struct):
+    """The bytes of one memory that each of two models would take, and those that they may use together."""
+
+    needed: tuple[int, int]
+    available: int
+
+
+class AdviceReport(Struct):
+    """Two models that do not fit together, and what a user can do."""
+
+    models: tuple[str, str]
+    memory: dict[str, ShareReport]
+    remedy: str
+
+
 class ModelReports(Struct):
     models: list[ModelReport]
     memory: dict[str, MemoryReport]
+    advice: list[AdviceReport]  # about models that were unloaded for each other repeatedly
 
 
 class LoadRequest(Struct, kw_only=True):
@@ -137,7 +155,9 @@ class OwnModelEndpoints:
 
     async def report(self, request: Request) -> Response:
         models, ledger = await self._models.descriptions(), await self._models.residents.measured_ledger()
-        return json_reply(ModelReports([self._report(model) for model in models], _memory_reports(ledger)))
+        reports = [self._report(model) for model in models]
+        advice = self._models.residents.switches.advice
+        return json_reply(ModelReports(reports, _memory_reports(ledger), [*starmap(_advice_report, advice.items())]))
 
     def _report(self, model: ModelDescription) -> ModelReport:
         resident, task = model.resident, model.resident.task
@@ -203,6 +223,11 @@ def _load_state(name: str, resident: Resident[LoadedModel]) -> LoadProgress:
         total=task.total,
         unit=task.unit,
     )
+
+
+def _advice_report(titles: tuple[str, str], advice: Advice) -> AdviceReport:
+    shares = {memory: ShareReport(share.needed, share.available) for memory, share in advice.shares.items()}
+    return AdviceReport(titles, shares, advice.remedy)
 
 
 def _memory_reports(ledger: Ledger) -> dict[str, MemoryReport]:

@@ -18,18 +18,21 @@ from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import TokenStreams
 from app.models.decode_rate import DecodeRate, decode_rate, remember_rate
 from app.models.details import ModelFacts, details_of
-from app.models.fit import advice, fit_stored, memory_plan
+from app.models.fit import advice, fit_stored, memory_plans
 from app.models.ledger import HOST, Bytes
 from app.models.load.kernel_preparation import chat_options, common_options
 from app.models.load.loaded_encoder import is_embedding_model, load_encoder_model
 from app.models.load.loaded_model import ChatModel, load_model
+from app.models.load.planned_memory import LoadPlan, Variant, advice_on, least_bytes, memory_name
 from app.models.resident import LoadTask, Needs
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
+from app.models.switches import Advice
 from app.progress import Progress, Report, Unit
 from app.settings.settings import Settings
 from engine.backends.device_choice import gpu_for
 from engine.cpu_threads import ThreadPool
+from engine.errors import UnsupportedModel
 from engine.fit import MemoryPlan, fit
 from engine.kv.budget import USEFUL_CONTEXT
 from engine.kv.parked_cache import ParkedCache
@@ -40,6 +43,7 @@ from engine.turns import Turns
 from quant.errors import InglenookError
 
 CUDA = "cuda"
+CONTEXTS = (131_072, 65_536, 32_768, 16_384, 8_192, 4_096)  # contexts that are tried to let two models fit together
 
 
 class TaskProgress:
@@ -204,34 +208,46 @@ class ModelLoader:
         return free if gpu is None else {**free, memory_name(gpu.index): gpu.free_memory()}
 
     def needs(self, name: str) -> Needs:
-        return Needs(_least(self._useful_plan(name)), _least(memory_plan(self.stored(name), self._settings_of(name))))
+        planned = self._plan(name)
+        return Needs(least_bytes(planned.useful), least_bytes(planned.plan))
 
-    def _useful_plan(self, name: str) -> MemoryPlan:
-        """Return the memory of a model with a context of useful length, unless the settings have another one."""
+    def _plan(self, name: str) -> LoadPlan:
         settings = self._settings_of(name)
-        return memory_plan(self.stored(name), replace(settings, context=settings.context or USEFUL_CONTEXT))
+        useful = replace(settings, context=settings.context or USEFUL_CONTEXT)
+        return LoadPlan(*memory_plans(self.stored(name), [settings, useful]))
+
+    def together(self, names: tuple[str, str], available: Mapping[str, int]) -> Advice:
+        first, second = names
+        variants = [*self._variants(first, second, "")]
+        with suppress(UnsupportedModel):  # the device has no other type of keys and values
+            variants += self._variants(first, second, "int8" if variants[0].is_on_cpu else "fp8")
+        return advice_on((self._plan(first), self._plan(second)), variants, available)
+
+    def _variants(self, first: str, second: str, kv_type: str) -> Iterator[Variant]:
+        """Yield the plans of two models with several contexts, the longest first. An empty `kv_type` is unchanged."""
+        plans = (self._plans_of_contexts(name, kv_type) for name in (first, second))
+        for context, one, other in zip(CONTEXTS, *plans, strict=True):
+            yield Variant(context, kv_type, (one, other))
+
+    def _plans_of_contexts(self, name: str, kv_type: str) -> Iterator[LoadPlan]:
+        settings = self._settings_of(name)
+        settings = replace(settings, kv_type=kv_type or settings.kv_type)
+        contexts = [min(context, settings.context or context) for context in CONTEXTS]
+        changed = [replace(settings, context=context) for context in contexts]
+        return (LoadPlan(plan, plan) for plan in memory_plans(self.stored(name), changed))
 
     def load(
         self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None
     ) -> LoadedChat | LoadedEmbedder:
-        stored, progress = self.stored(name), TaskProgress(task, self._progress)
-        plan = memory_plan(stored, self._settings_of(name))
+        stored, progress, planned = self.stored(name), TaskProgress(task, self._progress), self._plan(name)
+        plan, taken = planned.plan, planned.taken(allotted[planned.memory])
         options = replace(
-            self._options(name, plan, allotted), control=LoadControl(lambda: task.is_stopped, self._turns.is_active)
+            plan.allotted(self._shared, taken, allotted.get(HOST, 0)),
+            control=LoadControl(lambda: task.is_stopped, self._turns.is_active),
         )
         if is_embedding_model(stored):
             return self._load_embedder(name, stored, plan, options, progress)
         return self._load_chat(name, stored, plan, options, progress, parked)
-
-    def _options(self, name: str, plan: MemoryPlan, allotted: Mapping[str, int]) -> LoadOptions:
-        """Return the options of a load with these limits.
-
-        Caches take half of the memory at most, so that other models fit, unless a useful context needs more.
-        """
-        memory = memory_name(plan.gpu)
-        free, useful = allotted[memory], self._useful_plan(name).least
-        wanted = max(useful, plan.weights + plan.steps + free // 2)
-        return plan.allotted(self._shared, min(free, wanted, plan.most), allotted.get(HOST, 0))
 
     def _load_embedder(
         self, name: str, stored: StoredModel, plan: MemoryPlan, options: LoadOptions, progress: Progress
@@ -285,15 +301,3 @@ class ModelLoader:
 
     def close(self) -> None:
         self._describing.close()
-
-
-def memory_name(gpu: int | None) -> str:
-    """Return the name of the memory of a GPU, or that of the machine."""
-    return HOST if gpu is None else f"cuda:{gpu}"
-
-
-def _least(plan: MemoryPlan) -> Mapping[str, int]:
-    """Return the bytes of each memory that a load needs at least."""
-    if plan.gpu is None:
-        return {HOST: plan.least}
-    return {memory_name(plan.gpu): plan.least, HOST: plan.host_weights}

@@ -16,6 +16,7 @@ from app.models import residents as module
 from app.models.ledger import HOST, Bytes, Use
 from app.models.resident import DoesNotFit, LoadTask, ModelBusy, Needs, Policy, State
 from app.models.residents import FAILED_SECONDS, MAX_RESTARTS, Residents
+from app.models.switches import MANY_SWITCHES, SWITCH_WINDOW, Advice, Share
 from engine.errors import EngineError, LoadStopped, OutOfMemory
 from engine.kv.parked_cache import ParkedCache
 from engine.request import ServiceClass
@@ -59,6 +60,7 @@ class Computer:
         self.errors: dict[str, list[Exception]] = {}  # raised by the next loads of a model
         self.parked: dict[str, int] = {}  # bytes of the cache of each model that is parked when it is unloaded
         self.adopted: list[str] = []
+        self.advised: list[tuple[str, str]] = []  # pairs of models for which advice was asked
         self.most = 0
         self._may_load = threading.Event()
         self._may_load.set()
@@ -76,6 +78,12 @@ class Computer:
 
     def remedy(self, name: str) -> str:
         return "Choose a smaller model."
+
+    def together(self, names: tuple[str, str], available: Mapping[str, int]) -> Advice:
+        self.advised.append(names)
+        first, second = (self.sizes[name] for name in names)
+        fits = first + second <= available[HOST]
+        return Advice({HOST: Share((first, second), available[HOST])}, "" if fits else "Both fit with context = 5.")
 
     def available(self) -> Mapping[str, int]:
         return {HOST: self.memory - sum(self.sizes[name] for name in self.loaded)}
@@ -510,5 +518,59 @@ def test_model_is_unloaded_when_the_request_of_a_disconnected_client_has_ended(a
         model.is_running = False
         await until(lambda: computer.loaded == [])
         assert unloading is None or await unloading
+
+    run(ask())
+
+
+def test_models_that_replace_each_other_cause_advice_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    computer = Computer(100, a=60, b=60)
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        for count in range(4 * MANY_SWITCHES):
+            await use(residents, "ab"[count % 2])
+            clock.seconds += 50
+        await until(lambda: bool(residents.switches.advice))
+        assert len(computer.advised) == 1
+        [(titles, advice)] = residents.switches.advice.items()
+        assert (set(titles), advice.remedy) == ({"a", "b"}, "Both fit with context = 5.")
+        assert advice.shares[HOST] == Share((60, 60), 100)
+
+    run(ask())
+    [line] = [record.message for record in caplog.records if "do not fit together" in record.message]
+    assert line.endswith("do not fit together: host 60 B and 60 B of 100 B. Both fit with context = 5.")
+
+
+def test_rare_switches_cause_no_advice(clock: Clock) -> None:
+    computer = Computer(100, a=60, b=60)
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        for count in range(4 * MANY_SWITCHES):
+            await use(residents, "ab"[count % 2])
+            clock.seconds += SWITCH_WINDOW
+        assert computer.advised == []
+
+    run(ask())
+
+
+def test_advice_names_other_models_and_those_that_are_pinned(clock: Clock) -> None:
+    computer = Computer(100, a=30, b=40, pinned=60)
+
+    async def ask() -> None:
+        residents = Residents(computer, lambda name: Policy(name, is_pinned=name == "pinned"), clock=clock)
+        await use(residents, "pinned")
+        for count in range(MANY_SWITCHES + 1):
+            await use(residents, "ab"[count % 2])
+            clock.seconds += 50
+        await until(lambda: bool(residents.switches.advice))
+        [advice] = residents.switches.advice.values()
+        assert advice.remedy == "Both fit without pinned: ingle unload."
+        computer.sizes["c"] = 80
+        waiting = asyncio.create_task(use(residents, "c"))
+        await until(lambda: ("pinned", "c") in residents.switches.advice)
+        assert residents.switches.advice["pinned", "c"].remedy == "Both fit with context = 5."
+        waiting.cancel()
+        await residents.close()
 
     run(ask())

@@ -15,6 +15,7 @@ from app.models.details import ModelDetails, ModelFacts
 from app.models.ledger import HOST, Bytes
 from app.models.resident import LoadTask, Needs
 from app.models.residents import Residents
+from app.models.switches import Advice, Share
 from app.server.application import AccessPolicy, ServerContext, create_application
 from app.server.model_names import GivenModel, ModelNames
 from app.server.served_models import LoadedModel, ServedModels
@@ -105,6 +106,10 @@ class HashLoader:
 
     def remedy(self, name: str) -> str:
         return "Choose a smaller model."
+
+    def together(self, names: tuple[str, str], available: Mapping[str, int]) -> Advice:
+        first, second = (self.sizes[name] for name in names)
+        return Advice({HOST: Share((first, second), available[HOST])}, "Both fit with a shorter context.")
 
     def available(self) -> Mapping[str, int]:
         return {HOST: self._memory - sum(one.weight_bytes for one in self._loaded if not one.is_closed)}

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from app.models.resident import State
+from app.models.switches import Advice, Share
 from engine.errors import OutOfMemory
 from quant.errors import ModelFileError
 from tests.app.server.loading_server import DIGEST, LoadingServer
@@ -62,6 +63,17 @@ def test_models_are_reported_with_states_and_memory(http: httpx.Client) -> None:
         40,
         "embedding",
     )
+
+
+def test_models_that_do_not_fit_together_are_reported(server: LoadingServer, http: httpx.Client) -> None:
+    server.residents.switches.advice["a", "b"] = Advice({"host": Share((50, 60), 100)}, "Both fit with context = 5.")
+    assert http.get("/inglenook/models").json()["advice"] == [
+        {
+            "models": ["a", "b"],
+            "memory": {"host": {"needed": [50, 60], "available": 100}},
+            "remedy": "Both fit with context = 5.",
+        }
+    ]
 
 
 def test_load_reports_its_stages_and_its_end(server: LoadingServer, http: httpx.Client) -> None:
