@@ -1,5 +1,6 @@
-"""Finds the running servers of a model, and those that load any model."""
+"""Finds the running servers of a model, and those that load any model, and starts the installed service."""
 
+import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from quant.errors import ModelFileError
 if TYPE_CHECKING:
     from app.models.store import ModelStore
     from app.models.stored_model import StoredModel
+
+
+_WAKE_POLL_SECONDS = 0.2
+_RECORD_SECONDS = 5.0  # time in which a server that is ready records itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,42 @@ def servers_of_all(settings: Settings) -> list[Instance]:
         where = f" on port {settings.port}" if is_given else ""
         raise NoServer(f"no server is running{where}", "ingle serve")
     return _sorted(found, settings)
+
+
+async def servers_or_service(settings: Settings) -> list[Instance]:
+    """Return the servers of `servers_of_all`. If there is none, start the installed service. Raises NoServer."""
+    try:
+        return servers_of_all(settings)
+    except NoServer:
+        if await start_service(settings):
+            return servers_of_all(settings)
+        raise
+
+
+async def start_service(settings: Settings) -> bool:
+    """Start the server of the installed service by a request to its port, and wait until it is ready.
+
+    Returns False if no service has the port of the settings, if its manager does not listen, or if the server ends.
+    """
+    from app.service.manager import service_has
+
+    if not await asyncio.to_thread(service_has, settings.port, settings):
+        return False
+    import httpx
+
+    unrecorded = 0.0
+    async with httpx.AsyncClient(trust_env=False, timeout=None) as client:  # noqa: S113 # the server answers when it runs
+        while not any(one.port == settings.port for one in await asyncio.to_thread(running_instances, settings)):
+            try:
+                answer = await client.get(f"http://127.0.0.1:{settings.port}/health")
+            except httpx.HTTPError:
+                return False
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:  # it has loaded its model
+                unrecorded += _WAKE_POLL_SECONDS
+            if unrecorded > _RECORD_SECONDS:  # another program answers
+                return False
+            await asyncio.sleep(_WAKE_POLL_SECONDS)
+    return True
 
 
 def _sorted(instances: Sequence[Instance], settings: Settings) -> list[Instance]:

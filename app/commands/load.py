@@ -4,7 +4,7 @@ import asyncio
 
 import click
 
-from app.client.running_server import servers_of_all
+from app.client.running_server import servers_or_service
 from app.commands.options import read_by, server_port_option, stored_names
 from app.process.instance import Instance
 from app.progress import Progress, progress_on_stderr
@@ -38,11 +38,12 @@ Examples:
 def load(name: str, pin: bool | None, ttl: float | None, port: int | None, quiet: bool) -> None:
     """Load the stored model NAME in a running server, so that its next request need not wait.
 
-    If the memory is not sufficient, the server unloads models that no request uses. Ctrl-C stops the load.
+    An installed service starts if no server runs. If the memory is not sufficient, the server unloads models that no
+    request uses. Ctrl-C stops the load.
     """
     settings = load_settings(port=port)
     progress = progress_on_stderr(quiet=quiet)
-    server, *_ = servers_of_all(settings)
+    server, *_ = asyncio.run(servers_or_service(settings))
     seconds = asyncio.run(_load(server, own_key(settings), name, pin, ttl, progress))
     progress.say(f"{name} is loaded{f' ({seconds:.1f} s)' if seconds else ''} in the server on port {server.port}.")
 

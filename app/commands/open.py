@@ -1,10 +1,11 @@
 """`ingle open`: open the page of a running server in the browser."""
 
+import asyncio
 import sys
 
 import click
 
-from app.client.running_server import servers_of_all
+from app.client.running_server import servers_or_service
 from app.commands.options import server_port_option
 from app.settings.api_keys import chosen_keys, own_key_file
 from app.settings.settings import Settings, load_settings
@@ -24,10 +25,10 @@ def open_page(port: int | None, prints: bool) -> None:
     """Open the page of a running server in the default browser.
 
     The page shows the server's models, memory, and requests, and has a box to try a model. This command starts no
-    server. The exit status is 3 if none is running.
+    server except that of an installed service. The exit status is 3 if none is running.
     """
     settings = load_settings(port=port)
-    address = f"{servers_of_all(settings)[0].url}/"
+    address = f"{asyncio.run(servers_or_service(settings))[0].url}/"
     if prints:
         click.echo(address)
         return

@@ -16,6 +16,7 @@ from typing import BinaryIO, TypeVar
 import msgspec
 
 from app.chat_backend.engine.child import ChildMessage
+from app.client.running_server import start_service
 from app.errors import EXIT_FAILURE, EngineFailed
 from app.process.instance import Instance, running_instances
 from app.process.uninterruptible import start_uninterruptible
@@ -164,7 +165,7 @@ async def find_or_start(
     start: Callable[[], Awaitable[Found]],
     on_wait: Callable[[str], None],
 ) -> Found:
-    """Return what `find` returns; if that is None, the result of `start`.
+    """Return what `find` returns; if that is None, the server of the installed service, or the result of `start`.
 
     Only one process of the user starts an engine at a time. The others wait, call `on_wait` with the model that it
     loads, and then search again.
@@ -187,6 +188,8 @@ async def find_or_start(
             await asyncio.sleep(_TURN_SECONDS)
     try:
         await asyncio.to_thread(write_whole, loading, absolute(settings.model).encode(), 0o600)
+        if await start_service(settings) and (found := await find()) is not None:
+            return found
         return await start()
     finally:
         lock.release()

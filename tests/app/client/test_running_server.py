@@ -1,5 +1,6 @@
 """Tests of finding the running server of a model."""
 
+import asyncio
 import json
 import os
 from dataclasses import replace
@@ -7,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from app.client.running_server import FoundServer, find_instances, find_servers
+from app.client.running_server import FoundServer, find_instances, find_servers, start_service
 from app.process.instance import Instance, recorded
 from app.settings.settings import Settings, load_settings
+from tests.support.local_servers import free_port
 
 
 @pytest.fixture
@@ -98,3 +100,12 @@ def test_server_that_was_started_with_the_model_is_preferred(settings: Settings,
     own, other = made(2, str(file), str(file)), replace(made(1), serves_all=True)
     with recorded(own, settings), recorded(other, settings):
         assert find_servers(replace(settings, model=str(file), port=1)) == [FoundServer(own, str(file))]
+
+
+def test_service_whose_manager_does_not_listen_is_not_waited_for(settings: Settings, tmp_path: Path) -> None:
+    settings = replace(settings, port=free_port())
+    assert not asyncio.run(start_service(settings))
+    unit = tmp_path / "config/systemd/user/inglenook.socket"
+    unit.parent.mkdir(parents=True)
+    unit.write_text(f"[Socket]\nListenStream=127.0.0.1:{settings.port}\n")
+    assert not asyncio.run(start_service(settings))

@@ -1,11 +1,12 @@
 """A server that a service manager starts for the first request: it serves it, ends when idle, and starts again."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,8 +21,9 @@ QUESTION = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4,
 class Service:
     """The stand-in for systemd, its port, and what it has recorded."""
 
-    def __init__(self, port: int, record: Path, notified: socket.socket) -> None:
+    def __init__(self, port: int, record: Path, notified: socket.socket, environment: Mapping[str, str]) -> None:
         self.url, self._record, self._notified = f"http://127.0.0.1:{port}", record, notified
+        self._environment = {**environment, "INGLE_PORT": str(port)}
         self._port = port
 
     def record(self) -> list[str]:
@@ -43,6 +45,13 @@ class Service:
         reply = httpx.post(f"{self.url}/v1/chat/completions", json=QUESTION, timeout=HANGING_SECONDS, trust_env=False)
         assert reply.status_code == 200, reply.text
         return str(reply.json()["choices"][0]["message"]["content"])
+
+    def run(self, *arguments: str) -> str:
+        """Run a command of this user, and return its output."""
+        command = [sys.executable, "-m", "app", *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=self._environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def connect_until(self, count: int) -> int:
         """Connect again and again until the server has ended `count` times. Returns the number of connections."""
@@ -73,7 +82,11 @@ def service(model: Path, folder: Path, *options: str) -> Iterator[Service]:
         with Started(command, cwd=ROOT, env=os.environ | own, stdout=subprocess.PIPE, text=True) as manager:
             assert manager.stdout is not None
             try:
-                yield Service(int(manager.stdout.readline()), folder / "record", notified)
+                port = int(manager.stdout.readline())
+                unit = folder / "systemd/user/inglenook.socket"
+                unit.parent.mkdir(parents=True)
+                unit.write_text(f"[Socket]\nListenStream=127.0.0.1:{port}\n")
+                yield Service(port, folder / "record", notified, os.environ | own)
             finally:
                 manager.terminate()
 
@@ -88,6 +101,22 @@ def test_first_request_starts_the_server_and_idleness_ends_it(smollm2: Path, cpu
         assert activated.record()[:2] == ["started", "ended 0"]
         assert "STOPPING=1" in activated.states()
         assert activated.ask() == first
+
+
+def test_commands_use_an_idle_service_instead_of_a_second_server(
+    smollm2: Path, cpu_kernels: Path, tmp_path: Path
+) -> None:
+    with service(smollm2, tmp_path) as activated:
+        assert activated.run("run", "--max-tokens", "4", "Hello")
+        assert activated.record() == ["started"]
+        assert activated.run("open", "--print").strip() == f"{activated.url}/"
+        assert len(json.loads(activated.run("ps", "--json"))) == 1
+
+
+def test_opening_the_page_starts_an_idle_service(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> None:
+    with service(smollm2, tmp_path) as activated:
+        assert activated.run("open", "--print").strip() == f"{activated.url}/"
+        assert activated.record() == ["started"]
 
 
 def test_service_without_an_idle_time_stays_and_stops_cleanly(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> None:
