@@ -340,7 +340,7 @@ class _Host:
         self.instance = replace(self.instance, context_length=model.context_length if is_chat else None)
         records.enter_context(recorded(self.instance, self.settings))
         self.is_ready = True
-        _tune_interpreter()
+        tune_interpreter()
         self.manager.notify("READY=1")
         log.info("%s is ready at %s", default.names[0], self.instance.api_url)
         _announce(default.names[0], self.instance, self.settings, self.progress)
@@ -364,7 +364,7 @@ class _Host:
         os._exit(status if self.is_ready else EXIT_INTERRUPTED)
 
 
-def _tune_interpreter() -> None:
+def tune_interpreter() -> None:
     """Keep the event loop and the garbage collector from delaying the engine by more than a step.
 
     Loaded objects stay until the process ends. A garbage collection over them takes 0.1 s, in which no thread runs.
