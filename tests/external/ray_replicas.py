@@ -32,7 +32,7 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 CONVERSATIONS, TURNS, CLIENTS = 8, 6, 4
 ROUTINGS = ("load", "prefix")
 MIN_CACHED, MIN_FROM_FILES = 0.95, 0.9
-RULES = "Answer briefly, and name the river, the mill, and the lighthouse in this order. " * 48
+RULES = "Answer briefly, and name the river, the mill, and the lighthouse in this order. " * 96
 START_SECONDS = 300.0
 
 
@@ -216,23 +216,35 @@ def main() -> None:
             "PYTHONPATH": os.pathsep.join((str(root), str(root / "packaging"))),
             "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": home,
         }  # fmt: skip
-        with one_server(model, environment) as url:
-            alone = {routing: converse(url, routing) for routing in ROUTINGS}
-        cluster = Cluster(model, environment, Path(home))
-        cluster.start()
-        try:
-            failures = 0
-            for line, is_met in _checks(cluster, alone):
-                print(f"{line}{'' if is_met else ' (FAILED)'}", flush=True)
-                failures += not is_met
-        finally:
-            cluster.stop()
+        failures = 0
+        for line, is_met in _checks(model, environment, Path(home)):
+            print(f"{line}{'' if is_met else ' (FAILED)'}", flush=True)
+            failures += not is_met
     sys.exit(bool(failures))
 
 
-def _checks(cluster: Cluster, alone: Mapping[str, Sequence[Conversation]]) -> Iterator[tuple[str, bool]]:
+def _checks(model: Path, environment: Mapping[str, str], folder: Path) -> Iterator[tuple[str, bool]]:
     """Yield a line for each check, and whether its condition is met."""
+    in_memory = {**environment, "INGLE_KV_DISK_LIMIT": "0"}
+    with one_server(model, in_memory) as url:
+        alone = {routing: converse(url, routing) for routing in ROUTINGS}
     yield f"one server: {cached_share(alone['prefix']):.1%} of the prompt tokens cached", True
+    with _running(Cluster(model, in_memory, folder)) as cluster:
+        yield from _check_routing(cluster, alone)
+    with _running(Cluster(model, environment, folder)) as cluster:
+        yield from _check_changes(cluster)
+
+
+@contextmanager
+def _running(cluster: Cluster) -> Iterator[Cluster]:
+    cluster.start()
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def _check_routing(cluster: Cluster, alone: Mapping[str, Sequence[Conversation]]) -> Iterator[tuple[str, bool]]:
     for routing in ROUTINGS:
         cluster.deploy(2, routing)
         chats = converse(cluster.url, routing)
@@ -240,7 +252,11 @@ def _checks(cluster: Cluster, alone: Mapping[str, Sequence[Conversation]]) -> It
         yield f"routing by {routing}: {share:.1%} cached", routing == "load" or share >= MIN_CACHED
         equal = sum(one.messages == other.messages for one, other in zip(alone[routing], chats, strict=True))
         yield f"{equal} of {CONVERSATIONS} conversations equal those of one server", equal == CONVERSATIONS
-    ended, share = kill_a_replica(cluster, chats[0])
+
+
+def _check_changes(cluster: Cluster) -> Iterator[tuple[str, bool]]:
+    cluster.deploy(2)
+    ended, share = kill_a_replica(cluster, converse(cluster.url, "kill")[0])
     yield f"stream of a killed replica ended with an error event: {ended}", ended
     yield f"next turn: {share:.1%} from files", share >= MIN_FROM_FILES
     cluster.deploy(1)
