@@ -225,7 +225,7 @@ def main() -> None:
 
 def _checks(model: Path, environment: Mapping[str, str], folder: Path) -> Iterator[tuple[str, bool]]:
     """Yield a line for each check, and whether its condition is met."""
-    in_memory = {**environment, "INGLE_KV_DISK_LIMIT": "0"}
+    in_memory = {**environment, "INGLE_KV_DISK_GB": "0"}
     with one_server(model, in_memory) as url:
         alone = {routing: converse(url, routing) for routing in ROUTINGS}
     yield f"one server: {cached_share(alone['prefix']):.1%} of the prompt tokens cached", True
