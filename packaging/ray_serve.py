@@ -3,7 +3,7 @@
     pip install "inglenook[ray]"
     INGLE_API_KEY=secret serve run --app-dir packaging ray_serve:application model=qwen3:8b replicas=2
 
-Each replica is a whole engine with its API in a process of its own. The ingress passes HTTP requests to them. Ray's
+Each replica is a separate process with a whole engine and its API. The ingress passes HTTP requests to them. Ray's
 `PrefixCacheAffinityRouter` sends a request to the replica that got the longest common prefix before, so that each
 replica reuses its own KV cache. Replicas on one machine share the cache on disk: a conversation continues from there if
 its replica died. Settings come from the configuration file and from INGLE_* variables, as for `ingle serve`.
