@@ -99,7 +99,8 @@ class Replica:
 
     def __init__(self, options: Mapping[str, object]) -> None:
         from app.server.application import create_application
-        from app.server.host import access_policy, hosted_models
+        from app.server.host import access_policy
+        from app.server.hosted_models import hosted_models
         from engine.freed_memory import share_pools
 
         share_pools()

@@ -109,7 +109,7 @@ def main() -> None:
     with GGUFFile(given.model) as file:
         tokenizer = from_gguf(file.metadata)
     names = list(attacks())
-    host._tune_interpreter()
+    host.tune_interpreter()
     with (
         ChatTemplateRenderer() as renderer,
         LiveServer("hash", paced_engine(tokenizer, given.step), tokenizer, renderer) as server,

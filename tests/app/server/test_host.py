@@ -152,7 +152,7 @@ def test_event_loop_and_garbage_collector_do_not_delay_the_engine() -> None:
     interval = sys.getswitchinterval()
     loaded: list[list[int]] = [[] for _ in range(1000)]
     try:
-        host._tune_interpreter()
+        host.tune_interpreter()
         assert sys.getswitchinterval() < 0.001
         looked_through = {id(found) for found in gc.get_objects()}
         assert not any(id(one) in looked_through for one in loaded)
