@@ -1,4 +1,4 @@
-"""Format the results of all clients, as text for the terminal and as the page docs/clients.md."""
+"""Format the results of all clients, as text for the terminal and as the last part of the page docs/clients.md."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,26 +49,21 @@ def as_text(rows: Sequence[Row]) -> str:
     return "\n".join([*table, *faults])
 
 
-def as_markdown(rows: Sequence[Row]) -> str:
-    """Return the page docs/clients.md, with versions but without a date."""
-    return "\n".join([INTRODUCTION, *map(_line, rows), ""])
+def as_markdown(rows: Sequence[Row], page: str = "") -> str:
+    """Return the page docs/clients.md with these results instead of earlier ones, with versions but without a date."""
+    return page.partition(HEADING)[0] + "\n".join([INTRODUCTION, *map(_line, rows), ""])
 
 
 def _line(row: Row) -> str:
     return f"| {row.client.title} | {row.version()} | {' | '.join(map(row.cell, CASES))} |"
 
 
+HEADING = "## Tests of clients\n"
 INTRODUCTION = f"""\
-# Tested clients
-
+{HEADING}
 `tests/clients/run.sh` installs each of these clients, starts `ingle serve`, and runs five cases with the client. The
 model is SmolLM2 135M for libraries. Agents, and tool calls of clients that cannot force one, use a model with scripted
-replies and a context of 40,960 tokens. [Connecting programs](integrations.md) shows how to set the clients up.
-
-Contents:
-
-- [Cases](#cases)
-- [Results](#results)
+replies and a context of 40,960 tokens.
 
 ## Cases
 

@@ -45,7 +45,8 @@ def main() -> int:
         rows = list(_rows(chosen, Servers(Path(scratch), _calls(clients)), environments, project))
     print(as_text(rows))
     if arguments.markdown:
-        arguments.markdown.write_text(as_markdown(rows), encoding="utf-8")
+        page = arguments.markdown.read_text(encoding="utf-8") if arguments.markdown.exists() else ""
+        arguments.markdown.write_text(as_markdown(rows, page), encoding="utf-8")
     return int(any(row.has_failure for row in rows))
 
 

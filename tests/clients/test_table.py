@@ -8,7 +8,7 @@ import pytest
 from tests.clients.cases import CASES
 from tests.clients.driver_process import ROOT, Outcome
 from tests.clients.environments import Environment
-from tests.clients.report import INTRODUCTION, Row, as_markdown, as_text
+from tests.clients.report import HEADING, INTRODUCTION, Row, as_markdown, as_text
 from tests.clients.table import SCRIPTED, SMOLLM2, Client, read_clients
 
 CLIENTS = read_clients(Path("/project/note.txt"))
@@ -40,8 +40,9 @@ def test_client_names_are_unique() -> None:
 
 def test_page_shows_every_client_in_order() -> None:
     page = (ROOT / "docs/clients.md").read_text(encoding="utf-8")
-    assert page.startswith(INTRODUCTION)
-    shown = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.count(" | ") == 6]
+    results = page[page.index(HEADING) :]
+    assert results.startswith(INTRODUCTION)
+    shown = [line.split(" | ")[0].removeprefix("| ") for line in results.splitlines() if line.count(" | ") == 6]
     assert shown == ["client", *(client.title for client in CLIENTS)]
 
 
@@ -53,7 +54,9 @@ def client() -> Client:
 def test_failed_cell_shows_the_known_reason(client: Client) -> None:
     row = Row(client, {"one": "1.0"}, {**dict.fromkeys(CASES, OK), "tool": FAILED})
     assert not row.has_failure
-    assert "| One | one 1.0 | ok | ok | calls no tools | ok | ok |" in as_markdown([row])
+    line = "| One | one 1.0 | ok | ok | calls no tools | ok | ok |"
+    page = as_markdown([row], f"# Clients\n\n{HEADING}\nearlier results\n")
+    assert page == f"# Clients\n\n{INTRODUCTION}\n{line}\n"
 
 
 def test_failed_cell_without_a_reason_is_listed_with_its_detail(client: Client) -> None:
