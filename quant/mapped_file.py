@@ -103,8 +103,14 @@ class TensorFile(Closing, Generic[Tensor]):
         """Set `tensors` and the other fields of the format, after checking that each tensor is within the file."""
 
     def data(self, name: str, slab: Slab = WHOLE) -> memoryview:
-        """Return a read-only view of the bytes of tensor `name`. Raises KeyError for an unknown name."""
+        """Return a read-only view of the bytes of tensor `name`.
+
+        Raises KeyError for an unknown name, and ModelFileError if the file has been truncated: a read of missing bytes
+        would end the process.
+        """
         first, end = slab.byte_range(self.tensors[name])
+        if (size := self._map.size()) < end:
+            raise ModelFileError(f"{self.path} was truncated to {size:,} bytes while it was read", "Pull it again.")
         return memoryview(self._map)[first:end]
 
     def release(self, name: str, slab: Slab = WHOLE) -> None:

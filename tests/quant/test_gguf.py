@@ -259,6 +259,16 @@ def test_views_outlive_the_file(tmp_path: Path) -> None:
     assert view.readonly
 
 
+def test_file_that_is_truncated_after_it_was_opened_is_not_read(tmp_path: Path) -> None:
+    path = write(tmp_path, small_file().data)
+    with GGUFFile(path) as file:
+        last = max(file.tensors.values(), key=lambda tensor: tensor.offset)
+        size = last.offset + last.nbytes - 1
+        os.truncate(path, size)
+        with pytest.raises(ModelFileError, match=f"was truncated to {size:,} bytes"):
+            file.data(last.name)
+
+
 def test_default_model_is_opened(smollm2: Path) -> None:
     with GGUFFile(smollm2) as file:
         assert file.metadata["general.architecture"] == "llama"

@@ -3,6 +3,7 @@
 The counterpart of `app.models.load.loaded_model` for models that generate no text. Importing it imports torch.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from gguf.constants import Keys
@@ -65,15 +66,19 @@ def load_encoder_model(
         with loading(stored, progress) as reports:
             options = replace(options, report_kernels=reports.compiled)
             encoder = embedders.load_embedder(checkpoint, options, reports.read)
-    record_use(stored, settings.models_dir)
-    # a chat model of the same files has one more token of context, so a setting of that length needs no warning
-    if settings.context > encoder.context_length + 1:
-        progress.say(lowered_context(settings, encoder.context_length))
-    if tokenizer.vocab_size > encoder.vocab_size:
-        raise UnsupportedModel(
-            f"{stored.path} has a vocabulary of {tokenizer.vocab_size} tokens, but its model has {encoder.vocab_size}",
-            "Try another copy of this model.",
-        )
+    with ExitStack() as loaded:
+        loaded.callback(encoder.close)
+        record_use(stored, settings.models_dir)
+        if tokenizer.vocab_size > encoder.vocab_size:
+            raise UnsupportedModel(
+                f"{stored.path} has a vocabulary of {tokenizer.vocab_size} tokens, but its model has "
+                f"{encoder.vocab_size}",
+                "Try another copy of this model.",
+            )
+        # a chat model of the same files has one more token of context, so a setting of that length needs no warning
+        if settings.context > encoder.context_length + 1:
+            progress.say(lowered_context(settings, encoder.context_length))
+        loaded.pop_all()
     return LoadedEncoder(stored.name, encoder, tokenizer)
 
 

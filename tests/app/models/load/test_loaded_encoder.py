@@ -1,6 +1,7 @@
 """Loading embedding models from a folder and from a GGUF file."""
 
 import asyncio
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,18 @@ def test_vocabulary_larger_than_the_models_is_refused(tmp_path: Path, settings: 
         UnsupportedModel, match=f"a vocabulary of {len(TOKENS)} tokens, but its model has {len(TOKENS) - 1}"
     ):
         load(tiny.folder, settings)
+
+
+def test_refused_decoder_leaves_no_thread(tmp_path: Path, settings: Settings) -> None:
+    save(tmp_path)
+    write_modules(tmp_path, {"pooling_mode_lasttoken": True})
+    tokenizer = byte_level()
+    tokenizer.add_tokens(["<extra>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    threads = threading.active_count()
+    with pytest.raises(UnsupportedModel, match=f"a vocabulary of {VOCABULARY + 1} tokens"):
+        load(tmp_path, settings)
+    assert threading.active_count() == threads
 
 
 def test_folder_without_a_vocabulary_is_refused(tmp_path: Path, settings: Settings) -> None:

@@ -1,7 +1,9 @@
 """The load options of the engine: the fingerprint of the weights, and the folder of the on-disk cache."""
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,10 @@ from app.progress import SilentProgress
 from app.settings.settings import Settings
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine
+from quant.errors import ModelFileError
 from quant.gguf import GGUFFile
+from quant.mapped_file import TensorFile
+from tests.app.models.tiny_chat import save
 from tests.app.models.tiny_model import files_below, settings_in
 
 ENTRY = load_catalog().entries[0]
@@ -76,6 +81,26 @@ def test_without_disk_cache_no_digest_is_computed(
     options = options_for(str(smollm2), settings_of(tmp_path, kv_disk_gb="0"), monkeypatch)
     assert (str(smollm2) in options.fingerprint, options.disk) == (True, None)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", range(1, 22, 4))
+def test_file_truncated_during_a_load_is_an_error(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is truncated before the tensor with this number is read."""
+    save(tmp_path / "model")
+    read, left = TensorFile.data, number
+
+    def data(file: TensorFile[Any], name: str, *slab: Any) -> memoryview:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.truncate(file.path, 4096)
+        return read(file, name, *slab)
+
+    settings = settings_of(tmp_path, threads=1)
+    stored = ModelStore(settings).resolve(str(tmp_path / "model"))
+    monkeypatch.setattr(TensorFile, "data", data)
+    with pytest.raises(ModelFileError, match="was truncated to 4,096 bytes while it was read"):
+        load_model(stored, settings, SilentProgress())
 
 
 def test_cache_folder_describes_its_model(tmp_path: Path, smollm2: Path) -> None:
