@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from app.cli import ingle
 

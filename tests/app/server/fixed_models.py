@@ -9,7 +9,7 @@ from app.generation.recent_replies import RecentReplies
 from app.generation.service import ChatService
 from app.models.details import ModelDetails, ModelFacts
 from app.models.ledger import HOST, Bytes
-from app.models.resident import LoadTask, Needs
+from app.models.resident import Advice, LoadTask, Needs
 from app.models.residents import Residents
 from app.server.model_names import GivenModel, ModelNames
 from app.server.served_models import LoadedModel, ServedModels
@@ -51,6 +51,9 @@ class NoLoader:
 
     def remedy(self, name: str) -> str:
         return "Choose a smaller model."
+
+    def together(self, names: tuple[str, str], available: Mapping[str, int]) -> Advice:
+        raise ModelNotFound(f"{names[0]} is not on this machine")
 
     def available(self) -> Mapping[str, int]:
         return {}
