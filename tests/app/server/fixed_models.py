@@ -9,10 +9,9 @@ from app.generation.recent_replies import RecentReplies
 from app.generation.service import ChatService
 from app.models.details import ModelDetails, ModelFacts
 from app.models.ledger import HOST, Bytes
-from app.server.model_endpoints
-app.models.switches import Advice
 from app.models.resident import LoadTask, Needs
 from app.models.residents import Residents
+from app.models.switches import Advice
 from app.server.model_names import GivenModel, ModelNames
 from app.server.served_models import LoadedModel, ServedModels
 from engine.kv.parked_cache import ParkedCache
