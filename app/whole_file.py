@@ -1,9 +1,13 @@
 """Writes files atomically: a reader sees the old file or the new one, never a part, even after a power cut."""
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
+
+from app.errors import AppError
 
 PARTIAL = ".partial"  # suffix of unfinished files
 
@@ -24,6 +28,22 @@ def write_whole(final: Path, content: bytes, mode: int | None = None) -> None:
             put_in_place(file, partial, final)
     finally:
         partial.unlink(missing_ok=True)  # the partial file still exists if writing failed, for example on a full disk
+
+
+def write_new_zip(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
+    """Write files, each with its name, to a new zip file that only this user can read.
+
+    Raises AppError if the file exists, and OSError.
+    """
+    import zipfile
+
+    if path.exists():
+        raise AppError(f"{path} exists already", "Choose another name.")
+    content = BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files:
+            archive.writestr(name, data)
+    write_whole(path, content.getvalue(), 0o600)
 
 
 def put_in_place(file: BinaryIO, partial: Path, final: Path) -> None:

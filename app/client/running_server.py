@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from app.errors import AppError, NoServer
 from app.process.instance import BoxInstance, Instance, running_instances
+from app.process.listening import base_url
 from app.settings.boxes import Box, find_box
 from app.settings.settings import Settings
 from quant.errors import ModelFileError
@@ -111,7 +112,7 @@ async def start_service(settings: Settings) -> bool:
     async with httpx.AsyncClient(trust_env=False, timeout=None) as client:  # noqa: S113 # the server answers when it runs
         while not any(one.port == settings.port for one in await asyncio.to_thread(running_instances, settings)):
             try:
-                answer = await client.get(f"http://127.0.0.1:{settings.port}/health")
+                answer = await client.get(f"{base_url(settings.host, settings.port)}/health")
             except httpx.HTTPError:
                 return False
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:  # it has loaded its model

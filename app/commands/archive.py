@@ -8,7 +8,6 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +19,7 @@ from app.history.chat_file import ChatFile, FileChat, as_json
 from app.history.history import History
 from app.history.records import Preset
 from app.settings.config_file import portable_settings
-from app.whole_file import write_whole
+from app.whole_file import write_new_zip
 
 FORMAT, VERSION = "inglenook-archive", 1
 _ABOUT, _CHATS, _PRESETS, _SETTINGS, _MODELS = (
@@ -78,8 +77,6 @@ def write_archive(path: Path, history: History, models: Sequence[StoredName]) ->
 
     Raises AppError if the file exists, and OSError.
     """
-    if path.exists():
-        raise AppError(f"{path} exists already", "Choose another name.")
     chats = history.with_messages()
     contents = {
         _ABOUT: msgspec.json.encode(About(FORMAT, VERSION)),
@@ -88,11 +85,7 @@ def write_archive(path: Path, history: History, models: Sequence[StoredName]) ->
         _SETTINGS: portable_settings().encode(),
         _MODELS: msgspec.json.encode(models),
     }
-    written = BytesIO()
-    with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in contents.items():
-            archive.writestr(name, content)
-    write_whole(path, written.getvalue(), 0o600)
+    write_new_zip(path, contents.items())
     return len(chats)
 
 

@@ -8,6 +8,7 @@ import click
 
 from app.client.pinned_tls import fingerprint_of
 from app.errors import InvalidSetting
+from app.process.listening import bracketed
 from app.settings.api_keys import make_shared_key, revoke_shared_key
 from app.settings.boxes import Box
 from app.settings.config_file import remove_setting, write_setting
@@ -50,7 +51,7 @@ def share(address: str | None, port: int | None, off: bool) -> None:
     chosen = settings.tls_port or DEFAULT_TLS_PORT
     fingerprint = _certificate_fingerprint(settings)
     host = address or _own_address()
-    url = f"https://{f'[{host}]' if ':' in host else host}:{chosen}"
+    url = f"https://{bracketed(host)}:{chosen}"
     line = Box("box", url, fingerprint, make_shared_key(settings)).line
     Box.parse("box", line)  # raises for an invalid address
     path = write_setting("tls_port", str(chosen))

@@ -4,13 +4,11 @@ import json
 import os
 import platform
 import sys
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from io import BytesIO
 from pathlib import Path
 
 import psutil
@@ -24,7 +22,7 @@ from app.process.server_log import LogReader, log_path, previous_path
 from app.service.manager import manager_of
 from app.settings.settings import SECRETS, SETTINGS, Settings
 from app.settings.values import plain
-from app.whole_file import write_whole
+from app.whole_file import write_new_zip
 
 LOG_LINES = 500
 PACKAGES = (
@@ -58,13 +56,7 @@ def bundled_files(settings: Settings, results: Sequence[CheckResult]) -> list[Bu
 
 def write_bundle(path: Path, files: Sequence[BundledFile]) -> None:
     """Write the archive to a new file that only this user can read. Raises AppError if the file exists, and OSError."""
-    if path.exists():
-        raise AppError(f"{path} exists already", "Choose another name.")
-    content = BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in files:
-            archive.writestr(file.name, file.content)
-    write_whole(path, content.getvalue(), 0o600)
+    write_new_zip(path, ((file.name, file.content) for file in files))
 
 
 def _or_problem(content: Callable[[], object]) -> object:

@@ -35,10 +35,14 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or host in _LOOPBACK
 
 
+def bracketed(host: str) -> str:
+    """Return a host as it precedes a port: an IPv6 address is in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def base_url(host: str, port: int) -> str:
     """Return the URL, without a path, by which this machine reaches a server that listens on `host`."""
-    address = f"[{host}]" if ":" in host else host
-    return f"http://{'127.0.0.1' if is_loopback(host) or host in EVERYWHERE else address}:{port}"
+    return f"http://{'127.0.0.1' if is_loopback(host) or host in EVERYWHERE else bracketed(host)}:{port}"
 
 
 class ListeningSockets:

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.server.boxes import EVENTS, LINES, LISTS, BoxAway, Boxes, BoxLink, ListEntry, ReplyCut, chunks_of, media_type
+from app.server.boxes import LISTS, STREAMS, BoxAway, Boxes, BoxLink, ListEntry, ReplyCut, chunks_of, media_type
 from app.server.http.errors import InvalidRequest, ReplyBroken, error_response
 from app.server.http.request_body import receive_body
 from app.server.http.seen import note_body
@@ -252,6 +252,5 @@ def _passed_headers(scope: Scope) -> Iterator[tuple[bytes, bytes]]:
 
 def _framed(error: bytes, kind: str) -> bytes:
     """Return an error as the last part of a stream; empty if the reply is no stream."""
-    if kind == EVENTS:
-        return b"event: error\ndata: " + error + b"\n\n"
-    return error + b"\n" if kind == LINES else b""
+    framing = STREAMS.get(kind)
+    return b"" if framing is None else framing.failure(msgspec.Raw(error))

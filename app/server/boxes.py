@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from app.client.pinned_tls import pinned_context, wrong_certificate
+from app.server.http.endpoint import LINES, NAMED_EVENTS, TEXT, Framing
 from app.settings.boxes import BOX_HEADER, Box, boxes_folder, read_boxes
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ LISTS: Final[Mapping[str, str]] = {
     "/api/v0/models": "data",
     "/api/v1/models": "models",
 }
-EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+STREAMS: Final[Mapping[str, Framing]] = {"text/event-stream": NAMED_EVENTS, LINES.media_type: LINES}
 # Other types, such as a page with scripts, would run in a browser with the access of this server.
-_TYPES = frozenset(("", "application/json", "text/plain", EVENTS, LINES))
+_TYPES = frozenset(("", "application/json", TEXT, *STREAMS))
 _STATUSES = (*range(200, 300), *range(400, 600))  # a redirect would send the client to another server
 _REFUSED_KEY = (401, 403)
 _PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from app.process.listening import bracketed
 from app.process.service_manager import LAUNCHD_SOCKETS
 from app.service.plan import (
     STOP_SECONDS,
@@ -108,5 +109,4 @@ class Launchd:
 
 
 def _address(listener: Mapping[str, str]) -> str:
-    host = listener["SockNodeName"]
-    return f"[{host}]:{listener['SockServiceName']}" if ":" in host else f"{host}:{listener['SockServiceName']}"
+    return f"{bracketed(listener['SockNodeName'])}:{listener['SockServiceName']}"

@@ -24,5 +24,8 @@ def manager_of(settings: Settings, platform: str = sys.platform) -> Manager:
 
 def service_has(port: int, settings: Settings) -> bool:
     """Whether the installed service listens on a port, by its files."""
-    written = [file.path.read_text(file.encoding) for file in manager_of(settings).files() if file.path.exists()]
+    manager = manager_of(settings)
+    if not manager.is_installed():  # `files` finds out on which addresses this machine can listen
+        return False
+    written = [file.path.read_text(file.encoding) for file in manager.files() if file.path.exists()]
     return any(re.search(rf"\b{port}\b", content) for content in written)

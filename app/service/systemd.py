@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import platformdirs
 
+from app.process.listening import bracketed
 from app.service.plan import (
     DESCRIPTION,
     NAME,
@@ -103,9 +104,7 @@ class Systemd:
             )
 
     def _socket(self) -> Mapping[str, Section]:
-        streams = [
-            f"[{address}]:{port}" if ":" in address else f"{address}:{port}" for address, port in self._plan.addresses
-        ]
+        streams = [f"{bracketed(address)}:{port}" for address, port in self._plan.addresses]
         return {
             "Unit": [("Description", f"Socket of {DESCRIPTION}")],
             "Socket": [*(("ListenStream", stream) for stream in streams), ("BindIPv6Only", "ipv6-only")],

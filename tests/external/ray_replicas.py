@@ -42,7 +42,7 @@ class Conversation:
 
     round: str
     number: int
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, str]] = field(init=False)
     prompt_tokens: int = 0  # of all turns but the first
     cached_tokens: int = 0
 

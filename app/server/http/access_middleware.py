@@ -13,6 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.process.listening import bracketed
 from app.server.http.access import CALLER, Authenticator, RequestLimits
 from app.server.http.errors import InvalidRequest, error_response
 
@@ -153,7 +154,7 @@ class AccessMiddleware:
         server: tuple[str, int | None] | None = scope.get("server")
         address, port = server or ("", None)
         # the address itself, which no other site can use as its name
-        literal = f"[{address}]" if ":" in address else address
+        literal = bracketed(address)
         name = host.removesuffix(f":{port}".encode())
         return host in self._names or name in self._names or name == literal.lower().encode()
 

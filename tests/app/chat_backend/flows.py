@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, aclosing
 from typing import TypeVar, cast
 
 from app.chat_backend.client import TerminalClient
+from app.history.history import History
+from app.settings.settings import Settings
 from tests.app.chat_backend.conftest import Clients
 from tests.app.server.live_server import ControlledRunner, LiveServer
 from tui.types import ChatId, ChatSettings, MessageId, ReplyEvent, Sampling
@@ -20,6 +22,22 @@ def run(clients: Clients, work: Callable[[TerminalClient], Awaitable[T]]) -> T:
     async def main() -> T:
         async with clients() as client:
             return await work(client)
+
+    return asyncio.run(main())
+
+
+def run_unsaved(
+    settings: Settings, work: Callable[[TerminalClient], Awaitable[T]], url: str = "", key: str | None = None
+) -> T:
+    """Run a client that keeps no history. `url` and `key` are those of a server; none: it starts an engine."""
+
+    async def main() -> T:
+        client = TerminalClient(settings, History(None), {"stay": False}, url, key)
+        client.start()
+        try:
+            return await work(client)
+        finally:
+            await client.close()
 
     return asyncio.run(main())
 

@@ -1,24 +1,21 @@
 """The chat with models of another machine."""
 
-import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from app.chat_backend.client import TerminalClient
 from app.generation.template import ChatTemplateRenderer
-from app.history.history import History
 from app.process.instance import Instance, recorded
 from app.server.application import AccessPolicy
 from app.server.http.access import Authenticator
 from app.settings.boxes import keep_box
 from app.settings.settings import Settings
 from app.text.tokenizer import Tokenizer
-from tests.app.chat_backend.flows import asked, replied
+from tests.app.chat_backend.flows import asked, replied, run_unsaved
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.shared_machine import share
 from tui.client import ClientError
@@ -42,18 +39,6 @@ def box(
         yield server
 
 
-def chat(settings: Settings, work: Any) -> Any:
-    async def main() -> Any:
-        client = TerminalClient(settings, History(None), {"stay": False})
-        client.start()
-        try:
-            return await work(client)
-        finally:
-            await client.close()
-
-    return asyncio.run(main())
-
-
 async def reply_model(client: TerminalClient) -> str:
     """Ask a question, and return the model that the reply names."""
     new, question = await asked(client)
@@ -73,7 +58,7 @@ def test_chat_uses_a_model_of_another_machine(settings: Settings) -> None:
         assert (await client.models.fit("gpu/big")).verdict == "On your machine gpu"
         assert (await client.engine.status()).model == "gpu/big"
 
-    chat(replace(settings, model="gpu/big", origins={**settings.origins, "model": "--model"}), work)
+    run_unsaved(replace(settings, model="gpu/big", origins={**settings.origins, "model": "--model"}), work)
 
 
 @pytest.mark.usefixtures("box")
@@ -90,7 +75,7 @@ def test_chat_switches_between_machines(settings: Settings, hash_server: LiveSer
             assert await reply_model(client) == name
 
     with recorded(instance, settings):
-        chat(settings, work)
+        run_unsaved(settings, work)
 
 
 def test_machine_that_is_away_fails_the_load(settings: Settings, box: LiveServer, hash_server: LiveServer) -> None:
@@ -107,4 +92,4 @@ def test_machine_that_is_away_fails_the_load(settings: Settings, box: LiveServer
         assert not [model for model in await client.models.installed() if model.elsewhere]
 
     with recorded(instance, settings):
-        chat(settings, work)
+        run_unsaved(settings, work)

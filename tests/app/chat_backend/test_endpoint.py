@@ -14,9 +14,9 @@ from app.chat_backend.endpoint import ChatEndpoint
 from app.chat_backend.titles import extract_title, is_small
 from app.client.http import ServerUnreachable
 from app.history.chats import Chats
-from app.history.history import History
 from app.history.messages import Messages
 from app.settings.settings import Settings
+from tests.app.chat_backend.flows import run_unsaved
 from tests.support.fake_endpoint import FakeEndpoint
 from tui.client import ClientError
 from tui.engine_types import ModelInfo
@@ -40,15 +40,7 @@ def endpoint() -> Iterator[FakeEndpoint]:
 
 
 def run(settings: Settings, url: str, work: Callable[[TerminalClient], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        client = TerminalClient(settings, History(None), {"stay": False}, url, "secret")
-        client.start()
-        try:
-            return await work(client)
-        finally:
-            await client.close()
-
-    return asyncio.run(main())
+    return run_unsaved(settings, work, url, "secret")
 
 
 def test_request_and_reply_have_the_format_of_the_endpoint(settings: Settings, endpoint: FakeEndpoint) -> None:

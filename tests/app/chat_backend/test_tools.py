@@ -17,6 +17,7 @@ from app.mcp import tool_servers
 from app.mcp.config import ServerSpec
 from app.mcp.tool_servers import ToolServers
 from app.settings.settings import Settings
+from tests.app.chat_backend.flows import run_unsaved
 from tests.app.mcp.test_server import PROGRAM
 from tests.support.fake_endpoint import FakeEndpoint, Piece
 from tui.client import ClientError
@@ -62,15 +63,7 @@ def endpoint() -> Iterator[FakeEndpoint]:
 
 
 def run(settings: Settings, endpoint: FakeEndpoint, work: Callable[[TerminalClient], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        client = TerminalClient(settings, History(None), {"stay": False}, endpoint.url, "secret")
-        client.start()
-        try:
-            return await work(client)
-        finally:
-            await client.close()
-
-    return asyncio.run(main())
+    return run_unsaved(settings, work, endpoint.url, "secret")
 
 
 async def new_chat(client: TerminalClient, settings: ChatSettings | None = None) -> tuple[ChatId, MessageId]:
