@@ -21,8 +21,8 @@ from tests.support.markdown import fenced_blocks, inline_code, table_rows
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
-# pages that also name slash commands of the chat
-SLASH_COMMANDS = {"CHANGELOG.md", "chat.md", "mcp.md", "security.md", "settings.md"}
+# pages that also name slash commands of the chat, or the folders of a container
+OTHER_PATHS = {"CHANGELOG.md", "chat.md", "install.md", "mcp.md", "security.md", "settings.md"}
 
 
 def read(name: str) -> str:
@@ -55,7 +55,7 @@ def test_api_page_lists_every_route(routes: set[tuple[str, str]]) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_paths_within_sentences_exist(path: Path, routes: set[tuple[str, str]]) -> None:
     for method, named in paths_in(path.read_text(encoding="utf-8")):
-        if path.name in SLASH_COMMANDS and not method and named.count("/") == 1:
+        if path.name in OTHER_PATHS and not method and named.count("/") == 1:
             continue
         below = any(route.startswith(f"{named}/") for _, route in routes)
         assert any(route == named and method in ("", other) for other, route in routes) or (not method and below), named

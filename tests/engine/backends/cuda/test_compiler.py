@@ -13,6 +13,7 @@ from triton.runtime import build
 from engine.backends.cuda import compiler
 from engine.backends.cuda.compiler import prepare_compiler
 from engine.errors import NoCompiler
+from tests.support.guarded import sitecustomize
 
 Script = Callable[[str, str], Path]
 WRITES = 'while [ "$1" != -o ]; do shift; done; echo built by "$0" > "$2"'
@@ -191,7 +192,8 @@ def test_ziglang_builds_a_loadable_module(tmp_path: Path) -> None:
     """This test is slow: the package takes hundreds of megabytes unpacked."""
     site = tmp_path / "site"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), "ziglang"]
-    subprocess.run(install, check=True)
+    with sitecustomize.lifted():
+        subprocess.run(install, check=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(site), *sys.path)), "HOME": str(tmp_path)}
     code = (
         "from engine.backends.cuda.compiler import prepare_compiler; prepare_compiler()\n"
