@@ -96,8 +96,8 @@ def serve(quiet: bool, models: tuple[str, ...], **options: str | int | None) -> 
     request names, and unloads others if their memory is needed. The model of --model is downloaded on first use.
     `ingle run` uses a running server.
 
-    Ctrl-C and `ingle stop` end the running replies, and then the server, with exit status 0. A second Ctrl-C ends it at
-    once.
+    Ctrl-C and `ingle stop` end the running replies, and then the server, with exit status 0 (130 before its model is
+    loaded). A second Ctrl-C ends it at once.
     """
     first, *others = models or (None,)
     settings = load_settings(model=first, more_models=",".join(filter(None, others)) or None, **options)

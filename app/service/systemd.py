@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import platformdirs
 
+from app.errors import EXIT_INTERRUPTED
 from app.process.listening import bracketed
 from app.service.plan import (
     DESCRIPTION,
@@ -131,6 +132,7 @@ class Systemd:
                 ("TimeoutStopSec", STOP_SECONDS),
                 ("KillMode", "mixed"),
                 ("Restart", "on-failure"),
+                ("SuccessExitStatus", EXIT_INTERRUPTED),  # stopped while the model loads
                 ("RestartPreventExitStatus", "2 3 4"),  # a wrong setting, an unknown model, a full disk
                 ("UMask", "0077"),
             ],

@@ -78,6 +78,7 @@ def test_install_writes_units_and_enables_the_socket(home: Home) -> None:
     assert f"ListenStream=127.0.0.1:{home.port}\nListenStream=[::1]:{home.port}\n" in home.unit("socket")
     assert f"ExecStart={sys.executable} -m app serve\n" in home.unit("service")
     assert "Type=notify\n" in home.unit("service")
+    assert "SuccessExitStatus=130\n" in home.unit("service")
     assert f"Environment=XDG_CONFIG_HOME={home.folder}\n" in home.unit("service")
     assert str(home.port) not in home.unit("service")  # the settings come from config.toml
     assert "loginctl enable-linger" in done.stderr
