@@ -1,12 +1,14 @@
 """Send random requests to a server for a long time.
 
     python -m tests.torture.soak MODEL [--embedding FOLDER] [--minutes 10] [--kills 30]
+    python -m tests.torture.soak MODEL --requests 20000 [--other MODEL --memory SIZE]
 
 Clients send requests of every API to a running `ingle serve`: chats and completions, streamed and not, with tools,
 schemas, grammars, log-probabilities, long prompts, bad values, and embeddings. A third of the requests disconnect
-early. The report has the statuses, and the memory, threads, and descriptors of the server over time. With `--kills`,
-the server is killed (SIGKILL) that number of times during replies. After each restart, every response that the server
-had reported as complete must still exist.
+early. The report has the statuses, and the memory, threads, and descriptors of the server over time. With `--requests`,
+each tenth sends the same requests, so that their speeds can be compared. A few of them name the other model, and the
+memory should suffice for one of both. With `--kills`, the server is killed (SIGKILL) that number of times during
+replies. After each restart, every response that the server had reported as complete must still exist.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import collections
 import http.client
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -24,179 +27,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+
+from tests.torture.random_requests import (
+    EMBEDDING,
+    GENERATION,
+    MODEL,
+    Mix,
+    Request,
+    random_request,
+    with_other_model,
+    words,
+)
 
 START_SECONDS = 300.0
 REQUEST_SECONDS = 300.0
 SAMPLE_SECONDS = 5.0
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 12},
-        "days": {"type": "integer", "minimum": 0, "maximum": 9},
-    },
-    "required": ["city", "days"],
-}
-WORDS = (
-    "the",
-    "river",
-    "runs",
-    "past",
-    "seven",
-    "old",
-    "mills",
-    "and",
-    "lighthouse",
-    "keepers",
-    "write",
-    "home",
-    "of tin",
-)
-MODEL = "soak"  # an alias of the served model
-
-Body = dict[str, Any]
-Request = tuple[str, str, Body | None]  # (method, path, body)
-
-
-def words(draw: random.Random, most: int) -> str:
-    return " ".join(draw.choices(WORDS, k=draw.randint(1, most)))
-
-
-def messages(draw: random.Random) -> list[dict[str, str]]:
-    """Return a conversation of random words. Some prompts are long, and some share a prefix."""
-    turns = [{"role": "user", "content": words(draw, draw.choice((8, 40, 900)))}]
-    for _ in range(draw.randrange(3)):
-        turns += [{"role": "assistant", "content": words(draw, 20)}, {"role": "user", "content": words(draw, 20)}]
-    return turns
-
-
-FUNCTION: Body = {"name": "get_weather", "description": "Tells the weather", "parameters": SCHEMA}
-TOOL: Body = {"type": "function", "function": FUNCTION}
-SAMPLINGS: list[Body] = [{}, {"temperature": 0}, {"temperature": 1.3, "top_p": 0.9, "seed": 7}]
-NAMED: Body = {"name": "weather", "schema": SCHEMA}
-# Options that a request may have, by kind of request.
-SHAPES: Mapping[str, list[Body]] = {
-    "chat": [
-        {},
-        {"logprobs": True, "top_logprobs": 3},
-        {"response_format": {"type": "json_schema", "json_schema": NAMED}},
-        {"response_format": {"type": "json_object"}},
-        {"tools": [TOOL]},
-        {"tools": [TOOL], "tool_choice": "required"},
-        {"n": 2},
-    ],
-    "completion": [
-        {},
-        {"echo": True},
-        {"logprobs": 2},
-        {"guided_regex": "[a-z ]{1,40}"},
-        {"best_of": 2, "stream": False},
-    ],
-    "response": [{}, {"store": False}, {"tools": [{"type": "function", **FUNCTION}], "tool_choice": "required"}],
-    "message": [
-        {},
-        {"system": "Be brief."},
-        {"tools": [{"name": "get_weather", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}},
-    ],
-    "ollama chat": [{}, {"format": SCHEMA}, {"format": "json"}, {"tools": [TOOL]}],
-    "llama.cpp": [{}, {"grammar": 'root ::= ("yes" | "no") " "?'}, {"n_probs": 2}, {"json_schema": SCHEMA}],
-    "status": [{}],
-}
-
-
-def chat(draw: random.Random, limit: int) -> Request:
-    return "POST", "/v1/chat/completions", {"messages": messages(draw), "max_tokens": limit, **draw.choice(SAMPLINGS)}
-
-
-def completion(draw: random.Random, limit: int) -> Request:
-    return "POST", "/v1/completions", {"prompt": words(draw, 60), "max_tokens": limit, **draw.choice(SAMPLINGS)}
-
-
-def response(draw: random.Random, limit: int) -> Request:
-    return "POST", "/v1/responses", {"input": messages(draw), "max_output_tokens": limit}
-
-
-def message(draw: random.Random, limit: int) -> Request:
-    return "POST", "/v1/messages", {"messages": messages(draw), "max_tokens": limit}
-
-
-def ollama_chat(draw: random.Random, limit: int) -> Request:
-    options = {"num_predict": limit, **draw.choice(SAMPLINGS)}
-    return "POST", "/api/chat", {"model": MODEL, "messages": messages(draw), "options": options}
-
-
-def ollama_text(draw: random.Random, limit: int) -> Request:
-    return "POST", "/api/generate", {"model": MODEL, "prompt": words(draw, 40), "options": {"num_predict": limit}}
-
-
-def llama_text(draw: random.Random, limit: int) -> Request:
-    return "POST", "/completion", {"prompt": words(draw, 60), "n_predict": limit}
-
-
-def infill(draw: random.Random, limit: int) -> Request:
-    return "POST", "/infill", {"input_prefix": words(draw, 20), "input_suffix": "return x", "n_predict": limit}
-
-
-def tokens(draw: random.Random, limit: int) -> Request:
-    bodies: list[tuple[str, Body]] = [
-        ("/tokenize", {"content": words(draw, 2000)}),
-        ("/detokenize", {"tokens": draw.choices(range(40_000), k=limit)}),
-        ("/apply-template", {"messages": messages(draw)}),
-        ("/v1/messages/count_tokens", {"messages": messages(draw)}),
-    ]
-    return "POST", *draw.choice(bodies)
-
-
-def status_page(draw: random.Random, limit: int) -> Request:
-    paths = ("/v1/models", "/health", "/metrics", "/api/tags", "/api/ps", "/props", "/openapi.json", "/nowhere")
-    return "GET", draw.choice(paths), None
-
-
-def embedding(draw: random.Random, limit: int) -> Request:
-    return "POST", "/v1/embeddings", {"input": [words(draw, 30) for _ in range(draw.randint(1, 8))]}
-
-
-def bad(draw: random.Random, limit: int) -> Request:
-    values: list[Any] = [-1, "x", [], {}, 10**30, None, "\ud800", True]
-    name = draw.choice(("temperature", "max_tokens", "stop", "tools", "response_format", "messages", "seed", "model"))
-    path = draw.choice(("/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/responses"))
-    return "POST", path, {name: draw.choice(values)}
-
-
-# kind -> (function that makes a request, its relative frequency, whether its replies can be streamed)
-Mix = Mapping[str, tuple[Callable[[random.Random, int], Request], int, bool]]
-
-GENERATION: Mix = {
-    "chat": (chat, 4, True),
-    "completion": (completion, 3, True),
-    "response": (response, 3, True),
-    "message": (message, 3, True),
-    "ollama chat": (ollama_chat, 3, True),
-    "ollama text": (ollama_text, 2, True),
-    "llama.cpp": (llama_text, 2, True),
-    "infill": (infill, 2, True),
-    "tokens": (tokens, 3, False),
-    "status": (status_page, 1, False),
-    "bad": (bad, 1, False),
-}
-EMBEDDING: Mix = {
-    "embedding": (embedding, 4, False),
-    "status": (status_page, 1, False),
-}
-
-
-def random_request(mix: Mix, draw: random.Random) -> tuple[str, Request]:
-    """Return the kind of a random request, and the request."""
-    [kind] = draw.choices(list(mix), [weight for _, weight, _ in mix.values()])
-    make, _, streams = mix[kind]
-    method, path, body = make(draw, draw.choice((1, 8, 32, 64)))
-    if body is not None and streams:
-        body |= {"stream": draw.random() < 0.6} | draw.choice(SHAPES.get(kind, [{}]))
-    return kind, (method, path, body)
 
 
 @dataclass
@@ -215,7 +65,7 @@ class Server:
 
 
 @contextmanager
-def serving(model: str, folder: Path) -> Iterator[Server]:
+def serving(model: str, folder: Path, *options: str) -> Iterator[Server]:
     """Run a server whose state is below `folder`. SIGTERM ends it if it still runs."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
@@ -224,7 +74,7 @@ def serving(model: str, folder: Path) -> Iterator[Server]:
         "INGLE_KV_DISK_DIR": str(folder / "kv"),
         "INGLE_MODEL_ALIASES": f"{MODEL}=*",
     }
-    command = [sys.executable, "-m", "app", "serve", "--model", model, "--port", str(port), "--quiet"]
+    command = [sys.executable, "-m", "app", "serve", "--model", model, "--port", str(port), "--quiet", *options]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
         _wait_until_healthy(process, port)
@@ -266,17 +116,21 @@ class Tally:
 
     statuses: collections.Counter[tuple[str, int]] = field(default_factory=collections.Counter)
     failures: list[str] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)  # when each request ended
 
     def add(self, kind: str, request: Request, status: int, body: bytes) -> None:
         self.statuses[kind, status] += 1
+        self.ends.append(time.monotonic())
         if status >= 500 or b'"server_error"' in body or b'"api_error"' in body:
             self.failures.append(f"{status} {request[1]} {json.dumps(request[2])[:300]} -> {body[-300:]!r}")
 
 
-def send_requests(server: Server, tally: Tally, seed: int, stop: threading.Event, mix: Mix) -> None:
-    """Send one random request after the other until `stop` is set."""
-    draw = random.Random(seed)
-    while not stop.is_set():
+def send_requests(server: Server, tally: Tally, seeds: Iterator[int], stop: threading.Event, mix: Mix) -> None:
+    """Send one random request for each seed, until `stop` is set. Several threads may share the seeds."""
+    for seed in seeds:
+        if stop.is_set():
+            return
+        draw = random.Random(seed)
         kind, request = random_request(mix, draw)
         max_lines = draw.randrange(12) if draw.random() < 0.33 else None
         try:
@@ -285,23 +139,45 @@ def send_requests(server: Server, tally: Tally, seed: int, stop: threading.Event
             tally.failures.append(f"{type(problem).__name__} {request[1]} {json.dumps(request[2])[:300]}")
 
 
-def soak(server: Server, minutes: float, streams: int, mix: Mix) -> bool:
-    """Send requests for `minutes`. Return True if no request failed and no resource of the server grew."""
-    tally, stop = Tally(), threading.Event()
-    threads = [
-        threading.Thread(target=send_requests, args=(server, tally, number, stop, mix)) for number in range(streams)
-    ]
+@dataclass(frozen=True)
+class Length:
+    """When to stop: after a number of requests, or else after some minutes."""
+
+    minutes: float
+    requests: int = 0
+
+    def seeds(self) -> Iterator[int]:
+        """Return the seeds of all requests, the same ones in each tenth. Threads can share the iterator."""
+        tenth = range(self.requests // 10)
+        return itertools.chain.from_iterable(itertools.repeat(tenth, 10)) if tenth else itertools.count()
+
+
+def soak(server: Server, length: Length, streams: int, mix: Mix) -> bool:
+    """Send requests. Return True if no request failed and no resource of the server grew."""
+    tally, stop, seeds = Tally(), threading.Event(), length.seeds()
+    threads = [threading.Thread(target=send_requests, args=(server, tally, seeds, stop, mix)) for _ in range(streams)]
     for thread in threads:
         thread.start()
     samples: list[tuple[float, int, int]] = []
-    end = time.monotonic() + 60 * minutes
-    while time.monotonic() < end and server.process.poll() is None:
+    end = math.inf if length.requests else time.monotonic() + 60 * length.minutes
+    began = time.monotonic()
+    while time.monotonic() < end and any(thread.is_alive() for thread in threads) and server.process.poll() is None:
         time.sleep(SAMPLE_SECONDS)
         samples.append(server.usage())
     stop.set()
     for thread in threads:
         thread.join(REQUEST_SECONDS)
+    if length.requests:
+        report_tenths([began, *tally.ends])
     return report(tally, samples) and server.process.poll() is None
+
+
+def report_tenths(times: Sequence[float]) -> None:
+    """Print the requests per second of each tenth of the run."""
+    borders = [times[number * (len(times) - 1) // 10] for number in range(11)]
+    rates = [(len(times) - 1) / 10 / (late - early) for early, late in pairwise(borders)]
+    print("requests per second, by tenths:", " ".join(f"{rate:.1f}" for rate in rates))
+    print(f"the last tenth has {rates[-1] / rates[0]:.1%} of the speed of the first")
 
 
 def report(tally: Tally, samples: list[tuple[float, int, int]]) -> bool:
@@ -333,8 +209,10 @@ def kill_repeatedly(model: str, folder: Path, kills: int) -> bool:
                 missing += status != 200
             tally, stop = Tally(), threading.Event()
             busy = [
-                threading.Thread(target=send_requests, args=(server, tally, 100 * number + one, stop, GENERATION))
-                for one in range(3)
+                threading.Thread(
+                    target=send_requests, args=(server, tally, itertools.count(1_000_000 * number), stop, GENERATION)
+                )
+                for _ in range(3)
             ]
             for thread in busy:
                 thread.start()
@@ -358,18 +236,24 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--embedding", help="an embedding model to test after the first model")
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--requests", type=int, default=0, help="send this number of requests, for as long as it takes")
+    parser.add_argument("--other", help="a second model that some requests name")
+    parser.add_argument("--memory", default="auto", help="limit of the memory of all models")
     parser.add_argument("--streams", type=int, default=6)
     parser.add_argument("--kills", type=int, default=0)
     given = parser.parse_args()
+    length = Length(given.minutes, given.requests)
+    mix = with_other_model(Path(given.other).stem) if given.other else GENERATION
+    options = ("--memory", given.memory, *(("--model", given.other) if given.other else ()))
     is_passed = True
     with tempfile.TemporaryDirectory(prefix="ingle-soak-") as name:
         folder = Path(name)
         if given.minutes:
-            with serving(given.model, folder) as server:
-                is_passed = soak(server, given.minutes, given.streams, GENERATION)
+            with serving(given.model, folder, *options) as server:
+                is_passed = soak(server, length, given.streams, mix)
         if given.embedding:
             with serving(given.embedding, folder) as server:
-                is_passed = soak(server, given.minutes / 5, given.streams, EMBEDDING) and is_passed
+                is_passed = soak(server, Length(given.minutes / 5), given.streams, EMBEDDING) and is_passed
         if given.kills:
             is_passed = kill_repeatedly(given.model, folder, given.kills) and is_passed
     sys.exit(not is_passed)
