@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -151,7 +152,8 @@ async def _check(client: Client, settings: Settings, places: Places) -> int:
 
 
 def _start_command(connection: Connection) -> str:
-    return f"ingle serve --model {connection.model} --context {connection.context_length}"
+    model = shlex.quote(connection.file or connection.model)
+    return f"ingle serve --model {model} --context {connection.context_length}"
 
 
 def _steps(client: Client, connection: Connection) -> tuple[str, ...]:

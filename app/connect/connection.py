@@ -32,6 +32,7 @@ class Connection:
     context_length: int  # in tokens
     has_tools: bool  # whether the chat template of the model supports tool calls
     key: str | None = None  # None: the server needs no key from programs of this user
+    file: str | None = None  # the path that --model of a server needs if it is not the name
 
     @property
     def api_url(self) -> str:

@@ -33,6 +33,12 @@ class Candidate:
     name: str  # in requests
     has_tools: bool  # whether its chat template supports tools
     context_length: int  # in tokens: of the loaded model, or the longest that the model supports
+    file: str | None = None  # the path that --model needs if it is not the name
+
+    @property
+    def option(self) -> str:
+        """The value of --model that serves it."""
+        return self.file or self.name
 
 
 def shortcomings(client: Client, candidate: Candidate) -> Sequence[str]:
@@ -112,9 +118,11 @@ def _candidate(stored: "StoredModel", store: "ModelStore") -> Candidate:
     from app.models.details import details_of
 
     details = details_of(stored, store.catalog, store.hub_models)
+    has_tools = details.template is not None and details.template.tools
+    file = None if stored.served_name == stored.name else str(stored.path.absolute())
     if details.problem:
-        return Candidate(stored.name, has_tools=False, context_length=0)
-    return Candidate(stored.name, details.template is not None and details.template.tools, details.context_length or 0)
+        return Candidate(stored.served_name, has_tools=False, context_length=0, file=file)
+    return Candidate(stored.served_name, has_tools, details.context_length or 0, file)
 
 
 def _recommended(settings: Settings) -> str:

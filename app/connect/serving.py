@@ -103,7 +103,7 @@ def _with_stored_model(client: Client, settings: Settings) -> Settings:
     Raises NoSuitableModel.
     """
     try:
-        return replace(settings, model=choose(client, of_files(settings), settings).name)
+        return replace(settings, model=choose(client, of_files(settings), settings).option)
     except NoSuitableModel:
         if client.needs_tools:  # the default model has none
             raise
@@ -162,7 +162,7 @@ async def lasting_connection(client: Client, settings: Settings) -> tuple[Connec
         found = await asyncio.to_thread(_stored_candidate, client, settings)
         key = make_own_key(settings) if chosen_keys(settings) or sys.platform != "linux" else None
         url = base_url(settings.host, settings.port)
-        return Connection(url, found.name, found.context_length, found.has_tools, key), None
+        return Connection(url, found.name, found.context_length, found.has_tools, key, found.file), None
     models = await _models(server if box is None else BoxInstance.of(box), settings)
     if settings.origins["model"].startswith("--"):
         named = [*of_server([one for one in models if settings.model in one.names])]
@@ -181,7 +181,7 @@ def _stored_candidate(client: Client, settings: Settings) -> Candidate:
 
     is_named = settings.origins["model"].startswith("--")
     found = of_name(settings) if is_named else choose(client, of_files(settings), settings)
-    caches = fit_model(found.name, replace(settings, model=found.name, offline=True)).fit.caches
+    caches = fit_model(found.option, replace(settings, model=found.option, offline=True)).fit.caches
     return replace(found, context_length=min(caches[0].context, found.context_length) if caches else 0)
 
 

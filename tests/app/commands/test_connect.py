@@ -110,6 +110,17 @@ def test_invalid_file_is_refused_with_the_position(home: Path) -> None:
     assert "line 2, column 11" in refused.exception.message
 
 
+def test_model_of_a_path_is_named_as_the_server_names_it(home: Path, smollm2: Path, tmp_path: Path) -> None:
+    path = tmp_path / "my models" / "small.gguf"
+    path.parent.mkdir()
+    path.symlink_to(smollm2)
+    written = run("connect", "zed", "--model", "my models/small.gguf")
+    assert written.exit_code == 0, written.output
+    settings = json.loads((home / ".config" / "zed" / "settings.json").read_text(encoding="utf-8"))
+    assert settings["agent"]["default_model"]["model"] == "small"
+    assert f"ingle serve --model '{path}' --context 8192" in written.stderr
+
+
 def test_check_needs_the_settings_and_a_server(home: Path) -> None:
     refused = run("connect", "llm", "--check").exception
     assert isinstance(refused, NotSetUp)
