@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.fit import MemoryPlan, plan_memory
-from engine.freed_memory import return_freed_memory
+from engine.freed_memory import return_freed_memory, share_pools
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.sampling_params import SamplingParams
@@ -69,6 +69,7 @@ def measuring_peak() -> Iterator[list[int]]:
 
 
 def main() -> None:
+    share_pools()  # as in a server
     model, options = Path(sys.argv[1]), options_of(Path(sys.argv[2]))
     plan = plan_of(model, options)
     use_all(load(model, replace(options, context_length=512)))  # compiled code is not memory of a model
