@@ -21,7 +21,7 @@ WRITE = """
 import logging, sys
 from pathlib import Path
 from app.process import server_log
-server_log.MAX_BYTES = 20_000
+server_log.MAX_BYTES = 60_000  # reached once: a reader may miss a file that is replaced before it looks
 file = server_log.LogFile(Path(sys.argv[1]), int(sys.argv[2]))
 for number in range(500):
     file.handle(logging.makeLogRecord({"msg": f"line {number}", "levelname": "INFO"}))
@@ -65,13 +65,16 @@ def test_full_file_replaces_the_previous_one(file: LogFile, tmp_path: Path, monk
 
 
 def test_servers_write_to_the_same_file_at_the_same_time(tmp_path: Path) -> None:
+    log_path(tmp_path).touch()
     with closing(LogReader(log_path(tmp_path))) as reader:
+        assert reader.read() == []
         command = [sys.executable, "-c", WRITE, str(tmp_path)]
         servers = [subprocess.Popen([*command, str(port)], cwd=ROOT) for port in (1, 2)]
         found = []
         while any(server.poll() is None for server in servers):
             found += reader.read()
         found += reader.read()
+    assert previous_path(log_path(tmp_path)).exists()
     for port in (1, 2):
         assert [line.message for line in found if line.port == port] == [f"line {number}" for number in range(500)]
 

@@ -181,7 +181,7 @@ def test_collected_pool_ends_its_threads(make_step: MakeStep, others: set[thread
 
 def test_pool_of_one_has_no_worker_threads(make_step: MakeStep, others: set[threading.Thread]) -> None:
     step = make_step(1)
-    assert set(threading.enumerate()) == others
+    assert set(threading.enumerate()) <= others
     step.workers.close()
 
 
@@ -217,13 +217,13 @@ def test_programs_share_the_threads_of_a_pool(
         step.workers.close()
         step.workers.close()
         assert pool.num_threads == (1 if step is steps[-1] else 4)
-    assert set(threading.enumerate()) == others
+    assert set(threading.enumerate()) <= others
     with pytest.raises(ValueError, match="2 threads were requested from a pool of 1"):
         steps[0].workers.run(1, 2)
     (again,) = shared_steps(path, cpu_kernels, pool, 3)
     within_timeout(partial(use, again, 3))
     again.workers.close()
-    assert set(threading.enumerate()) == others
+    assert set(threading.enumerate()) <= others
 
 
 def test_programs_of_one_pool_compute_the_bits_of_their_own(path: Path, cpu_kernels: Path, make_step: MakeStep) -> None:
