@@ -18,7 +18,7 @@ from app.whole_file import write_whole
 _WIDTH, _MARGIN = 760, 28
 _BARS_START, _BARS_END = 248, 668  # the names of measures are on the left, and the last value on the right
 _BAR, _BAR_STEP, _GROUP_GAP = 13, 16, 14
-_SWATCH = 11
+_SWATCH, _LEGEND_END = 11, 470
 _CAP = 3  # half of the height of the ends of a range
 _LETTER = 7  # estimated width of a letter of 13 px
 _MOST_LETTERS: Mapping[str, int] = {"heading": 80, "name": 32, "value": 12, "quiet": 115}
@@ -96,12 +96,15 @@ class Chart:
         return ElementTree.tostring(self._root, encoding="unicode") + "\n"
 
     def _legend(self) -> None:
-        x = float(_MARGIN)
-        for engine, series in self._series.items():
-            self._box(series, x, self._y - 9, _SWATCH, _SWATCH)
-            self._text("name", x + 18, self._y + 1, engine)
-            x += 18 + _LETTER * len(engine) + 24
         self._text("quiet", _WIDTH - _MARGIN, self._y + 1, "tokens per second; longer bars are faster", anchor="end")
+        x = _MARGIN
+        for engine, series in self._series.items():
+            width = _SWATCH + 7 + _LETTER * min(len(engine), _MOST_LETTERS["name"])
+            if x > _MARGIN and x + width > _LEGEND_END:
+                x, self._y = _MARGIN, self._y + 20
+            self._box(series, x, self._y - 9, _SWATCH, _SWATCH)
+            self._text("name", x + _SWATCH + 7, self._y + 1, engine)
+            x += width + 24
         self._y += 14
 
     def _panel(self, heading: str, measures: Sequence[Measure]) -> None:

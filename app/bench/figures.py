@@ -75,7 +75,7 @@ class Entry(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What was measured, and where. A new entry replaces an old one with the same key."""
+        """The workloads and the machine. A new entry replaces an old one with the same key."""
         where = (self.machine.processor, self.machine.threads)
         measures = tuple(it.measure for it in self.measures)
         return self.chart, self.model, self.quantization, self.via, where, measures
