@@ -63,10 +63,8 @@ def test_ranges_reach_from_the_lowest_to_the_highest() -> None:
     start = min(float(box.attrib["x"]) for box in chart.iter(f"{SVG}rect") if box.get("class") == "first"
                 and box.get("width") != SWATCH)  # fmt: skip
     pixels = bars(chart, "first")[0] / 400
-    assert ranges(chart) == [
-        (pytest.approx(start + low * pixels, abs=0.2), pytest.approx(start + high * pixels, abs=0.2))
-        for low, high in ((300, 500), (80, 120))
-    ]
+    for drawn_range, spread in zip(ranges(chart), [(300, 500), (80, 120)], strict=True):
+        assert drawn_range == pytest.approx([start + value * pixels for value in spread], abs=0.2)
 
 
 def test_entries_of_a_chart_have_one_scale() -> None:

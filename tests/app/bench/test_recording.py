@@ -1,5 +1,6 @@
 """Entries that are made from reports, and the measured bandwidth of memory."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from app.bench.figures import BadFigures, Machine, Measure, Result, read_entries
 from app.bench.memory_speed import read_bandwidth
 from app.bench.recording import Recording
 from app.bench.report import Report, result_of
+from app.bench.sample import Spread
 from app.bench.workload import SUITE, rows_of
 from tests.app.bench.test_report import report, series
 
@@ -39,6 +41,15 @@ def test_measures_of_one_workload_have_its_sizes(one_workload: Report, recording
         Measure("decode, context 512", (OURS,)),
         Measure("decode, 4 streams, context 512", (OURS,)),
     )
+
+
+def test_end_to_end_rates_are_left_out(recording: Recording) -> None:
+    """With one stream, the decode rate has two rows, and the end-to-end rate has the same sizes."""
+    rows = rows_of(512, 128, 1)
+    found = report(rows, rows[-1].load)
+    slow = replace(found.own, figures={**found.own.figures, "end_to_end_tok_s": Spread(1, 1, 1)})
+    measures = recording.entry(replace(found, own=slow), [], (1, 2)).measures
+    assert measures == (Measure("prefill, 512 tokens", (OURS,)), Measure("decode, context 512", (OURS,)))
 
 
 def test_measures_of_the_suite_have_its_titles(recording: Recording) -> None:
