@@ -23,6 +23,7 @@ AppError
 ├── ReplyAborted           the engine ended a reply because the engine is shutting down
 ├── InvalidRequest         (server/http/errors.py)
 ├── CompetitorFailed, UnsuitableLoad               (bench/competitor.py)
+├── BadFigures                                    (bench/figures.py)
 ├── HistoryTooNew, HistoryUnavailable, HistoryDamaged, NoSuchChat   (history/records.py)
 │   └── HistoryInUse        other processes have the damaged history open
 ├── UnreadableChats                               (history/chat_import.py)

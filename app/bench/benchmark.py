@@ -42,6 +42,7 @@ def own_report(plan: Plan, model: MeasuredModel, measured: OwnCompetitor, series
     """Return the report about this program. Call it while the process of the competitor runs."""
     conditions = Conditions(
         model=model.stored.name,
+        quantization=model.stored.quantization,
         device=_DEVICE,
         processor=processor_name(),
         backend=measured.backend,

@@ -9,7 +9,7 @@ from app.bench.rounds import Series
 from app.bench.sample import Percentiles, Spread, percentiles, spread
 from app.bench.workload import Load, Row
 
-_DIGITS = 4  # number of significant digits
+DIGITS = 4  # number of significant digits
 
 Figures = Mapping[str, Spread | None]  # figures by row name; None: not reported
 
@@ -19,6 +19,7 @@ class Conditions:
     """The conditions of a measurement."""
 
     model: str
+    quantization: str | None  # None: unknown
     device: str
     processor: str
     backend: str  # kernels of the engine
@@ -152,4 +153,4 @@ def _median(figure: Spread | None) -> float | None:
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{_DIGITS}g}")
+    return None if value is None else float(f"{value:.{DIGITS}g}")

@@ -41,20 +41,20 @@ def conditions(report: Report) -> list[str]:
 def spread_text(spread: Spread | None, unit: str = "") -> str:
     if spread is None:
         return _UNKNOWN
-    return f"{_number(spread.median)}{unit} ({_number(spread.low)}-{_number(spread.high)})"
+    return f"{number_text(spread.median)}{unit} ({number_text(spread.low)}-{number_text(spread.high)})"
 
 
 def _percentiles(percentiles: Percentiles | None) -> str:
     if percentiles is None:
         return _UNKNOWN
-    return f"{_number(percentiles.p50)} ms (p99 {_number(percentiles.p99)})"
+    return f"{number_text(percentiles.p50)} ms (p99 {number_text(percentiles.p99)})"
 
 
 def _megabytes(amount: float | None) -> str:
-    return _UNKNOWN if amount is None else f"{_number(amount)} MB"
+    return _UNKNOWN if amount is None else f"{number_text(amount)} MB"
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
     """Return a number with three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"

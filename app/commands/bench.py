@@ -1,6 +1,9 @@
 """`ingle bench`: measure how fast a model runs. The figures go to stdout, progress to stderr."""
 
+import shlex
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -20,11 +23,14 @@ Examples:
   ingle bench --prompt-tokens 60 --output-tokens 24 --concurrency 16    decode 16 streams at a context of 60
   ingle bench --suite --json | jq .decode_128
   ingle bench --http                                                    measure `ingle serve` over HTTP
+  ingle bench --suite --record figures.json                             add the figures to a file
+  ingle bench --plot figures.json --to charts                           draw the figures of a file as SVG
   ingle bench --tune --model q4_k_m.gguf                                find faster kernel tiles for this GPU
 """
 
 _SIZES = ("prompt_tokens", "output_tokens", "concurrency")
-_WORKLOADS = (*_SIZES, "repeat", "suite", "http")
+_WORKLOADS = (*_SIZES, "repeat", "suite", "http", "record")
+_FIGURES = Path(__file__).parents[2] / "docs/figures/speed.json"  # exists in a checkout only
 
 
 @click.command(epilog=EXAMPLES)
@@ -49,6 +55,27 @@ _WORKLOADS = (*_SIZES, "repeat", "suite", "http")
 @click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True, help="Runs of each workload.")
 @click.option("--suite", is_flag=True, help="Run five common workloads instead of one.")
 @click.option("--tune", is_flag=True, help="Find the fastest kernel tiles for this model and GPU, and save them.")
+@click.option(
+    "--record",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Add the figures to this JSON file. They replace those of the same workloads, model, and machine.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    is_flag=False,
+    flag_value=str(_FIGURES),
+    metavar="[FILE]",
+    help="Draw the figures of this JSON file as SVG files, and measure nothing. Default: the file of the charts in "
+    "BENCHMARKS.md.",
+)
+@click.option(
+    "--to",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Folder of the SVG files of --plot. Default: that of the JSON file.",
+)
 @click.option("--http", is_flag=True, help="Measure `ingle serve` over HTTP instead of the engine alone.")
 @context_option
 @click.option(
@@ -68,6 +95,9 @@ def bench(
     suite: bool,
     tune: bool,
     http: bool,
+    record: Path | None,
+    plot: Path | None,
+    to: Path | None,
     as_object: bool,
     quiet: bool,
     **options: str | int | None,
@@ -78,19 +108,38 @@ def bench(
     full length. The prefill and decode rates are those of one stream. The rate of several streams is measured while all
     of them decode.
     """
+    if plot is not None:
+        _refuse((*_WORKLOADS, "tune"), "--plot measures nothing")
+        _plot(plot, plot.parent if to is None else to)
+        return
+    _refuse(("to",), "--to works only with --plot")
     settings = load_settings(**options)
     if tune:
         _refuse(_WORKLOADS, "--tune runs no workload")
         _tune(settings, progress_on_stderr(quiet=quiet), as_object=as_object)
         return
     from app.bench.benchmark import Plan, benchmark
+    from app.bench.recording import Recording
     from app.bench.workload import SUITE, rows_of
 
     if suite:
         _refuse(_SIZES, "--suite has fixed sizes")
     rows = SUITE if suite else rows_of(prompt_tokens, output_tokens, concurrency)
     plan = Plan(rows=rows, load=None if suite else rows[-1].load, repeat=repeat, http=http)
-    _print(benchmark(settings, plan, progress_on_stderr(quiet=quiet)), as_object=as_object)
+    recording = None if record is None else Recording(record, f"ingle {shlex.join(sys.argv[1:])}")
+    if recording is not None:
+        recording.check()
+    report = benchmark(settings, plan, progress_on_stderr(quiet=quiet))
+    _print(report, as_object=as_object)
+    if recording is not None:
+        recording.add(report)
+
+
+def _plot(file: Path, folder: Path) -> None:
+    from app.bench.chart import write_charts
+
+    for path in write_charts(file, folder):
+        click.echo(sanitize(str(path)))
 
 
 def _tune(settings: Settings, progress: Progress, *, as_object: bool) -> None:

@@ -5,18 +5,23 @@
     python -m tests.bench.compare --suite --ik-llama ik_llama.cpp/build/bin --threads 2
     python -m tests.bench.compare --prompt-tokens 128 --output-tokens 96 --xllamacpp --json | jq '.compare[0].ratios'
 
+    python -m tests.bench.compare --suite --xllamacpp --record figures.json && ingle bench --plot figures.json
+
 Every round measures all programs in turn, with the same file, threads, and sizes. --xllamacpp measures llama.cpp in the
 package xllamacpp. --llama-server measures a build of llama.cpp, found by the path of its llama-server, and --ik-llama
-one of ik_llama.cpp. The results go to stdout, the progress to stderr. `ingle bench` measures only Inglenook.
+one of ik_llama.cpp. The results go to stdout, the progress to stderr. --record adds them to a file of figures, which
+`ingle bench --plot` draws. `ingle bench` measures only Inglenook.
 """
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
 import click
 
 from app.bench.benchmark import Plan
+from app.bench.recording import Recording
 from app.bench.workload import SUITE, rows_of
 from app.commands.output import as_json, echo_table
 from app.errors import exit_status
@@ -40,7 +45,13 @@ def main() -> int:
         )
         load = None if arguments.suite else rows[-1].load
         plan = Plan(rows=rows, load=load, repeat=arguments.repeat, http=arguments.http)
-        _print(compare(load_settings(**chosen), plan, peers, progress), as_object=arguments.json)
+        recording = _recording(arguments)
+        if recording is not None:
+            recording.check()
+        comparison = compare(load_settings(**chosen), plan, peers, progress)
+        _print(comparison, as_object=arguments.json)
+        if recording is not None:
+            recording.add(comparison.report, [peer.result for peer in comparison.peers])
     except InglenookError as problem:
         remedy = f"\ntry: {problem.remedy}" if problem.remedy else ""
         print(f"error: {problem.message}{remedy}", file=sys.stderr)
@@ -48,6 +59,13 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _recording(arguments: argparse.Namespace) -> Recording | None:
+    if arguments.record is None:
+        return None
+    command = f"python -m tests.bench.compare {shlex.join(sys.argv[1:])}"
+    return Recording(arguments.record, command, arguments.title, arguments.chart)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--kernels")
     parser.add_argument("--device")
+    parser.add_argument("--record", type=Path, help="add the figures to this file, or replace those of the same key")
+    parser.add_argument("--title", help="title of the model in the chart of --record")
+    parser.add_argument("--chart", help="name of the chart of --record; entries with one name are drawn together")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("-q", "--quiet", action="store_true")
     return parser

@@ -14,7 +14,14 @@ from app.commands.output import as_json
 from tests.app.bench.test_rounds import Recorder
 
 CONDITIONS = Conditions(
-    model="tiny", device="cpu", processor="Abacus", backend="reference", via="engine", threads=2, repeat=3
+    model="tiny",
+    quantization="Q4_1",
+    device="cpu",
+    processor="Abacus",
+    backend="reference",
+    via="engine",
+    threads=2,
+    repeat=3,
 )
 
 
@@ -47,6 +54,7 @@ def test_json_of_one_workload_has_its_figures(one_workload: Report) -> None:
     assert found.pop("spread")["weight_gb_s"] == [200.0, 450.0]
     assert found == {
         "model": "tiny",
+        "quantization": "Q4_1",
         "device": "cpu",
         "processor": "Abacus",
         "backend": "reference",

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from app.bench.figures import read_entries
 from app.bench.measured_model import read_model
+from app.commands.bench import bench as command
 from app.models.stored_model import StoredModel
 from tests.app.command_line import ingle
 from tests.engine.models.tiny_llama import make as make_tiny
@@ -57,6 +59,42 @@ def test_json_option_prints_one_object(environment: dict[str, str], smollm2: Pat
     assert not Path(environment["INGLE_KV_DISK_DIR"]).exists()
 
 
+def test_recorded_figures_can_be_plotted(environment: dict[str, str], tmp_path: Path) -> None:
+    figures, charts = tmp_path / "figures.json", tmp_path / "new" / "charts"
+    done = bench(environment, *SMALL, *ONE_THREAD, "--record", str(figures), "-q")
+    assert done.returncode == 0, done.stderr
+    [entry] = read_entries(figures)
+    assert entry.command == f"ingle bench {' '.join([*SMALL, *ONE_THREAD])} --record {figures} -q"
+    assert (entry.chart, entry.machine.threads) == ("smollm2-135m-q4_1", 1)
+    done = bench(environment, "--plot", str(figures), "--to", str(charts))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == [str(charts / "smollm2-135m-q4_1.svg")]
+    assert "prefill, 20 tokens" in (charts / "smollm2-135m-q4_1.svg").read_text(encoding="utf-8")
+
+
+def test_plot_without_a_file_needs_a_checkout(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = bench(environment, "--plot", "--to", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    names = {path.name for path in (ROOT / "docs/figures").glob("*.svg")}
+    assert {Path(line).name for line in done.stdout.splitlines()} == names
+    [option] = [option for option in command.params if option.name == "plot"]
+    monkeypatch.setattr(option, "flag_value", str(tmp_path / "docs/figures/speed.json"))
+    done = bench(environment, "--plot")
+    assert done.returncode == 1
+    assert "Name a file: ingle bench --plot FILE" in done.stderr
+
+
+def test_malformed_file_fails_before_the_measurement(environment: dict[str, str], tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    figures.write_text('{"entries": [{"chart": "tiny"}]}', encoding="utf-8")
+    done = bench(environment, *SMALL, *ONE_THREAD, "--record", str(figures))
+    assert done.returncode == 1
+    assert "entry 1 (tiny): Object missing required field `model`" in done.stderr
+    assert "Round 1" not in done.stderr
+
+
 def test_http_measures_a_server(environment: dict[str, str]) -> None:
     # 32 tokens: on a busy machine the server may send several tokens in one chunk, and one chunk has no decode rate
     done = bench(environment, *SMALL, *ONE_THREAD, "--http", "--output-tokens", "32")
@@ -83,6 +121,11 @@ def test_interrupt_ends_all_processes(environment: dict[str, str]) -> None:
         (["--concurrency", "0"], 2, "0 is not in the range"),
         (["--repeat", "0"], 2, "0 is not in the range"),
         (["--suite", "--concurrency", "4"], 2, "remove --concurrency"),
+        (["--plot", "figures.json", "--suite"], 2, "remove --suite"),
+        (["--plot", "figures.json", "--record", "figures.json"], 2, "remove --record"),
+        (["--plot", "figures.json", "--tune"], 2, "remove --tune"),
+        (["--to", "charts"], 2, "--to works only with --plot"),
+        (["--plot", "missing.json"], 1, "ingle bench --plot FILE"),
         (["--http", "--context", "512", "--output-tokens", "1"], 2, "do not fit the context of 512 tokens"),
         ([*ONE_THREAD, "--concurrency", "500", *SMALL], 2, "The load has 500 streams, but the engine runs at most"),
         (["--model", "smolm2"], 3, "smollm2"),

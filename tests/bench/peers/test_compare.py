@@ -1,13 +1,16 @@
 """The comparison command with the real default model, xllamacpp, and a fake llama.cpp."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from app.bench.chart import write_charts
 from app.bench.competitor import CompetitorFailed
+from app.bench.figures import read_entries
 from app.errors import EXIT_FAILURE, exit_status
 from app.progress import SilentProgress
 from tests.app.commands.test_bench import ONE_THREAD, RATES, ROOT, SMALL, own_folders
@@ -46,6 +49,26 @@ def test_compare_measures_engines(environment: dict[str, str], fake_llama: FakeL
             ratio = peer["ratios"][name]
             assert 0 < ratio["low"] <= ratio["median"] <= ratio["high"]
     assert all(call[2:4] == ["-t", "1"] for call in fake_llama.calls("llama-bench"))
+
+
+def test_record_adds_all_programs_and_replaces_the_entry(
+    environment: dict[str, str], fake_llama: FakeLlama, tmp_path: Path
+) -> None:
+    figures = tmp_path / "figures.json"
+    options = (*SMALL, *ONE_THREAD, "--llama-server", str(fake_llama.server), "-q", "--record", str(figures))
+    for title in ("Tiny 1M", "Tiny 1M", "Tiny 2M"):
+        result = compare(environment, *options, "--title", title, "--chart", "tiny")
+        assert result.returncode == 0, result.stderr
+    first, second = read_entries(figures)
+    assert (first.chart, first.model, second.model) == ("tiny", "Tiny 1M", "Tiny 2M")
+    assert (
+        first.command
+        == f"python -m tests.bench.compare {shlex.join([*options, '--title', 'Tiny 1M', '--chart', 'tiny'])}"
+    )
+    assert list(first.builds) == ["Inglenook", "llama.cpp"]
+    for measure in first.measures:
+        assert [found.engine for found in measure.results] == ["Inglenook", "llama.cpp"]
+    assert [path.name for path in write_charts(figures, tmp_path)] == ["tiny.svg"]
 
 
 def test_compare_measures_servers_over_http(environment: dict[str, str], fake_llama: FakeLlama) -> None:
