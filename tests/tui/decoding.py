@@ -27,7 +27,7 @@ from tests.app.commands.test_serve import ready, serve
 from tests.support.terminal_screen import Terminal, python
 
 QUESTION = "Tell me a long story about a fireplace, an old house, a storm and a cat that likes all of them."
-CONTEXT = "512"  # context length in tokens: ends every reply, and is short enough for some undisturbed rounds
+CONTEXT = 2048  # tokens: ends every reply, and is long enough that its first second counts for little
 FEWEST = 100  # minimum number of tokens in a reply that counts
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 LONG = 600.0  # time limit in seconds
@@ -44,10 +44,10 @@ def taken_seconds() -> float:
 
 
 @contextmanager
-def serving(model: Path, environment: dict[str, str]) -> Iterator[str]:
+def serving(model: Path, context: int, environment: dict[str, str]) -> Iterator[str]:
     """Start a server and yield its URL."""
     own = {**os.environ, **environment}
-    with serve(own, "--context", CONTEXT, "--model", str(model)) as server:
+    with serve(own, "--context", str(context), "--model", str(model)) as server:
         try:
             yield ready(server, own).url
         finally:
@@ -152,11 +152,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--context", type=int, default=CONTEXT)
     given = parser.parse_args()
     model = given.model.absolute()
     with tempfile.TemporaryDirectory(prefix="ingle-decoding-") as place:
         environment = {"INGLE_STATE_DIR": place, "INGLE_DRAFTS": "off"}  # drafts would differ from reply to reply
-        with serving(model, environment) as url:
+        with serving(model, given.context, environment) as url:
             chat = ShownChat(model, environment)
             counted = list(islice(ratios(url, model, chat), given.rounds))
             chat.close()
