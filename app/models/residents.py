@@ -33,7 +33,7 @@ from app.models.resident import (
 from app.models.switches import Switches
 from app.progress import format_bytes
 from engine.errors import FREE_MEMORY, EngineError, LoadStopped, OutOfMemory
-from engine.freed_memory import return_freed_memory
+from engine.freed_memory import release_frames, return_freed_memory
 from engine.request import ServiceClass
 from quant.errors import InglenookError
 
@@ -258,6 +258,7 @@ class Residents(Generic[LoadedT]):
             await self._load_once(model, task)
         except OUT_OF_MEMORY as error:
             task.check()
+            release_frames(error)
             log.warning("%s is loaded again after memory is freed: %s", model.title, error)
             return False
         return True
@@ -347,6 +348,7 @@ class Residents(Generic[LoadedT]):
         return ", ".join(self.of(name).title for name in names)
 
     def _on_load_failure(self, model: Resident[LoadedT], error: Exception) -> None:
+        release_frames(error)  # the error is kept, and would keep what the load has allocated
         model.failed_loads += 1
         problem: InglenookError
         if isinstance(error, InglenookError):

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from types import SimpleNamespace
@@ -329,6 +330,77 @@ def test_memory_that_another_program_took_causes_one_retry() -> None:
         assert (computer.loads, computer.loaded) == (["a"] * 4, [])
 
     run(ask())
+
+
+def test_failed_allocation_drops_parked_caches_and_unloads_idle_models(clock: Clock) -> None:
+    """Models that are used or pinned stay, and their requests notice nothing."""
+    computer = Computer(1000, idle=10, used=10, pinned=10, parked=10, a=50)
+    computer.parked = {"parked": 5}
+    computer.errors["a"] = [OutOfMemory("no memory")]
+
+    async def ask() -> None:
+        residents = Residents(computer, lambda name: Policy(name, is_pinned=name == "pinned"), clock=clock)
+        for name in ("idle", "used", "pinned", "parked"):
+            await use(residents, name)
+        residents.of("parked").keep_alive = 0
+        await use(residents, "parked")
+        await until(lambda: residents.of("parked").parked is not None)
+        clock.seconds += 100
+        async with residents.use("used"):
+            assert await use(residents, "a") == "a"
+            assert computer.loaded == ["used", "pinned", "a"]
+        assert residents.of("parked").parked is None
+
+    run(ask())
+
+
+def test_error_of_a_failed_load_frees_what_the_load_has_allocated() -> None:
+    class Weights:
+        pass
+
+    made: list[weakref.ref[Weights]] = []
+
+    class Careless(Computer):
+        def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> Model:
+            weights = Weights()
+            made.append(weakref.ref(weights))
+            raise OutOfMemory("no memory")
+
+    async def ask() -> None:
+        residents = Residents(Careless(100, a=50))
+        with pytest.raises(OutOfMemory, match=r"a ran out of memory, although it needs 50 B of 100 B \(host\)"):
+            await use(residents, "a")
+        assert residents.of("a").problem is not None
+        assert [weights() for weights in made] == [None, None]
+
+    run(ask())
+
+
+def test_model_that_is_not_closed_cleanly_is_unloaded_for_another_one(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Model):
+        async def close(self, *, parks: bool) -> ParkedCache | None:
+            await super().close(parks=parks)
+            raise ValueError("not closed")
+
+    class Makes(Computer):
+        def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> Model:
+            super().load(name, allotted, task, parked)
+            return Broken(self, name)
+
+    computer = Makes(100, a=60, b=60)
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        await use(residents, "a")
+        clock.seconds += 100
+        assert await use(residents, "b") == "b"
+        assert (computer.loaded, residents.of("a").state) == (["b"], State.UNLOADED)
+        await residents.close()
+
+    run(ask())
+    assert [record.message for record in caplog.records] == [f"{name} was not closed cleanly" for name in "ab"]
 
 
 def test_missing_model_raises_its_error() -> None:
