@@ -155,6 +155,7 @@ class Residents(Generic[LoadedT]):
     def _on_release(self, model: Resident[LoadedT]) -> None:
         """Decide again after a request has left a model, and once its engine has ended requests without a client."""
         model.last_used = self._clock()
+        self._check_engine(model)
         self._notify()
         if not model.uses.total() and model.is_used and not self.is_closed:
             asyncio.get_running_loop().call_later(POLL_SECONDS, self._on_release, model)
@@ -163,11 +164,15 @@ class Residents(Generic[LoadedT]):
         """Raise the error of a model that failed, unless it may be tried again."""
         if self.is_closed:
             raise EngineError("The server is shutting down")
+        self._check_engine(model)
+        if model.problem is not None and self.retry_seconds(model):
+            raise model.problem.with_traceback(None)  # otherwise it would keep the frames of all requests
+
+    def _check_engine(self, model: Resident[LoadedT]) -> None:
+        """Unload a model whose engine has failed, unless the process has to start again for it."""
         loaded = model.loaded
         if loaded is not None and loaded.failure and not loaded.needs_restart and model.state is State.LOADED:
             self._on_engine_failure(model, loaded.failure)
-        if model.problem is not None and self.retry_seconds(model):
-            raise model.problem.with_traceback(None)  # otherwise it would keep the frames of all requests
 
     async def _wait(self, model: Resident[LoadedT], service: ServiceClass, *, waits: bool) -> None:
         """Wait until the model admits a request of this class, which is then counted in its uses."""

@@ -270,6 +270,12 @@ def test_file_that_cannot_be_read_is_the_error_of_all_requests(machine: Machine,
     run_and_check(machine, lambda: check_failure(machine, ModelFileError, FAILED_SECONDS, text))
 
 
+def test_read_error_without_a_name_names_the_model(machine: Machine) -> None:
+    machine.fail(STAGES["digest"], lambda: os_error(errno.EIO))
+    text = f"Cannot read the files of a: {os.strerror(errno.EIO)}"
+    run_and_check(machine, lambda: check_failure(machine, ModelFileError, FAILED_SECONDS, text))
+
+
 @pytest.mark.parametrize("stage", [(checkpoint_files, "open"), (mmap, "mmap"), (os, "fstat")], ids=str)
 def test_failed_system_call_names_its_file(machine: Machine, stage: Stage) -> None:
     """Errors of calls with a descriptor have no file name."""

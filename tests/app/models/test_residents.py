@@ -429,6 +429,20 @@ def test_failed_engine_is_loaded_again_a_few_times(clock: Clock) -> None:
     run(ask())
 
 
+def test_failed_engine_returns_its_memory_when_its_request_ends() -> None:
+    computer = Computer(100, a=50)
+
+    async def ask() -> None:
+        residents = Residents(computer)
+        async with residents.use("a") as model:
+            model.failure = "a bug"
+        await until(lambda: not computer.loaded)
+        assert residents.of("a").state is State.UNLOADED
+        assert await use(residents, "a") == "a"
+
+    run(ask())
+
+
 def test_unused_model_is_unloaded_after_its_keep_alive(clock: Clock) -> None:
     computer = Computer(100, a=50)
 
