@@ -8,9 +8,10 @@ import asyncio
 import errno
 import mmap
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 
 from app.errors import ModelNotFound
 from app.generation.template import ChatTemplateRenderer
-from app.models.load import loaded_model, model_loader
+from app.models.load import loaded_encoder, loaded_model, model_loader
 from app.models.load.model_loader import LoadedChat, LoadedEmbedder, ModelLoader
 from app.models.residents import FAILED_SECONDS, FULL_SECONDS, Residents
 from app.models.store import ModelStore
@@ -29,6 +30,8 @@ from engine.backends import reference
 from engine.backends.reference import ReferenceDevice
 from engine.checkpoints.weights import Weights
 from engine.core import Engine
+from engine.embedding import loading as embedder_loading
+from engine.embedding.encoder import Encoder
 from engine.errors import EngineError, OutOfMemory
 from engine.kv.disk import folder as disk_folder
 from engine.kv.disk import store as disk_store
@@ -37,6 +40,7 @@ from quant import checkpoint_files
 from quant.errors import InglenookError, ModelFileError
 from quant.mapped_file import TensorFiles
 from tests.app.models import tiny_chat
+from tests.app.models.load.test_loaded_encoder import embedding_model
 from tests.app.models.tiny_model import settings_in
 from tests.app.server.live_server import Clock
 
@@ -69,6 +73,14 @@ STAGES: dict[str, Stage] = {
     "loaded model": (model_loader, "LoadedChat"),
 }
 READING = list(STAGES)[:11]  # stages that read files
+ENCODER_STAGES: dict[str, Stage] = {
+    "vocabulary": (loaded_encoder, "_tokenizer"),
+    "encoder": (embedder_loading, "Encoder"),
+    "use record": (loaded_encoder, "record_use"),
+    "service": (model_loader, "EmbeddingService"),
+    "loaded model": (model_loader, "LoadedEmbedder"),
+    "register": (Residents, "adopt"),
+}
 ENDING: dict[str, Stage] = {"start": (EngineThread, "start"), "register": (Residents, "adopt")}
 
 TORCH = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"
@@ -106,9 +118,11 @@ class Machine:
         self.clock = Clock()
         self.residents: Residents[Loaded] = Residents(loader, clock=self.clock)
         self.engines: list[Engine[Any]] = []
+        self.encoders: list[Encoder] = []
         self.renderers: list[ChatTemplateRenderer] = []
         self._patch = patch
         self._record(loading, "Engine", self.engines)
+        self._record(embedder_loading, "Encoder", self.encoders)
         self._record(model_loader, "ChatTemplateRenderer", self.renderers)
 
     def _record(self, module: Any, name: str, made: list[Any]) -> None:
@@ -139,7 +153,7 @@ class Machine:
     def check_nothing_is_left(self) -> None:
         """Assert that no model is loaded, and that no load has left memory, processes, or files of this test."""
         assert self.residents.ledger({}).entries == []
-        assert all(engine._is_closed for engine in self.engines)
+        assert all(engine._is_closed for engine in (*self.engines, *self.encoders))
         assert all(renderer._child is None for renderer in self.renderers)
         assert open_files(self.folder) == []
 
@@ -151,12 +165,21 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return embedding_model(tmp_path_factory.mktemp("encoder")).folder
+
+
 @pytest.fixture
 def machine(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    with machine_with(saved, tmp_path, monkeypatch) as machine:
+        yield machine
+
+
+@contextmanager
+def machine_with(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     files = tmp_path / "model"
-    files.mkdir()
-    for file in saved.iterdir():  # copies, because a test removes one
-        (files / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(saved, files)  # a copy, because tests remove files
     settings = settings_in(tmp_path / "home", kernels="reference", threads=1, kv_disk_dir=tmp_path / "kv")
     store = ModelStore(settings)
     given = dict.fromkeys("ab", store.resolve(str(files)))
@@ -260,6 +283,23 @@ def test_failed_allocation_at_the_end_of_a_load_is_retried_once(machine: Machine
 def test_failure_at_the_end_of_a_load_is_the_error_of_all_requests(machine: Machine, stage: str) -> None:
     machine.fail(ENDING[stage], lambda: RuntimeError("can't start new thread"))
     run_and_check(machine, lambda: check_failure(machine, EngineError, FAILED_SECONDS, "could not be loaded"))
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize("stage", ENCODER_STAGES)
+def test_failed_allocation_for_an_embedding_model_is_retried_once(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, attempts: int
+) -> None:
+    with machine_with(encoder, tmp_path, monkeypatch) as machine:
+        machine.fail(ENCODER_STAGES[stage], MemoryError, attempts)
+
+        async def work() -> None:
+            if attempts == 1:
+                await machine.use("a")
+            else:
+                await check_failure(machine, OutOfMemory, FULL_SECONDS, attempts=2)
+
+        run_and_check(machine, work)
 
 
 @pytest.mark.parametrize("fault", FILES)
