@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Generic
 
 from app.models.ledger import Blocked, Fits, Ledger, Never, Unload, Use, Wait
+from app.models.load_failures import OUT_OF_MEMORY, pause_after, problem_of, with_numbers
 from app.models.resident import (
     SHORTEST_TURN,
     DoesNotFit,
@@ -32,7 +33,7 @@ from app.models.resident import (
 )
 from app.models.switches import Switches
 from app.progress import format_bytes
-from engine.errors import FREE_MEMORY, EngineError, LoadStopped, OutOfMemory
+from engine.errors import EngineError, LoadStopped, OutOfMemory
 from engine.freed_memory import release_frames, return_freed_memory
 from engine.request import ServiceClass
 from quant.errors import InglenookError
@@ -43,9 +44,6 @@ if TYPE_CHECKING:  # not imported at run time: it imports torch
 log = logging.getLogger(__name__)
 
 PARKING = (Reason.MEMORY, Reason.IDLE)  # reasons for which the cache stays in memory, as long as it fits
-FAILED_SECONDS = 60.0  # seconds for which a model that cannot be loaded is not tried again
-FULL_SECONDS = 10.0  # the same for a model for which memory ran out, since other programs may free some at any time
-OUT_OF_MEMORY = (OutOfMemory, MemoryError)
 MAX_RESTARTS, RESTART_SECONDS = 3, 600.0  # how often a model whose engine failed is loaded again in this time
 POLL_SECONDS = 0.25  # seconds between two checks whether the turn of a model has ended
 KEEP_LOADING = 0.5  # a load without waiting requests continues if more than this share is done
@@ -276,7 +274,7 @@ class Residents(Generic[LoadedT]):
         try:
             loaded = await asyncio.to_thread(self._loader.load, model.name, allotted, task, model.parked)
         except OutOfMemory as error:
-            raise _with_numbers(error, model, needs, allotted) from error
+            raise with_numbers(error, model.title, needs, allotted) from error
         try:
             await loaded.start()
             self.adopt(model.name, loaded)
@@ -355,18 +353,8 @@ class Residents(Generic[LoadedT]):
     def _on_load_failure(self, model: Resident[LoadedT], error: Exception) -> None:
         release_frames(error)  # the error is kept, and would keep what the load has allocated
         model.failed_loads += 1
-        problem: InglenookError
-        if isinstance(error, InglenookError):
-            problem = error
-            log.warning("%s was not loaded: %s", model.title, error)
-        elif isinstance(error, MemoryError):
-            problem = OutOfMemory(f"{model.title} could not be loaded: there is not enough memory", FREE_MEMORY)
-            log.warning("%s", problem)
-        else:
-            problem = EngineError(f"{model.title} could not be loaded", "The log of the server has the details.")
-            log.error("loading %s failed", model.title, exc_info=error)
-        seconds = FULL_SECONDS if isinstance(problem, OutOfMemory) else FAILED_SECONDS
-        model.state, model.problem, model.retry_at = State.FAILED, problem, self._clock() + seconds
+        problem = problem_of(error, model.title)
+        model.state, model.problem, model.retry_at = State.FAILED, problem, self._clock() + pause_after(problem)
         model.refuse(problem)
 
     def _on_engine_failure(self, model: Resident[LoadedT], problem: str) -> None:
@@ -485,14 +473,3 @@ class Residents(Generic[LoadedT]):
         if self._load is not None:
             await asyncio.wait((self._load,))
         await asyncio.gather(*(self._close(model, model.loaded) for model in self if model.loaded is not None))
-
-
-def _with_numbers(
-    error: OutOfMemory, model: Resident[LoadedT], needs: Needs, allotted: Mapping[str, int]
-) -> OutOfMemory:
-    """Return an error of a load with the bytes that the model needs and those that it could use."""
-    least = needs.useful if needs.least is None else needs.least
-    numbers = ", ".join(
-        f"{format_bytes(least.get(memory, 0))} of {format_bytes(free)} ({memory})" for memory, free in allotted.items()
-    )
-    return OutOfMemory(f"{model.title} ran out of memory, although it needs {numbers}: {error.message}", error.remedy)

@@ -8,12 +8,8 @@ import asyncio
 import errno
 import mmap
 import os
-import shutil
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,17 +17,14 @@ import torch
 from app.errors import ModelNotFound
 from app.generation.template import ChatTemplateRenderer
 from app.models.load import loaded_encoder, loaded_model, model_loader
-from app.models.load.model_loader import LoadedChat, LoadedEmbedder, ModelLoader
-from app.models.residents import FAILED_SECONDS, FULL_SECONDS, Residents
-from app.models.store import ModelStore
-from app.progress import SilentProgress
+from app.models.load.model_loader import ModelLoader
+from app.models.load_failures import FAILED_SECONDS, FULL_SECONDS
+from app.models.residents import Residents
 from engine import loading
 from engine.backends import reference
 from engine.backends.reference import ReferenceDevice
 from engine.checkpoints.weights import Weights
-from engine.core import Engine
 from engine.embedding import loading as embedder_loading
-from engine.embedding.encoder import Encoder
 from engine.errors import EngineError, OutOfMemory
 from engine.kv.disk import folder as disk_folder
 from engine.kv.disk import store as disk_store
@@ -40,13 +33,8 @@ from quant import checkpoint_files
 from quant.errors import InglenookError, ModelFileError
 from quant.mapped_file import TensorFiles
 from tests.app.models import tiny_chat
+from tests.app.models.fault_machine import Machine, MakeError, Stage, machine_with, run_and_check
 from tests.app.models.load.test_loaded_encoder import embedding_model
-from tests.app.models.tiny_model import settings_in
-from tests.app.server.live_server import Clock
-
-Loaded = LoadedChat | LoadedEmbedder
-MakeError = Callable[[], Exception]
-Stage = tuple[Any, str]  # an object, and its function that fails
 
 STAGES: dict[str, Stage] = {
     "find": (ModelLoader, "stored"),
@@ -98,66 +86,6 @@ def os_error(number: int, path: str | None = None) -> OSError:
     return OSError(number, os.strerror(number), path)
 
 
-class Loader(ModelLoader):
-    """Counts the attempts to load a model."""
-
-    attempts = 0
-
-    def needs(self, name: str) -> Any:
-        self.attempts += 1
-        return super().needs(name)
-
-
-class Machine:
-    """A server's models "a" and "b", which have the same files, and what their loads have made."""
-
-    def __init__(self, loader: Loader, folder: Path, files: Path, patch: pytest.MonkeyPatch) -> None:
-        self.loader = loader
-        self.folder = folder  # contains all files that a load opens
-        self.files = files
-        self.clock = Clock()
-        self.residents: Residents[Loaded] = Residents(loader, clock=self.clock)
-        self.engines: list[Engine[Any]] = []
-        self.encoders: list[Encoder] = []
-        self.renderers: list[ChatTemplateRenderer] = []
-        self._patch = patch
-        self._record(loading, "Engine", self.engines)
-        self._record(embedder_loading, "Encoder", self.encoders)
-        self._record(model_loader, "ChatTemplateRenderer", self.renderers)
-
-    def _record(self, module: Any, name: str, made: list[Any]) -> None:
-        make = getattr(module, name)
-
-        def recording(*args: Any, **options: Any) -> Any:
-            made.append(make(*args, **options))
-            return made[-1]
-
-        self._patch.setattr(module, name, recording)
-
-    def fail(self, stage: Stage, make_error: MakeError, attempts: int = 1) -> None:
-        """Make all calls of a function fail in the first attempts to load a model."""
-        target, name = stage
-        call = getattr(target, name)
-
-        def failing(*args: Any, **options: Any) -> Any:
-            if self.loader.attempts <= attempts:
-                raise make_error()
-            return call(*args, **options)
-
-        self._patch.setattr(target, name, failing, raising=False)
-
-    async def use(self, name: str) -> None:
-        async with self.residents.use(name) as loaded:
-            assert loaded.failure == ""
-
-    def check_nothing_is_left(self) -> None:
-        """Assert that no model is loaded, and that no load has left memory, processes, or files of this test."""
-        assert self.residents.ledger({}).entries == []
-        assert all(engine._is_closed for engine in (*self.engines, *self.encoders))
-        assert all(renderer._child is None for renderer in self.renderers)
-        assert open_files(self.folder) == []
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved") / "model"
@@ -174,45 +102,6 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def machine(tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     with machine_with(saved, tmp_path, monkeypatch) as machine:
         yield machine
-
-
-@contextmanager
-def machine_with(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    files = tmp_path / "model"
-    shutil.copytree(saved, files)  # a copy, because tests remove files
-    settings = settings_in(tmp_path / "home", kernels="reference", threads=1, kv_disk_dir=tmp_path / "kv")
-    store = ModelStore(settings)
-    given = dict.fromkeys("ab", store.resolve(str(files)))
-    with closing(Loader(settings, store, given, {}, SilentProgress())) as loader:
-        yield Machine(loader, tmp_path, files, monkeypatch)
-
-
-def open_files(folder: Path) -> list[str]:
-    """Return the open files below a folder. Other threads of the process may open and close other files."""
-    found = []
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            path = os.readlink(f"/proc/self/fd/{number}")
-        except FileNotFoundError:  # it was closed meanwhile
-            continue
-        if path.startswith(f"{folder}/"):
-            found.append(path)
-    return found
-
-
-def run_and_check(machine: Machine, work: Callable[[], Any]) -> None:
-    """Run a test on an event loop, and assert that it leaves nothing. Threads end before the loop does."""
-    threads = set(threading.enumerate())
-
-    async def main() -> None:
-        await work()
-        for name in "ab":
-            await machine.residents.unload(name)
-        machine.check_nothing_is_left()
-        await machine.residents.close()
-
-    asyncio.run(main())
-    assert set(threading.enumerate()) <= threads
 
 
 async def check_failure(

@@ -15,8 +15,9 @@ from app.errors import ModelNotFound
 from app.models import resident
 from app.models import residents as module
 from app.models.ledger import HOST, Bytes, Use
+from app.models.load_failures import FAILED_SECONDS
 from app.models.resident import DoesNotFit, LoadTask, ModelBusy, Needs, Policy, State
-from app.models.residents import FAILED_SECONDS, MAX_RESTARTS, Residents
+from app.models.residents import MAX_RESTARTS, Residents
 from app.models.switches import MANY_SWITCHES, SWITCH_WINDOW, Advice, Share
 from engine.errors import EngineError, LoadStopped, OutOfMemory
 from engine.kv.parked_cache import ParkedCache

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from app.generation.token_streams import TokenStreams
+from app.models.load_failures import FULL_SECONDS
 from app.models.resident import State
-from app.models.residents import FULL_SECONDS
 from app.models.switches import Advice, Share
 from engine.errors import OutOfMemory
 from quant.errors import ModelFileError
