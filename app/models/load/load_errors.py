@@ -12,7 +12,7 @@ from quant.errors import UNREADABLE, ModelFileError
 def converting_load_errors(name: str) -> Iterator[None]:
     """Convert failed allocations to OutOfMemory, and other OSErrors to ModelFileError, for the model `name`.
 
-    What the functions of a failed load still reference is freed.
+    Frees what the functions of a failed load still reference.
     """
     with FreeingOnError(), raising_out_of_memory():
         try:

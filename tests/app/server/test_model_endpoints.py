@@ -146,10 +146,10 @@ def test_load_without_memory_is_unavailable(server: LoadingServer, http: httpx.C
             return OutOfMemory("no memory")
 
     server.loader.errors = Full()
-    assert http.post("/inglenook/load", json={"model": "a"}).status_code == 503
     for answer in (chat(http, "a"), chat(http, "a")):
         assert (answer.status_code, answer.headers["retry-after"]) == (503, str(round(FULL_SECONDS)))
         assert "although it needs 50 B of 100 B (host): no memory" in answer.json()["error"]["message"]
+    assert http.post("/inglenook/load", json={"model": "a"}).status_code == 503
     assert models(http)["a"]["state"] == "failed"
     server.loader.errors = {}
     assert chat(http, "b").status_code == 200
