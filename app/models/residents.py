@@ -241,7 +241,7 @@ class Residents(Generic[LoadedT]):
         """Load a model, after making room for it. Errors go to the requests that wait."""
         model.task = task = LoadTask()
         try:
-            if not await self._fits(model, task):
+            if not await self._try_to_load(model, task):
                 await self._free_memory(model)
                 await self._load_once(model, task)
         except LoadStopped:
@@ -255,7 +255,7 @@ class Residents(Generic[LoadedT]):
             for other in self:
                 other.yields_at = None
 
-    async def _fits(self, model: Resident[LoadedT], task: LoadTask) -> bool:
+    async def _try_to_load(self, model: Resident[LoadedT], task: LoadTask) -> bool:
         """Load a model. Returns False if an allocation failed. Raises its other errors."""
         try:
             await self._load_once(model, task)

@@ -313,3 +313,15 @@ def test_decoder_embedder_whose_thread_cannot_start_closes_its_engine(
     with open_checkpoint(path) as checkpoint, pytest.raises(MemoryError):
         load_decoder_embedder(checkpoint, LoadOptions("reference"))
     assert [engine._is_closed for engine in closed] == [True]
+
+
+@pytest.mark.usefixtures("_uncollected")
+def test_engine_whose_scheduler_cannot_be_closed_ends_its_threads(
+    tiny: Path, cpu_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set(threading.enumerate())
+    engine = load(tiny, LoadOptions("cpu", threads=2, code_cache=cpu_kernels))
+    monkeypatch.setattr(engine._scheduler, "close", fail)
+    with pytest.raises(MemoryError):
+        engine.close()
+    assert set(threading.enumerate()) == threads
