@@ -9,6 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Generic
 
@@ -276,10 +277,9 @@ class Engine(Generic[TicketT]):
             self.abort_all()
         except Exception:  # the engine may have failed in any state; its memory is freed in any case
             log.exception("requests were not ended cleanly before the engine was closed")
-        self._scheduler.close()
-        self._runner.close()
-        self._turn.close()
-        trim()
+        with ExitStack() as parts:  # each part is closed even if another one fails
+            for close in (trim, self._turn.close, self._runner.close, self._scheduler.close):
+                parts.callback(close)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -74,7 +74,10 @@ class ThreadPool:
         return len(self._workers) + 1
 
     def join(self, program: PoolProgram, enter: Entry) -> None:
-        """Add a program, and start the threads that it needs in addition. `enter` must be the same for all programs."""
+        """Add a program, and start the threads that it needs in addition. `enter` must be the same for all programs.
+
+        Raises RuntimeError if a thread cannot start. The program is not added then.
+        """
         with self._lock:
             if self._enter not in (None, enter):
                 raise ValueError("all programs of a thread pool must be compiled for the same processor")
@@ -82,22 +85,29 @@ class ThreadPool:
             self._programs.add(program)
             if self._stop is None:
                 self._stop = weakref.finalize(self, _stop, enter, self._shared, self._wake, self._memory)
-            while self.num_threads < program.threads:
-                self._start_worker(enter)
+            try:
+                while self.num_threads < program.threads:
+                    self._start_worker(enter)
+            except BaseException:
+                self._remove(program)
+                raise
 
     def leave(self, program: PoolProgram) -> None:
         """Remove a program. After the last one, end the threads and wait for them. Later calls have no effect."""
         with self._lock:
-            self._programs.discard(program)
-            if self._programs or self._stop is None:
-                return
-            self._stop()
-            for worker in self._workers:
-                worker.join()
-            self._workers.clear()
-            self._wake.clear()
-            ctypes.memset(self._memory, 0, ctypes.sizeof(self._memory))
-            self._job, self._enter, self._stop = 0, None, None
+            self._remove(program)
+
+    def _remove(self, program: PoolProgram) -> None:
+        self._programs.discard(program)
+        if self._programs or self._stop is None:
+            return
+        self._stop()
+        for worker in self._workers:
+            worker.join()
+        self._workers.clear()
+        self._wake.clear()
+        ctypes.memset(self._memory, 0, ctypes.sizeof(self._memory))
+        self._job, self._enter, self._stop = 0, None, None
 
     def run(self, words: Words, threads: int) -> float:
         """Compute a step of a program that has joined, with `threads` threads. Returns its seconds.
@@ -117,11 +127,11 @@ class ThreadPool:
 
     def _start_worker(self, enter: Entry) -> None:
         wake, number = threading.Semaphore(0), self.num_threads
-        self._wake.append(wake)
         # the memory is kept alive for a worker that may briefly outlive the pool
         worker = threading.Thread(target=_work, args=(enter, self._shared, number, wake, self._memory), daemon=True)
-        self._workers.append(worker)
         worker.start()
+        self._wake.append(wake)
+        self._workers.append(worker)
 
 
 def _announce(enter: Entry, words: Words, shared: int, threads: int, job: int, wake: list[threading.Semaphore]) -> None:

@@ -12,6 +12,8 @@ EngineError
 
 from quant.errors import InglenookError
 
+FREE_MEMORY = "Close other programs, or choose a shorter context."  # what to do after an allocation failed
+
 
 class EngineError(InglenookError):
     """The engine rejects a request or cannot continue."""

@@ -3,7 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,11 @@ def open_checkpoint(path: Path, quantize: str | None = None) -> Checkpoint:
     UnsupportedModel, or UnsupportedQuantization.
     """
     checkpoint: Checkpoint = SafetensorsCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
-    return QuantizedCheckpoint(checkpoint, quantize) if quantize else checkpoint
+    with ExitStack() as undo:
+        undo.callback(checkpoint.close)
+        opened = QuantizedCheckpoint(checkpoint, quantize) if quantize else checkpoint
+        undo.pop_all()
+        return opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +145,12 @@ def load_draft_model(
         config = _resolve(model, device, options, ("drafts",), device.weight_bytes(stored))
         weights = Weights(checkpoint.path, stored, progress, device.threads, options.control)
         loaded, config = _load_weights(device, model, weights, config)
-        runner = device.runner(loaded, model.vocab_size, config.groups)
-        drafting = DraftModel(config, model.vocab_size, engine.vocab_size, runner)
-        drafting.measure()
+        with ExitStack() as undo:
+            undo.callback(loaded.close)
+            runner = device.runner(loaded, model.vocab_size, config.groups)
+            drafting = DraftModel(config, model.vocab_size, engine.vocab_size, runner)
+            drafting.measure()
+            undo.pop_all()
     return drafting
 
 
@@ -186,14 +193,15 @@ def _load_on(
         config = fitted
         pools, index = parked.take()
     loaded, config = _load_weights(device, model, weights, config, pools)
-    try:
+    with ExitStack() as undo:
+        undo.callback(loaded.close)
         options.control.check()
         engine = _engine(model, device, options, output, loaded, config)
-    except BaseException:
-        loaded.close()
-        raise
-    if index:
-        engine.adopt(index)
+        undo.pop_all()
+        undo.callback(engine.close)
+        if index:
+            engine.adopt(index)
+        undo.pop_all()
     return engine
 
 
@@ -233,7 +241,9 @@ def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type
     fingerprint = root_key(*config.cache_salt, f"version {VERSION}", *map(str, kv.block_bytes))
     about = About(options.disk.model, options.fingerprint, config.backend, kv_type)
     folder = model_folder(options.disk.folder, fingerprint, about)
-    return DiskStore(folder, fingerprint, kv.block_bytes, Quota(options.disk.folder, options.disk.limit))
+    store = DiskStore(folder, fingerprint, kv.block_bytes, Quota(options.disk.folder, options.disk.limit))
+    store.prepare()
+    return store
 
 
 def _resolve(

@@ -15,6 +15,7 @@ Programming errors are not in this tree: they remain built-in exceptions.
 from pathlib import Path
 
 DAMAGED = "The file may be damaged or incomplete: remove it and pull it again."
+UNREADABLE = "Check the disk and the permissions of the file, or pull the model again."
 
 
 class InglenookError(Exception):

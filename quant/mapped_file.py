@@ -1,6 +1,7 @@
 """Memory-mapped files of named tensors, and sets of such files."""
 
 import contextlib
+import errno
 import mmap
 import os
 import stat
@@ -11,12 +12,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
-from quant.errors import ModelFileError
+from quant.errors import UNREADABLE, ModelFileError
 
 
 @contextlib.contextmanager
 def regular_file(path: Path) -> Iterator[tuple[int, int]]:
-    """Yield the descriptor and length of a regular file. Raises ModelFileError for others, or if opening fails."""
+    """Yield the descriptor and length of a regular file.
+
+    Raises ModelFileError for other files, if opening fails, and if the body cannot read or map the file. Raises OSError
+    if there is not enough memory to map it.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
@@ -26,6 +31,10 @@ def regular_file(path: Path) -> Iterator[tuple[int, int]]:
         if not stat.S_ISREG(status.st_mode):
             raise ModelFileError(f"{path} is not a regular file")
         yield descriptor, status.st_size
+    except OSError as error:
+        if error.errno == errno.ENOMEM:  # the file is not the cause
+            raise
+        raise ModelFileError(f"Cannot read {path}: {error.strerror}", UNREADABLE) from error
     finally:
         os.close(descriptor)
 

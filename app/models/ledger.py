@@ -115,6 +115,11 @@ class Ledger:
             free = min(free, self.limits[memory] - sum(it.total for it in staying))
         return max(0, free)
 
+    @property
+    def idle(self) -> Sequence[str]:
+        """The names of the models that hold memory which no request needs now."""
+        return [entry.name for entry in self.entries if entry.use in (Use.PARKED, Use.IDLE)]
+
     def plan(self, needs: Mapping[str, int]) -> Verdict:
         """Return how a model that needs these bytes of each memory can be loaded.
 

@@ -13,9 +13,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 from app.models.ledger import Blocked, Fits, Ledger, Never, Unload, Use, Wait
+from app.models.load_failures import OUT_OF_MEMORY, pause_after, problem_of, with_numbers
 from app.models.resident import (
     SHORTEST_TURN,
     DoesNotFit,
@@ -33,13 +34,16 @@ from app.models.resident import (
 from app.models.switches import Switches
 from app.progress import format_bytes
 from engine.errors import EngineError, LoadStopped, OutOfMemory
+from engine.freed_memory import release_frames, return_freed_memory
 from engine.request import ServiceClass
 from quant.errors import InglenookError
+
+if TYPE_CHECKING:  # not imported at run time: it imports torch
+    from engine.kv.parked_cache import ParkedCache
 
 log = logging.getLogger(__name__)
 
 PARKING = (Reason.MEMORY, Reason.IDLE)  # reasons for which the cache stays in memory, as long as it fits
-FAILED_SECONDS = 60.0  # seconds for which a model that cannot be loaded is not tried again
 MAX_RESTARTS, RESTART_SECONDS = 3, 600.0  # how often a model whose engine failed is loaded again in this time
 POLL_SECONDS = 0.25  # seconds between two checks whether the turn of a model has ended
 KEEP_LOADING = 0.5  # a load without waiting requests continues if more than this share is done
@@ -100,6 +104,10 @@ class Residents(Generic[LoadedT]):
         """Return the seconds until a model is unloaded if no request uses it; None: it stays loaded."""
         return None if model.expires_at is None else max(0.0, model.expires_at - self._clock())
 
+    def retry_seconds(self, model: Resident[LoadedT]) -> float:
+        """Return the seconds until a model that could not be loaded is tried again."""
+        return max(0.0, model.retry_at - self._clock())
+
     def ledger(self, available: Mapping[str, int]) -> Ledger:
         """Return the memory of all models, next to the `available` bytes of the machine."""
         entries = [model.entry(self._clock()) for model in self if model.loaded or model.parked]
@@ -145,6 +153,7 @@ class Residents(Generic[LoadedT]):
     def _on_release(self, model: Resident[LoadedT]) -> None:
         """Decide again after a request has left a model, and once its engine has ended requests without a client."""
         model.last_used = self._clock()
+        self._check_engine(model)
         self._notify()
         if not model.uses.total() and model.is_used and not self.is_closed:
             asyncio.get_running_loop().call_later(POLL_SECONDS, self._on_release, model)
@@ -153,11 +162,15 @@ class Residents(Generic[LoadedT]):
         """Raise the error of a model that failed, unless it may be tried again."""
         if self.is_closed:
             raise EngineError("The server is shutting down")
+        self._check_engine(model)
+        if model.problem is not None and self.retry_seconds(model):
+            raise model.problem.with_traceback(None)  # otherwise it would keep the frames of all requests
+
+    def _check_engine(self, model: Resident[LoadedT]) -> None:
+        """Unload a model whose engine has failed, unless the process has to start again for it."""
         loaded = model.loaded
         if loaded is not None and loaded.failure and not loaded.needs_restart and model.state is State.LOADED:
             self._on_engine_failure(model, loaded.failure)
-        if model.problem is not None and self._clock() < model.retry_at:
-            raise model.problem
 
     async def _wait(self, model: Resident[LoadedT], service: ServiceClass, *, waits: bool) -> None:
         """Wait until the model admits a request of this class, which is then counted in its uses."""
@@ -228,33 +241,60 @@ class Residents(Generic[LoadedT]):
         """Load a model, after making room for it. Errors go to the requests that wait."""
         model.task = task = LoadTask()
         try:
-            needs = await asyncio.to_thread(self._loader.needs, model.name)
-            try:
-                loaded = await self._load_once(model, needs, task)
-            except OutOfMemory:  # another program took the memory meanwhile
-                task.check()
-                loaded = await self._load_once(model, needs, task)
+            if not await self._try_to_load(model, task):
+                await self._free_memory(model)
+                await self._load_once(model, task)
         except LoadStopped:
             model.state = State.WAITING if model.waiters else State.UNLOADED
         except Exception as error:  # noqa: BLE001 # whatever the files contain: the requests that wait get the error
             self._on_load_failure(model, error)
-        else:
-            model.loads += 1
-            model.problem = None
-            await loaded.start()
-            self.adopt(model.name, loaded)
-            log.info("loaded %s in %.1f s", model.title, model.load_seconds)
         finally:
             model.task = None
+            if model.parked is not None and not model.parked.num_bytes:  # taken by a load that failed
+                model.parked = None
             for other in self:
                 other.yields_at = None
 
-    async def _load_once(self, model: Resident[LoadedT], needs: Needs, task: LoadTask) -> LoadedT:
+    async def _try_to_load(self, model: Resident[LoadedT], task: LoadTask) -> bool:
+        """Load a model. Returns False if an allocation failed. Raises its other errors."""
+        try:
+            await self._load_once(model, task)
+        except OUT_OF_MEMORY as error:
+            task.check()
+            release_frames(error)
+            log.warning("%s is loaded again after memory is freed: %s", model.title, error)
+            return False
+        return True
+
+    async def _load_once(self, model: Resident[LoadedT], task: LoadTask) -> None:
+        """Load a model, and start it. If this fails, nothing of it stays in memory."""
+        needs = await asyncio.to_thread(self._loader.needs, model.name)
         allotted = await self._make_room(model, needs, task)
         model.state, started = State.LOADING, self._clock()
-        loaded = await asyncio.to_thread(self._loader.load, model.name, allotted, task, model.parked)
-        model.load_seconds = self._clock() - started
-        return loaded
+        try:
+            loaded = await asyncio.to_thread(self._loader.load, model.name, allotted, task, model.parked)
+        except OutOfMemory as error:
+            raise with_numbers(error, model.title, needs, allotted) from error
+        try:
+            await loaded.start()
+            self.adopt(model.name, loaded)
+        except BaseException:
+            model.loaded, model.state = None, State.LOADING
+            await self._close(model, loaded)
+            raise
+        model.loads, model.problem, model.load_seconds = model.loads + 1, None, self._clock() - started
+        log.info("loaded %s in %.1f s", model.title, model.load_seconds)
+
+    async def _free_memory(self, model: Resident[LoadedT]) -> None:
+        """Drop all parked caches, and unload all idle models.
+
+        An allocation failed although the model fits according to the ledger, so the missing bytes are not known.
+        """
+        model.parked = None
+        for other in map(self.of, self.ledger({}).idle):
+            if not other.is_used:
+                await self._switch(other, model)
+        await asyncio.to_thread(return_freed_memory)
 
     async def _make_room(self, model: Resident[LoadedT], needs: Needs, task: LoadTask) -> Mapping[str, int]:
         """Unload what has to be unloaded. Returns the bytes that the model may use of each memory."""
@@ -311,14 +351,10 @@ class Residents(Generic[LoadedT]):
         return ", ".join(self.of(name).title for name in names)
 
     def _on_load_failure(self, model: Resident[LoadedT], error: Exception) -> None:
+        release_frames(error)  # the error is kept, and would keep what the load has allocated
         model.failed_loads += 1
-        if isinstance(error, InglenookError):
-            problem = error
-            log.warning("%s was not loaded: %s", model.title, error)
-        else:
-            problem = EngineError(f"{model.title} could not be loaded", "The log of the server has the details.")
-            log.error("loading %s failed", model.title, exc_info=error)
-        model.state, model.problem, model.retry_at = State.FAILED, problem, self._clock() + FAILED_SECONDS
+        problem = problem_of(error, model.title)
+        model.state, model.problem, model.retry_at = State.FAILED, problem, self._clock() + pause_after(problem)
         model.refuse(problem)
 
     def _on_engine_failure(self, model: Resident[LoadedT], problem: str) -> None:
@@ -343,7 +379,7 @@ class Residents(Generic[LoadedT]):
             return
         model.state = State.UNLOADING
         try:
-            model.parked = await loaded.close(parks=reason in PARKING)
+            model.parked = await self._close(model, loaded, parks=reason in PARKING)
         finally:
             model.loaded = loaded = None
             model.state = State.WAITING if model.waiters else State.UNLOADED
@@ -351,6 +387,14 @@ class Residents(Generic[LoadedT]):
             model.unloads[reason] += 1
             log.info("unloaded %s (%s)", model.title, reason.value)
             self._notify()
+
+    async def _close(self, model: Resident[LoadedT], loaded: LoadedT, *, parks: bool = False) -> "ParkedCache | None":
+        """Close a loaded model. Its errors are only logged: the memory is measured again before the next load."""
+        try:
+            return await loaded.close(parks=parks)
+        except Exception:
+            log.exception("%s was not closed cleanly", model.title)
+            return None
 
     # -- advice
 
@@ -428,4 +472,4 @@ class Residents(Generic[LoadedT]):
             advising.cancel()
         if self._load is not None:
             await asyncio.wait((self._load,))
-        await asyncio.gather(*(model.loaded.close(parks=False) for model in self if model.loaded is not None))
+        await asyncio.gather(*(self._close(model, model.loaded) for model in self if model.loaded is not None))

@@ -27,7 +27,7 @@ from app.server.http.holds import EarlyEvents, Wait, holds_of
 from app.server.model_names import ModelNames
 from app.server.origin import class_of_header
 from app.server.refusals import NO_TEXT, NO_VECTORS, RANKS_ONLY, Refusal
-from engine.errors import EngineError
+from engine.errors import EngineError, OutOfMemory
 from engine.request import ServiceClass
 from quant.errors import InglenookError
 
@@ -184,8 +184,9 @@ class ServedModels:
         try:
             loaded = await holds_of(request).enter(use, lambda: _wait(model), streams=streams, events=events)
         except ModelBusy as error:
-            headers = {"retry-after": str(round(error.seconds))}
-            raise InvalidRequest(error.message, error.remedy, status=503, headers=headers) from error
+            raise _unavailable(error, error.seconds) from error
+        except OutOfMemory as error:
+            raise _unavailable(error, self.residents.retry_seconds(model)) from error
         return loaded.service
 
     async def load(self, name: str | None, *, pinned: bool | None = None, keep_alive: float | None = None) -> None:
@@ -258,6 +259,12 @@ class ServedModels:
         if task is None or (task.done() and task.exception() is not None):
             task = self._facts[key] = asyncio.create_task(asyncio.to_thread(self.describe_files, key))
         return await asyncio.shield(task)
+
+
+def _unavailable(error: InglenookError, seconds: float) -> InvalidRequest:
+    """Return the error for a client, with the seconds after which it should try again."""
+    headers = {"retry-after": str(max(1, round(seconds)))}
+    return InvalidRequest(error.message, error.remedy, status=503, headers=headers)
 
 
 def _wait(model: Resident[LoadedModel]) -> Wait:

@@ -1,14 +1,14 @@
 """Convert the errors of torch, CUDA, and Triton to the engine's errors."""
 
+import errno
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-from engine.errors import DeviceLost, OutOfMemory
+from engine.errors import FREE_MEMORY, DeviceLost, OutOfMemory
 
-FREE_MEMORY = "Close other programs, or choose a shorter context."
 # Messages of RuntimeErrors that mean exhausted memory. They are from torch on the host, from the driver when it
 # allocates pinned memory or loads a kernel, and from cuBLAS, which reports a lack of workspace in both ways.
 _MESSAGES = re.compile(
@@ -21,6 +21,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means exhausted memory, on the host or on a GPU."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
+    if isinstance(error, OSError):  # the system cannot map a file, or start a process
+        return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and _MESSAGES.search(str(error)) is not None
 
 
@@ -29,7 +31,7 @@ def raising_out_of_memory() -> Iterator[None]:
     """Convert every error that means exhausted memory to OutOfMemory."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, OSError) as error:
         if not is_out_of_memory(error):
             raise
         raise OutOfMemory(f"There is not enough memory: {first_line(error)}", FREE_MEMORY) from error

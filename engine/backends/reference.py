@@ -67,7 +67,8 @@ class ReferenceDevice:
         return self._memory.kv_bytes(self._loaded(model, weight_bytes), 0)
 
     def _loaded(self, model: ModelConfig, weight_bytes: int) -> int:
-        return 4 * model.matrix_elements if self._keep_dequantized else weight_bytes
+        # vectors are no matrix elements, so a file of float32 tensors is larger than its matrices
+        return max(4 * model.matrix_elements, weight_bytes) if self._keep_dequantized else weight_bytes
 
     def load(
         self, model: ModelConfig, weights: Weights, config: EngineConfig, pools: Sequence[Tensor] = ()

@@ -7,6 +7,7 @@ rows. The interface is that of `engine.embedding.encoder.Embedder`.
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -187,4 +188,8 @@ def load_decoder_embedder(
         return made[0]
 
     engine = load_engine(checkpoint, options, progress, OutputStage(_without_head, HeadlessWeights, wrapped))
-    return DecoderEmbedder(engine, made[0], models.read_config(checkpoint.metadata).hidden)
+    with ExitStack() as undo:
+        undo.callback(engine.close)
+        embedder = DecoderEmbedder(engine, made[0], models.read_config(checkpoint.metadata).hidden)
+        undo.pop_all()
+    return embedder

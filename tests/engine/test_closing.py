@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
+from engine import loading
+from engine.backends.cpu.device import CpuDevice
 from engine.core import Engine
+from engine.cpu_threads import ThreadPool
+from engine.drafting.draft_model import DraftModel
 from engine.embedding.decoder_embedder import load_decoder_embedder
 from engine.embedding.encoder import Embedder, Encoder
 from engine.embedding.loading import load_encoder
-from engine.errors import EngineError
+from engine.errors import EngineError, OutOfMemory
 from engine.load_options import DiskOptions, LoadOptions
 from engine.loading import load_draft_model, load_engine, open_checkpoint
 from engine.sampling_params import SamplingParams
@@ -245,3 +249,79 @@ def test_closed_embedder_frees_its_memory_and_threads(
     embedder.close()
     assert memory() is None
     assert threading.active_count() == threads
+
+
+LAST_STAGES: list[tuple[Any, str]] = [
+    (loading, "DiskStore"),
+    (loading, "ThreadedTransfer"),
+    (CpuDevice, "runner"),
+    (loading, "Engine"),
+    (Engine, "adopt"),
+]
+
+
+def fail(*args: object, **options: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.usefixtures("_uncollected")
+@pytest.mark.parametrize(("owner", "name"), LAST_STAGES, ids=[name for _, name in LAST_STAGES])
+def test_load_that_fails_after_its_weights_leaves_no_threads(
+    tiny: Path, tmp_path: Path, cpu_kernels: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    """The load takes a parked cache. The pool of compute threads stays."""
+    disk, pool = DiskOptions(tmp_path, 1 << 30), ThreadPool()
+    options = LoadOptions("cpu", threads=2, code_cache=cpu_kernels, disk=disk, fingerprint="1", cpu_threads=pool)
+    engine = load(tiny, options)
+    start(engine)
+    parked, threads = engine.park(), set(threading.enumerate())
+    assert parked is not None
+    with monkeypatch.context() as patch, open_checkpoint(tiny) as checkpoint:
+        patch.setattr(owner, name, fail)
+        with pytest.raises(OutOfMemory):
+            load_engine(checkpoint, options, parked=parked)
+    assert set(threading.enumerate()) == threads
+    assert pool.num_threads == 1
+
+
+@pytest.mark.usefixtures("_uncollected")
+@pytest.mark.parametrize("owner", [CpuDevice, DraftModel])
+def test_draft_model_that_fails_to_load_leaves_no_threads(
+    tiny: Path, cpu_kernels: Path, monkeypatch: pytest.MonkeyPatch, owner: Any
+) -> None:
+    options = LoadOptions("cpu", threads=2, code_cache=cpu_kernels)
+    engine, threads = load(tiny, options), set(threading.enumerate())
+    monkeypatch.setattr(owner, "runner" if owner is CpuDevice else "measure", fail)
+    with open_checkpoint(tiny) as checkpoint, pytest.raises(OutOfMemory):
+        load_draft_model(checkpoint, options, engine)
+    assert set(threading.enumerate()) == threads
+    engine.close()
+
+
+def test_decoder_embedder_whose_thread_cannot_start_closes_its_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, closed = decoder(tmp_path), list[Engine[Any]]()
+    monkeypatch.setattr(EngineThread, "start", fail)
+    close = Engine.close
+
+    def closing(engine: Engine[Any]) -> None:
+        closed.append(engine)
+        close(engine)
+
+    monkeypatch.setattr(Engine, "close", closing)
+    with open_checkpoint(path) as checkpoint, pytest.raises(MemoryError):
+        load_decoder_embedder(checkpoint, LoadOptions("reference"))
+    assert [engine._is_closed for engine in closed] == [True]
+
+
+@pytest.mark.usefixtures("_uncollected")
+def test_engine_whose_scheduler_cannot_be_closed_ends_its_threads(
+    tiny: Path, cpu_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set(threading.enumerate())
+    engine = load(tiny, LoadOptions("cpu", threads=2, code_cache=cpu_kernels))
+    monkeypatch.setattr(engine._scheduler, "close", fail)
+    with pytest.raises(MemoryError):
+        engine.close()
+    assert set(threading.enumerate()) == threads

@@ -1,5 +1,6 @@
 """Load options and progress that are common to all models, including the compilation of kernels."""
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,8 @@ from engine.checkpoints.weights import LoadProgress
 from engine.config import ALL_FREE, Preemption
 from engine.load_options import ANY_DEVICE, KernelReport, LoadControl, LoadOptions
 from quant.cpu.layouts import Layout
+
+log = logging.getLogger(__name__)
 
 _NICENESS = 5  # of the process that compiles; with 19 it would hardly run while an engine uses all cores
 _POLL_SECONDS = 0.1  # interval at which a stop is noticed
@@ -86,7 +89,11 @@ def _compile_in_child(layouts: frozenset[Layout] | None, options: LoadOptions) -
     """Compile kernels into the cache in a process of low priority. Its errors are ignored."""
     needed = LoadOptions(cpu_tier=options.cpu_tier, code_cache=options.code_cache)
     child = multiprocessing.get_context("spawn").Process(target=_compile_quietly, args=(layouts, needed), daemon=True)
-    child.start()
+    try:
+        child.start()
+    except OSError as problem:  # this process compiles instead
+        log.warning("no process could start to compile kernels: %s", problem)
+        return
     try:
         while child.is_alive():
             options.control.check()

@@ -88,12 +88,12 @@ def load_model(
                 f"{engine.vocab_size}",
                 "Try another file of this model.",
             )
+        config = engine.config
+        if settings.context > config.model_context_length:
+            progress.say(lowered_context(settings, config.model_context_length))
+        if not settings.context and config.context_length < config.model_context_length:
+            progress.say(shortened_context(config))
         loaded.pop_all()
-    config = engine.config
-    if settings.context > config.model_context_length:
-        progress.say(lowered_context(settings, config.model_context_length))
-    if not settings.context and config.context_length < config.model_context_length:
-        progress.say(shortened_context(config))
     return ChatModel(stored.name, engine, tokenizer, sampling or DEFAULT_SAMPLING, plan.active_weights, plan.needs)
 
 

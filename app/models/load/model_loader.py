@@ -5,7 +5,7 @@ Its methods run on threads, except `start` and `close` of the loaded models, whi
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 from app.errors import ModelNotFound
@@ -21,6 +21,7 @@ from app.models.details import ModelFacts, details_of
 from app.models.fit import advice, fit_stored, memory_plans
 from app.models.ledger import HOST, Bytes
 from app.models.load.kernel_preparation import chat_options, common_options
+from app.models.load.load_errors import converting_load_errors
 from app.models.load.loaded_encoder import is_embedding_model, load_encoder_model
 from app.models.load.loaded_model import ChatModel, load_model
 from app.models.load.planned_memory import LoadPlan, Variant, advice_on, least_bytes, memory_name
@@ -125,9 +126,11 @@ class LoadedChat:
             self._preparing.cancel()
         seconds = self.service.streams.state().decode_seconds
         measured = DecodeRate(self._model.engine.config.backend, decode_rate(self.weight_bytes, seconds))
-        parked = await self.service.stop(parks=parks)
+        try:
+            parked = await self.service.stop(parks=parks)
+        finally:
+            self._renderer.close()
         await asyncio.to_thread(remember_rate, self._settings.state_dir, measured)
-        self._renderer.close()
         return parked
 
 
@@ -190,11 +193,13 @@ class ModelLoader:
         found = self._given.get(name) or self._store.find_known(name)
         if found is None:
             raise ModelNotFound(f"{name} is not on this machine", f"ingle pull {name}")
+        if not found.path.exists():
+            raise ModelNotFound(f"The files of {found.title} were removed: {found.path}", "Restore them.")
         return found
 
     def remedy(self, name: str) -> str:
         found: Sequence[str] = ()
-        with suppress(InglenookError):
+        with suppress(InglenookError, OSError):
             found = list(advice(fit_stored(self.stored(name), self._settings_of(name))))
         return "; ".join(found) or "Choose a smaller model or a shorter context (ingle fit shows which fit)."
 
@@ -208,8 +213,9 @@ class ModelLoader:
         return free if gpu is None else {**free, memory_name(gpu.index): gpu.free_memory()}
 
     def needs(self, name: str) -> Needs:
-        planned = self._plan(name)
-        return Needs(least_bytes(planned.useful), least_bytes(planned.plan))
+        with converting_load_errors(name):
+            planned = self._plan(name)
+            return Needs(least_bytes(planned.useful), least_bytes(planned.plan))
 
     def _plan(self, name: str) -> LoadPlan:
         settings = self._settings_of(name)
@@ -239,6 +245,22 @@ class ModelLoader:
     def load(
         self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None
     ) -> LoadedChat | LoadedEmbedder:
+        try:
+            with converting_load_errors(name):
+                return self._load(name, allotted, task, parked)
+        except BaseException:
+            self._drop_gpu_caches()
+            raise
+
+    def _drop_gpu_caches(self) -> None:
+        """Return memory that torch keeps after a failed load, because the driver does not report it as free."""
+        with suppress(RuntimeError, UnsupportedModel):  # the GPU may have stopped working
+            if gpu := gpu_for(common_options(self._settings)):
+                gpu.drop_caches()
+
+    def _load(
+        self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None
+    ) -> LoadedChat | LoadedEmbedder:
         stored, progress, planned = self.stored(name), TaskProgress(task, self._progress), self._plan(name)
         plan, taken = planned.plan, planned.taken(allotted[planned.memory])
         options = replace(
@@ -253,8 +275,12 @@ class ModelLoader:
         self, name: str, stored: StoredModel, plan: MemoryPlan, options: LoadOptions, progress: Progress
     ) -> LoadedEmbedder:
         model = load_encoder_model(stored, self._settings_of(name), progress, options)
-        service = EmbeddingService(self._name(name, stored), model.tokenizer, model.encoder)
-        return LoadedEmbedder(service, {memory_name(plan.gpu): Bytes(plan.weights, plan.steps)})
+        with ExitStack() as undo:
+            undo.callback(model.encoder.close)
+            service = EmbeddingService(self._name(name, stored), model.tokenizer, model.encoder)
+            loaded = LoadedEmbedder(service, {memory_name(plan.gpu): Bytes(plan.weights, plan.steps)})
+            undo.pop_all()
+        return loaded
 
     def _load_chat(
         self,
@@ -266,15 +292,22 @@ class ModelLoader:
         parked: ParkedCache | None,
     ) -> LoadedChat:
         settings, renderer = self._settings_of(name), ChatTemplateRenderer()
-        renderer.start()  # starts in parallel with the load
-        try:
+        with ExitStack() as undo:
+            undo.callback(renderer.close)
+            renderer.start()  # starts in parallel with the load
             model = load_model(stored, settings, progress, options, parked)
-        except BaseException:
-            renderer.close()
-            raise
+            undo.callback(model.engine.close)
+            service = self._chat_service(self._name(name, stored), model, renderer, settings)
+            loaded = LoadedChat(model, service, renderer, settings, memory_name(plan.gpu))
+            undo.pop_all()
+        return loaded
+
+    def _chat_service(
+        self, name: str, model: ChatModel, renderer: ChatTemplateRenderer, settings: Settings
+    ) -> ChatService:
         uses_recommended = settings.sampling_defaults != "none"
-        service = ChatService(
-            self._name(name, stored),
+        return ChatService(
+            name,
             model.tokenizer,
             TokenStreams(model.engine),
             renderer,
@@ -284,13 +317,16 @@ class ModelLoader:
             generic_tools=settings.generic_tools,
             refuses_attachments=settings.images == "refuse",
         )
-        return LoadedChat(model, service, renderer, settings, memory_name(plan.gpu))
 
     def _name(self, name: str, stored: StoredModel) -> str:
         return self._names.get(name) or stored.served_name
 
     def describe(self, name: str) -> ModelFacts:
-        """Read the files of a model. Raises ModelNotFound, ModelFileError, or TemplateUnavailable."""
+        """Read the files of a model. Raises ModelNotFound, ModelFileError, OutOfMemory, or TemplateUnavailable."""
+        with converting_load_errors(name):
+            return self._describe(name)
+
+    def _describe(self, name: str) -> ModelFacts:
         stored, settings = self.stored(name), self._settings_of(name)
         details = details_of(stored, self._store.catalog, self._store.hub_models, self._describing)
         if is_embedding_model(stored):

@@ -85,7 +85,7 @@ class ClearResult:
 def model_folder(root: Path, fingerprint: bytes, about: About) -> Path:
     """Return the subfolder of an engine fingerprint. Creates it with its description; only the user can access it.
 
-    The path is returned even if it cannot be written. In that case `DiskStore` logs the problem when it writes blocks.
+    The path is returned even if it cannot be written. `DiskStore.prepare` logs the problem.
     """
     folder = root / fingerprint.hex()[:_NAME_DIGITS]
     with contextlib.suppress(OSError):

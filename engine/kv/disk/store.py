@@ -223,6 +223,13 @@ class DiskStore:
 
     # -- writing
 
+    def prepare(self) -> None:
+        """Create the folder. If that fails, log it, and suspend writing."""
+        try:
+            private_folder(self.folder)
+        except OSError as problem:
+            self._pause(problem)
+
     @property
     def is_paused(self) -> bool:
         """Whether writing is suspended after a failure."""

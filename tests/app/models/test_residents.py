@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from types import SimpleNamespace
@@ -14,8 +15,9 @@ from app.errors import ModelNotFound
 from app.models import resident
 from app.models import residents as module
 from app.models.ledger import HOST, Bytes, Use
+from app.models.load_failures import FAILED_SECONDS
 from app.models.resident import DoesNotFit, LoadTask, ModelBusy, Needs, Policy, State
-from app.models.residents import FAILED_SECONDS, MAX_RESTARTS, Residents
+from app.models.residents import MAX_RESTARTS, Residents
 from app.models.switches import MANY_SWITCHES, SWITCH_WINDOW, Advice, Share
 from engine.errors import EngineError, LoadStopped, OutOfMemory
 from engine.kv.parked_cache import ParkedCache
@@ -331,6 +333,77 @@ def test_memory_that_another_program_took_causes_one_retry() -> None:
     run(ask())
 
 
+def test_failed_allocation_drops_parked_caches_and_unloads_idle_models(clock: Clock) -> None:
+    """Models that are used or pinned stay, and their requests notice nothing."""
+    computer = Computer(1000, idle=10, used=10, pinned=10, parked=10, a=50)
+    computer.parked = {"parked": 5}
+    computer.errors["a"] = [OutOfMemory("no memory")]
+
+    async def ask() -> None:
+        residents = Residents(computer, lambda name: Policy(name, is_pinned=name == "pinned"), clock=clock)
+        for name in ("idle", "used", "pinned", "parked"):
+            await use(residents, name)
+        residents.of("parked").keep_alive = 0
+        await use(residents, "parked")
+        await until(lambda: residents.of("parked").parked is not None)
+        clock.seconds += 100
+        async with residents.use("used"):
+            assert await use(residents, "a") == "a"
+            assert computer.loaded == ["used", "pinned", "a"]
+        assert residents.of("parked").parked is None
+
+    run(ask())
+
+
+def test_error_of_a_failed_load_frees_what_the_load_has_allocated() -> None:
+    class Weights:
+        pass
+
+    made: list[weakref.ref[Weights]] = []
+
+    class Careless(Computer):
+        def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> Model:
+            weights = Weights()
+            made.append(weakref.ref(weights))
+            raise OutOfMemory("no memory")
+
+    async def ask() -> None:
+        residents = Residents(Careless(100, a=50))
+        with pytest.raises(OutOfMemory, match=r"a ran out of memory, although it needs 50 B of 100 B \(host\)"):
+            await use(residents, "a")
+        assert residents.of("a").problem is not None
+        assert [weights() for weights in made] == [None, None]
+
+    run(ask())
+
+
+def test_model_that_is_not_closed_cleanly_is_unloaded_for_another_one(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Model):
+        async def close(self, *, parks: bool) -> ParkedCache | None:
+            await super().close(parks=parks)
+            raise ValueError("not closed")
+
+    class Makes(Computer):
+        def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> Model:
+            super().load(name, allotted, task, parked)
+            return Broken(self, name)
+
+    computer = Makes(100, a=60, b=60)
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        await use(residents, "a")
+        clock.seconds += 100
+        assert await use(residents, "b") == "b"
+        assert (computer.loaded, residents.of("a").state) == (["b"], State.UNLOADED)
+        await residents.close()
+
+    run(ask())
+    assert [record.message for record in caplog.records] == [f"{name} was not closed cleanly" for name in "ab"]
+
+
 def test_missing_model_raises_its_error() -> None:
     async def ask() -> None:
         with pytest.raises(ModelNotFound):
@@ -353,6 +426,20 @@ def test_failed_engine_is_loaded_again_a_few_times(clock: Clock) -> None:
             await use(residents, "a")
         await until(lambda: not computer.loaded)
         assert computer.loads == ["a"] * (MAX_RESTARTS + 1)
+
+    run(ask())
+
+
+def test_failed_engine_returns_its_memory_when_its_request_ends() -> None:
+    computer = Computer(100, a=50)
+
+    async def ask() -> None:
+        residents = Residents(computer)
+        async with residents.use("a") as model:
+            model.failure = "a bug"
+        await until(lambda: not computer.loaded)
+        assert residents.of("a").state is State.UNLOADED
+        assert await use(residents, "a") == "a"
 
     run(ask())
 

@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from app.generation.token_streams import TokenStreams
+from app.models.load_failures import FULL_SECONDS
 from app.models.resident import State
 from app.models.switches import Advice, Share
 from engine.errors import OutOfMemory
@@ -37,8 +39,8 @@ def load(http: httpx.Client, **body: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
-def chat(http: httpx.Client, model: str) -> httpx.Response:
-    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+def chat(http: httpx.Client, model: str, *, stream: bool = False) -> httpx.Response:
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "stream": stream}
     return http.post("/v1/chat/completions", json=body)
 
 
@@ -144,7 +146,31 @@ def test_load_without_memory_is_unavailable(server: LoadingServer, http: httpx.C
             return OutOfMemory("no memory")
 
     server.loader.errors = Full()
+    for answer in (chat(http, "a"), chat(http, "a")):
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, str(round(FULL_SECONDS)))
+        assert "although it needs 50 B of 100 B (host): no memory" in answer.json()["error"]["message"]
     assert http.post("/inglenook/load", json={"model": "a"}).status_code == 503
+    assert models(http)["a"]["state"] == "failed"
+    server.loader.errors = {}
+    assert chat(http, "b").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_gets_the_error_of_a_start_that_fails(
+    server: LoadingServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    async def fail(streams: TokenStreams) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenStreams, "start", fail)
+        answer = chat(http, "a", stream=stream)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        503,
+        "a could not be loaded. The log of the server has the details.",
+    )
+    assert http.get("/inglenook/models").json()["memory"]["host"]["promised"] == 0
+    assert chat(http, "b").status_code == 200
 
 
 def test_unload_waits_for_requests_and_names_the_models(server: LoadingServer, http: httpx.Client) -> None:

@@ -301,3 +301,27 @@ def test_dropped_pool_ends_its_threads(path: Path, cpu_kernels: Path, others: se
     del steps, pool
     gc.collect()
     assert ended(workers)
+
+
+def test_pool_without_a_thread_adds_no_program(
+    path: Path, cpu_kernels: Path, others: set[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of three workers cannot start. Later programs run."""
+    pool, start, started = ThreadPool(), threading.Thread.start, list[threading.Thread]()
+
+    def fail_second(thread: threading.Thread) -> None:
+        started.append(thread)
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail_second)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            shared_steps(path, cpu_kernels, pool, 4)
+    assert pool.num_threads == 1
+    assert set(threading.enumerate()) == others
+    (step,) = shared_steps(path, cpu_kernels, pool, 3)
+    within_timeout(partial(use, step, 3))
+    step.workers.close()
+    assert set(threading.enumerate()) == others
