@@ -7,7 +7,7 @@ result contains NOTE_TEXT.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ HIDDEN, HEAD, CONTEXT = 256, 64, 1 << 17
 MARGIN = 8.0  # scale of the output weights; after the norm, the logit of the next token is MARGIN * sqrt(HIDDEN)
 
 TEMPLATE = """\
-{%- set seen = namespace(start='answer', wanted=false) -%}
 {%- if tools -%}
 {{- '<|im_start|>system\\n# Tools\\n\\nYou are provided with function signatures within <tools></tools> ' -}}
 {{- 'XML tags:\\n<tools>' -}}
@@ -41,16 +40,24 @@ TEMPLATE = """\
 {%- for message in messages -%}
 {{- '<|im_start|>' + message.role + '\\n' -}}
 {%- if message.content is string -%}{{- message.content -}}{%- endif -%}
-{%- if message.role == 'user' and message.content is string and 'WANTED' in message.content -%}
-{%- set seen.wanted = true -%}
-{%- elif message.role == 'tool' and message.content is string -%}
-{%- set seen.start = 'ran' if 'NOTE_TEXT' in message.content else 'failed' -%}
-{%- endif -%}
 {%- for call in message.tool_calls or [] -%}
 {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) -}}
 {{- '}\\n</tool_call>' -}}
 {%- endfor -%}
 {{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+
+# The end of each template, which selects the reply.
+SELECTION = """\
+{%- set seen = namespace(start='answer', wanted=false) -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' and message.content is string and 'WANTED' in message.content -%}
+{%- set seen.wanted = true -%}
+{%- elif message.role == 'tool' and message.content is string -%}
+{%- set seen.start = 'ran' if 'NOTE_TEXT' in message.content else 'failed' -%}
+{%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
 {%- if seen.wanted and seen.start == 'answer' -%}
@@ -61,7 +68,7 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- endfor -%}
 {%- endif -%}
-{{- '<|im_start|>assistant\\n<|start:' + seen.start + '|>' -}}
+{{- '<|start:' + seen.start + '|>' -}}
 {%- endif -%}
 """
 
@@ -73,12 +80,54 @@ class Call:
     name: str
     arguments: Mapping[str, Any]
 
-    def __str__(self) -> str:
-        called = json.dumps({"name": self.name, "arguments": self.arguments})
-        return f"<tool_call>\n{called}\n</tool_call>"
+
+def chatml_call(call: Call) -> str:
+    called = json.dumps({"name": call.name, "arguments": call.arguments})
+    return f"<tool_call>\n{called}\n</tool_call>"
 
 
-def write_scripted_model(vocabulary: Path, path: Path, calls: Sequence[Call]) -> None:
+def harmony_call(call: Call) -> str:
+    head = f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>"
+    return f"{head}{json.dumps(call.arguments)}<|call|>"
+
+
+def gemma4_call(call: Call) -> str:
+    return f"<|tool_call>call:{call.name}{gemma4_text(call.arguments)}<tool_call|>"
+
+
+def gemma4_text(value: object) -> str:
+    """Return a value as Gemma 4 writes it: keys without quotes, and strings in quotes of its own."""
+    match value:
+        case str():
+            return f'<|"|>{value}<|"|>'
+        case Mapping():
+            members = ",".join(f"{key}:{gemma4_text(member)}" for key, member in value.items())
+            return f"{{{members}}}"
+        case list():
+            return f"[{','.join(map(gemma4_text, value))}]"
+    return json.dumps(value)
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a family of models writes replies."""
+
+    call: Callable[[Call], str]
+    answer: str = "{}"  # around the text
+    template: str = TEMPLATE
+
+
+FORMATS: Mapping[str, Format] = {
+    "chatml": Format(chatml_call),
+    "harmony": Format(
+        harmony_call,
+        "<|channel|>analysis<|message|>It is known.<|end|><|start|>assistant<|channel|>final<|message|>{}",
+    ),
+    "gemma4": Format(gemma4_call, "<|channel>thought\nIt is known.\n<channel|>{}"),
+}
+
+
+def write_scripted_model(vocabulary: Path, path: Path, calls: Sequence[Call], form: Format = FORMATS["chatml"]) -> None:
     """Write the model to `path`, with the tokenizer of the GGUF file `vocabulary` and one token for each scripted text.
 
     Each call must have another tool name or first argument than the others.
@@ -86,13 +135,15 @@ def write_scripted_model(vocabulary: Path, path: Path, calls: Sequence[Call]) ->
     reader = Reader(vocabulary)
     tokens: list[str] = list(reader.fields["tokenizer.ggml.tokens"].contents())
     types: list[int] = list(reader.fields["tokenizer.ggml.token_type"].contents())
-    scripts = {"answer": ANSWER, "ran": TOOL_RAN, "failed": TOOL_FAILED}
+    texts = {"answer": ANSWER, "ran": TOOL_RAN, "failed": TOOL_FAILED}
+    scripts = {name: form.answer.format(text) for name, text in texts.items()}
     # tool names cannot be used here, because the server escapes them in the prompt
     starts = [f"call{number}" for number in range(len(calls))]
-    scripts |= {start: str(call) for start, call in zip(starts, calls, strict=True)}
+    scripts |= {start: form.call(call) for start, call in zip(starts, calls, strict=True)}
     chains = [list(_chain(tokens, types, name, text)) for name, text in scripts.items()]
     writer = gguf.GGUFWriter(path, "llama")
-    _write_metadata(writer, reader, tokens, types, list(zip(calls, starts, strict=True)))
+    template = chat_template(list(zip(calls, starts, strict=True)), form.template)
+    _write_metadata(writer, reader, tokens, types, template)
     for name, values in _tensors(len(tokens), chains, tokens.index(END)):
         writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -101,10 +152,11 @@ def write_scripted_model(vocabulary: Path, path: Path, calls: Sequence[Call]) ->
     writer.close()
 
 
-def chat_template(calls: Sequence[tuple[Call, str]]) -> str:
+def chat_template(calls: Sequence[tuple[Call, str]], template: str = TEMPLATE) -> str:
     """Return the chat template for these calls. Each call comes with the name of the start token of its reply."""
     called = json.dumps([(call.name, next(iter(call.arguments)), start) for call, start in calls])
-    return TEMPLATE.replace("CALLED", called).replace("WANTED", CALL_A_TOOL).replace("NOTE_TEXT", NOTE_TEXT)
+    selection = SELECTION.replace("CALLED", called).replace("WANTED", CALL_A_TOOL).replace("NOTE_TEXT", NOTE_TEXT)
+    return template + selection
 
 
 def _chain(tokens: list[str], types: list[int], name: str, text: str) -> Iterator[int]:
@@ -137,7 +189,7 @@ def _write_metadata(
     reader: Reader,
     tokens: Sequence[str],
     types: Sequence[int],
-    calls: Sequence[tuple[Call, str]],
+    template: str,
 ) -> None:
     for field in reader.fields.values():
         if field.name.startswith("tokenizer.ggml.") and not field.name.endswith((".tokens", ".token_type")):
@@ -145,7 +197,7 @@ def _write_metadata(
             writer.add_key_value(field.name, field.contents(), field.types[0], item)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_chat_template(chat_template(calls))
+    writer.add_chat_template(template)
     writer.add_name("Scripted replies")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(HIDDEN)

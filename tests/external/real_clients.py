@@ -3,7 +3,8 @@
 Each client is run by `ingle with`, or with `--connect` with the settings that `ingle connect` writes.
 
 The server has a model with scripted replies, which calls a tool of each client, under a name like that of a repository.
-It takes its vocabulary from MODEL.gguf. Each client runs with a new home folder. Prints a table in Markdown.
+It takes its vocabulary from MODEL.gguf. Each client runs with a new home folder. With `--format harmony` and the chat
+template of gpt-oss, the model writes as that one does. Prints a table in Markdown.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.connect.clients import CLIENTS
@@ -25,7 +26,7 @@ from app.connect.probe import TOOL_REQUEST
 from app.process.instance import running_instances
 from app.settings.settings import load_settings
 from tests.clients import scripted_model
-from tests.clients.scripted_model import write_scripted_model
+from tests.clients.scripted_model import FORMATS, Format, write_scripted_model
 from tests.clients.table import read_clients
 from tests.support.local_servers import answers
 
@@ -76,7 +77,12 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="CLIENT", help="names of clients (default: all that are installed)")
     parser.add_argument("--connect", action="store_true", help="write the settings of the clients, and undo them")
     parser.add_argument("--key", default="", help="a key that the server requires")
+    parser.add_argument("--format", choices=FORMATS, default="chatml", help="how the model writes replies")
+    parser.add_argument("--template", type=Path, help="the chat template of a model that writes so")
     arguments = parser.parse_args()
+    form = FORMATS[arguments.format]
+    if arguments.template:
+        form = replace(form, template=arguments.template.read_text(encoding="utf-8"))
     names = arguments.names or [one.name for one in CLIENTS]
     clients = [
         one for one in CLIENTS if one.ask and (one.setup if arguments.connect else one.launch) and one.name in names
@@ -86,7 +92,7 @@ def main() -> int:
     rows = []
     with (
         tempfile.TemporaryDirectory(prefix="clients-") as folder,
-        serving(Path(folder), arguments.model, arguments.key) as environment,
+        serving(Path(folder), arguments.model, form, arguments.key) as environment,
     ):
         for client in installed:
             rows.append(row := check(client, environment, Path(folder), connects=arguments.connect))
@@ -137,12 +143,12 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def serving(folder: Path, vocabulary: Path, key: str) -> Iterator[Mapping[str, str]]:
+def serving(folder: Path, vocabulary: Path, form: Format, key: str) -> Iterator[Mapping[str, str]]:
     """Run a server with the scripted model, and yield the environment of the programs that use it."""
     scripted_model.CALL_A_TOOL = TOOL_REQUEST
     path, state = folder / "scripted.gguf", folder / "state"
     calls = [client.calls for client in read_clients(Path("note.txt")) if client.calls]
-    write_scripted_model(vocabulary.resolve(), path, calls)
+    write_scripted_model(vocabulary.resolve(), path, calls, form)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("INGLE_")},
         "XDG_CONFIG_HOME": str(folder / "config"),
