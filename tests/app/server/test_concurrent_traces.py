@@ -25,7 +25,7 @@ from tests.support.processes import until
 
 CONTEXT = 512  # tokens
 CLIENTS = 24
-WORDS = "why how when does a model of the sea answer nothing at all".split()
+WORDS = ["why", "how", "when", "does", "a", "model", "of", "the", "sea", "answer", "nothing", "at", "all"]
 
 
 @pytest.fixture

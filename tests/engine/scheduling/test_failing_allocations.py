@@ -93,6 +93,7 @@ def test_failing_load_raises_and_the_next_load_works(tiny: Path, allocations: in
     for number in numbers(mode.count, allocations):
         with FailingAllocations(number), pytest.raises(OutOfMemory, match="not enough memory"):
             load(tiny)
+    print(f"{len([*numbers(mode.count, allocations)])} of {mode.count} allocations of a load failed")
     engine = load(tiny)
     submit(engine)
     assert run_out(engine) == [FinishReason.LENGTH] * 3
@@ -142,6 +143,7 @@ def test_a_failed_allocation_in_a_step_changes_no_token(tiny: Path, allocations:
         with FailingAllocations(number):
             assert run_out(engine) == [FinishReason.LENGTH] * 3
         assert [request.output_ids for request in requests] == expected
+    print(f"{len([*numbers(mode.count, allocations // 6)])} of {mode.count} allocations of all steps failed")
 
 
 def test_permanent_lack_of_memory_ends_one_request_not_the_engine(tiny: Path) -> None:
