@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +54,8 @@ def failing_call(error: int, fails: int) -> Iterator[Failing]:
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
     """Let writes beyond the first `size` bytes of any file fail inside the block. The system does this itself."""
+    import resource  # Windows has no such module
+
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 NUMBERS = (0, 1, -1, 3, 2**31, 2**32, 2**53, 2**63 - 1, 2**64 - 1, 10**30, 0.5, -0.0, 1e308, float("nan"), float("inf"))
-OTHERS = (None, True, False, "", "a", "\ud800", "\0", "é\u202e", "x" * 5000, [], {}, [[]], {"type": "x"}, [1, "a"])
+OTHERS: tuple[Any, ...] = (
+    None, True, False, "", "a", "\ud800", "\0", "é\u202e", "x" * 5000, [], {}, [[]], {"type": "x"}, [1, "a"],
+)  # fmt: skip
 
-Place = tuple[Any, Any]  # a list or an object, and an index or a key of it
+Entry = tuple[Any, Any]  # a list or an object, and an index or a key of it
 
 
 def mutated(whole: dict[str, Any], rng: random.Random) -> dict[str, Any]:
@@ -16,12 +18,12 @@ def mutated(whole: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     changed = copy.deepcopy(whole)
     for _ in range(rng.randint(1, 3)):
         if changed:
-            change(changed, random_place(changed, rng), rng)
+            change(changed, random_entry(changed, rng), rng)
     return changed
 
 
-def random_place(whole: dict[str, Any], rng: random.Random) -> Place:
-    """Return a random place. The entries of a long list are not more likely than the fields beside the list."""
+def random_entry(whole: dict[str, Any], rng: random.Random) -> Entry:
+    """Return a random entry. Values in a long list are not more likely than the fields beside the list."""
     container: Any = whole
     while True:
         key = rng.choice(keys_of(container))
@@ -30,16 +32,16 @@ def random_place(whole: dict[str, Any], rng: random.Random) -> Place:
         container = container[key]
 
 
-def change(whole: dict[str, Any], place: Place, rng: random.Random) -> None:
-    """Remove the value at a place, repeat it, or replace it by a hostile value or one from another place."""
-    container, key = place
+def change(whole: dict[str, Any], entry: Entry, rng: random.Random) -> None:
+    """Remove an entry, repeat it, or replace its value by a hostile one or that of another entry."""
+    container, key = entry
     kind = rng.randrange(5)
     if kind == 0:
         del container[key]
     elif kind == 1 and isinstance(container, list):
         container.append(copy.deepcopy(container[key]))
     elif kind == 2:
-        other, position = rng.choice(list(all_places(whole)))
+        other, position = rng.choice(list(all_entries(whole)))
         container[key] = copy.deepcopy(other[position])
     elif kind == 3 and isinstance(container[key], int):
         container[key] += rng.choice([1, -1, container[key]])
@@ -47,11 +49,11 @@ def change(whole: dict[str, Any], place: Place, rng: random.Random) -> None:
         container[key] = copy.deepcopy(rng.choice(NUMBERS + OTHERS))
 
 
-def all_places(value: Any) -> Iterator[Place]:
+def all_entries(value: Any) -> Iterator[Entry]:
     if isinstance(value, dict | list):
         for key in keys_of(value):
             yield value, key
-            yield from all_places(value[key])
+            yield from all_entries(value[key])
 
 
 def keys_of(container: Any) -> list[Any]:
