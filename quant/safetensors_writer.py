@@ -11,6 +11,7 @@ every tensor is aligned to the size of its elements, which readers that map file
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -144,7 +145,8 @@ class _Shard:
     def clear(self) -> None:
         """Remove the file, unless it has its final name."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # a full disk can refuse buffered data; `finish` has closed a complete file
+                self._file.close()
         self.path.unlink(missing_ok=True)
 
     def _write(self, entry: Entry) -> None:

@@ -188,6 +188,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--requests", type=int, default=2000, help="number of requests to the hash model")
     parser.addoption("--rules", type=int, default=5000, help="number of steps of the block pool's state machine")
     parser.addoption("--mutations", type=int, default=1000, help="number of mutated model files")
+    parser.addoption("--allocations", type=int, default=12, help="number of allocations that fail, one in each run")
+    parser.addoption("--loads", type=int, default=12, help="number of failed loads of a model")
     parser.addoption("--corruptions", type=int, default=300, help="number of disk tier files to damage")
     parser.addoption("--schemas", type=int, default=6, help="number of JSON schemas for replies")
     parser.addoption("--cases", type=int, default=200, help="number of requests with a hostile field")

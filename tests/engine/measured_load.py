@@ -1,6 +1,6 @@
 """Print the memory that loads of a model take at most: `python -m tests.engine.measured_load MODEL CACHE SHARE ...`.
 
-Each SHARE, from 0 to 1, lies between the least and the most memory of the plan. A line has the allotted bytes, the
+Each SHARE, from 0 to 1, is between the least and the most memory of the plan. A line has the allotted bytes, the
 bytes that the process grew by, and the context length. A separate process is measured, because other tests of a
 process leave memory that is freed or used again meanwhile.
 """

@@ -1,5 +1,6 @@
 """Test a reader with damaged files. It must read or reject each one, and both must happen."""
 
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -18,11 +19,13 @@ def assert_read_or_rejected(
 ) -> None:
     """Call `read` for each mutant written to `path`, and `check` with the error if it is rejected.
 
-    A mutant that fails is left at `path`.
+    A mutant that fails is left at `path`. `pytest -s` shows the counts and the longest time.
     """
     refused = accepted = 0
+    slowest = 0.0
     for data in mutants:
         path.write_bytes(data)
+        start = time.perf_counter()
         try:
             read(data)
         except refusal as error:
@@ -31,5 +34,7 @@ def assert_read_or_rejected(
             refused += 1
         else:
             accepted += 1
+        slowest = max(slowest, time.perf_counter() - start)
+    print(f"{path.name}: {accepted} read, {refused} rejected, the slowest in {1000 * slowest:.0f} ms")
     assert refused > 0
     assert accepted > 0

@@ -1,4 +1,7 @@
-"""Single allocations that fail: while a model is loaded, a prompt prefilled, tokens generated, and blocks copied."""
+"""Single allocations that fail: while a model is loaded, a prompt prefilled, tokens generated, and blocks copied.
+
+The full run is `pytest tests/engine/scheduling/test_failing_allocations.py --allocations 100`.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -35,6 +38,12 @@ class FailingAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.count == self.fails:
             raise torch.OutOfMemoryError("injected")
         return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def allocations(request: pytest.FixtureRequest) -> int:
+    count: int = request.config.getoption("--allocations")
+    return count
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +86,14 @@ def numbers(total: int, count: int) -> Iterator[int]:
         number += 1 + number * 4 // count
 
 
-def test_failing_load_raises_and_the_next_load_works(tiny: Path) -> None:
+def test_failing_load_raises_and_the_next_load_works(tiny: Path, allocations: int) -> None:
     with FailingAllocations(0) as mode:
         load(tiny)
     assert mode.count > 20
-    for number in numbers(mode.count, 12):
+    for number in numbers(mode.count, allocations):
         with FailingAllocations(number), pytest.raises(OutOfMemory, match="not enough memory"):
             load(tiny)
+    print(f"{len([*numbers(mode.count, allocations)])} of {mode.count} allocations of a load failed")
     engine = load(tiny)
     submit(engine)
     assert run_out(engine) == [FinishReason.LENGTH] * 3
@@ -119,7 +129,7 @@ def test_load_raises_if_numpy_cannot_allocate(
     assert failed == fails - 1 > 5
 
 
-def test_a_failed_allocation_in_a_step_changes_no_token(tiny: Path) -> None:
+def test_a_failed_allocation_in_a_step_changes_no_token(tiny: Path, allocations: int) -> None:
     """The failure ends no request, because the step is retried."""
     engine = load(tiny)
     undisturbed = submit(engine)
@@ -127,12 +137,13 @@ def test_a_failed_allocation_in_a_step_changes_no_token(tiny: Path) -> None:
         assert run_out(engine) == [FinishReason.LENGTH] * 3
     assert engine.state().counters.swapped_out > 0
     expected = [request.output_ids for request in undisturbed]
-    for number in numbers(mode.count, 2):
+    for number in numbers(mode.count, allocations // 6):
         engine = load(tiny)
         requests = submit(engine)
         with FailingAllocations(number):
             assert run_out(engine) == [FinishReason.LENGTH] * 3
         assert [request.output_ids for request in requests] == expected
+    print(f"{len([*numbers(mode.count, allocations // 6)])} of {mode.count} allocations of all steps failed")
 
 
 def test_permanent_lack_of_memory_ends_one_request_not_the_engine(tiny: Path) -> None:

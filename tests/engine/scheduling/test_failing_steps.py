@@ -49,16 +49,18 @@ def endings(engine: ModelEngine) -> dict[int, FinishReason]:
 
 @pytest.mark.parametrize(("module", "function"), SITES)
 @pytest.mark.parametrize("call", [1, 3])
+@pytest.mark.parametrize("lasting", [False, True])
 def test_the_requests_of_a_failing_step_end_with_an_error(
-    engine: ModelEngine, monkeypatch: pytest.MonkeyPatch, module: str, function: str, call: int
+    engine: ModelEngine, monkeypatch: pytest.MonkeyPatch, module: str, function: str, call: int, lasting: bool
 ) -> None:
+    """One call fails, or all calls from this one on until the requests have ended."""
     original = getattr(importlib.import_module(module), function)
     calls = 0
 
     def failing(*arguments: Any, **keywords: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == call:
+        if calls == call or (lasting and calls > call):
             raise RuntimeError("injected")
         return original(*arguments, **keywords)
 

@@ -21,14 +21,17 @@ def fresh_prompt(rng: random.Random, length: int) -> tuple[int, ...]:
 @pytest.mark.share(1, "preemption")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("preemption", Preemption)
-def test_small_pool_serves_hundreds_of_requests(preemption: Preemption, depth: int) -> None:
-    """Requests of all classes arrive at once. Each gets the tokens that it would get alone, within MAX_PREEMPTIONS."""
+def test_small_pool_serves_hundreds_of_requests(preemption: Preemption, depth: int, requests: int) -> None:
+    """Requests of all classes arrive at once. Each gets the tokens that it would get alone, within MAX_PREEMPTIONS.
+
+    The full run is `--requests 5000`: a thousand requests in each case.
+    """
     rng = random.Random(depth)
     engine, _ = hash_engine(
         num_blocks=1 + 24, depth=depth, running=16, budget=64, host_blocks=40, preemption=preemption
     )
     run = Run(engine)
-    for _ in range(300):
+    for _ in range(requests // 5):
         origin = Origin(rng.choice(list(ServiceClass)), rng.randrange(-100, 101))
         run.submit(fresh_prompt(rng, rng.randrange(1, 60)), origin, max_tokens=rng.randrange(1, 60), ignore_eos=True)
     run.run_out()
