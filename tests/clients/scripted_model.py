@@ -96,7 +96,7 @@ def gemma4_call(call: Call) -> str:
 
 
 def gemma4_text(value: object) -> str:
-    """Return a value as Gemma 4 writes it: keys without quotes, and strings in quotes of its own."""
+    """Return a value as Gemma 4 writes it: keys without quotes, and strings in the marks of that model."""
     match value:
         case str():
             return f'<|"|>{value}<|"|>'
