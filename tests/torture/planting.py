@@ -5,6 +5,7 @@
 
 import argparse
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("app", "engine", "quant", "tests", "tui", "pyproject.toml")
+MEMORY_BYTES = 8 << 30  # address space of each process, since a fault may remove another limit
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def run(faults: Mapping[str, Fault], about: str | None) -> int:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a fault to plant; all if none is given")
     names = parser.parse_args().names or list(faults)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     with _copied_tree() as tree:
         if not passes(tree, dict.fromkeys(test for name in names for test in faults[name].tests)):
             raise RuntimeError("the tests fail without any fault")
