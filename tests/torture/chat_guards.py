@@ -19,13 +19,13 @@ GUARDS: dict[str, Fault] = {
         "tui/types.py",
         "sanitize(value))",
         "value)",
-        ("tests/tui/test_hostile_text.py::test_markup_in_names_titles_and_errors_is_plain_text",),
+        ("tests/tui/test_hostile_text.py::test_texts_from_the_backend_have_no_control_characters",),
     ),
     "entities in Markdown control the terminal": Fault(
         "tui/markdown.py",
         "child.content = sanitize(child.content)",
         "pass",
-        ("tests/tui/test_hostile_text.py::test_markup_in_names_titles_and_errors_is_plain_text",),
+        ("tests/tui/test_markdown.py::test_links_show_their_address_and_html_is_text",),
     ),
     "the plain chat controls the terminal": Fault(
         "app/chat_backend/plain/plain_chat.py",
@@ -43,7 +43,7 @@ GUARDS: dict[str, Fault] = {
         GUARD,
         "        _die_with_parent(os.getppid())\n",
         "",
-        (f"{CHAT}test_guard.py::test_killing_the_guard_ends_its_child",),
+        (f"{CHAT}test_guard.py::test_killing_a_guard_below_a_shell_ends_its_child",),
     ),
     "a chat is deleted without a question": Fault(
         "tui/widgets/chat_list.py",
