@@ -72,7 +72,7 @@ GUARDS: dict[str, Fault] = {
         HOST,
         "if not is_loopback(host) and not chosen_keys(settings):",
         "if False:",
-        ("tests/app/commands/test_serve.py::test_serving_other_machines_needs_a_key",),
+        (f"{SERVER}test_host.py::test_public_address_needs_a_key",),
     ),
     "the TLS port needs no key": Fault(
         HOST,
