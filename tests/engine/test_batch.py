@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from engine.batch import build_batch
-from engine.config import BLOCK_SIZE
+from engine.config import BLOCK_SIZE, GroupConfig
 from engine.sampling_params import SamplingParams
-from engine.step import StepPlan
+from engine.step import BlockCopy, StepPlan
 from tests.support.held_request import HeldRequest
 
 
@@ -56,3 +58,16 @@ def test_batch_concatenates_the_tokens_of_all_requests() -> None:
 def test_out_of_range_indices_raise(ids: list[int], table: list[int], tokens: int, message: str) -> None:
     with pytest.raises(IndexError, match=message):
         build_batch(plan((ids, table, 0, tokens)), vocab_size=100, num_blocks=10)
+
+
+@pytest.mark.parametrize(("source", "target"), [(-1, 1), (10, 1), (1, 0), (1, -1), (1, 10)])
+def test_states_outside_of_the_pool_raise(source: int, target: int) -> None:
+    def built(copy: BlockCopy) -> list[list[int]]:
+        [part] = plan(([1], [1], 0, 1)).scheduled
+        step = StepPlan((replace(part, copies=(copy,)),))
+        batch = build_batch(step, vocab_size=100, num_blocks=10, groups=[GroupConfig(recurrent=True)])
+        return [list(states) for states in batch.block_tables[0]]
+
+    assert built(BlockCopy(0, 0, 9)) == [[0, 9]]
+    with pytest.raises(IndexError, match="a state of request 0 is not in the pool of 10"):
+        built(BlockCopy(0, source, target))

@@ -151,6 +151,14 @@ def test_error_names_the_field_of_a_forged_number(
     assert error.remedy
 
 
+@pytest.mark.parametrize(
+    ("role", "count"), [("tensor count", 100_000), ("metadata count", 60_000), ("array length", 1 << 20)]
+)
+def test_count_that_exceeds_the_file_is_refused_at_once(tmp_path: Path, role: str, count: int) -> None:
+    error = rejection(tmp_path, put(small_file(), role, count, 0))
+    assert error.problem == f"{count} is more than the rest of the file can hold"
+
+
 @pytest.mark.parametrize("alignment", [0, 3, 48, 2**31, 2**21])
 def test_alignment_must_be_a_power_of_two_within_limits(tmp_path: Path, alignment: int) -> None:
     file = build([("general.alignment", U32, alignment)], [])

@@ -5,19 +5,10 @@
 The program exits with status 1 if a fault is not found, or if the tests fail without any fault.
 """
 
-import argparse
-import os
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).parents[2]
-COPIED = ("app", "engine", "quant", "tests", "tui")
+from tests.torture.planting import Fault, run
+
 ROUTING = ("tests/engine/models/test_expert_routing.py",)
 EXPERTS = "tests/engine/models/test_experts.py"
 CONFIGS = ("tests/engine/models/test_family_configs.py",)
@@ -33,29 +24,25 @@ def stored(source: str) -> tuple[str, ...]:
     return (f"tests/engine/models/test_decoder_families.py::test_logits_equal_transformers[{source}]",)
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A replacement in a file, where `old` occurs exactly once, and the tests of which one has to fail."""
-
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
-
 ROUTE, COMPUTE = "engine/kernels/reference.py", "engine/backends/reference.py"
-LOAD = "engine/models/decoder_loader.py"
+LOAD = "engine/models/mlp_loader.py"
+NOT_LOADED = (
+    f"{EXPERTS}::test_draft_layers_and_vision_tensors_of_a_gguf_file_are_not_loaded",
+    f"{EXPERTS}::test_draft_layers_and_vision_tensors_of_a_folder_are_not_loaded",
+)
 CHOICE = "choice = scores if choice_bias is None else scores + choice_bias"
 SHARED = "out += shared if routes.shared is None else routes.shared * shared"
-SUM = "out[rows] += routes.weights[rows, choices, None] * _mlp(x[rows], mlp.experts[number], gate)"
-EARLY = "out[rows] += _mlp(routes.weights[rows, choices, None] * x[rows], mlp.experts[number], gate)"
+OUTPUT = "output = _mlp(x[rows], mlp.experts[number], gate, mlp.biases, number)"
+SUM = "out[rows] += routes.weights[rows, choices, None] * output"
+WEIGHTED = f"{OUTPUT}\n            {SUM}"
+EARLY = WEIGHTED.replace("x[rows]", "routes.weights[rows, choices, None] * x[rows]").replace(SUM, "out[rows] += output")
 
 FAULTS: dict[str, Fault] = {
     "weights are never normalized": Fault(ROUTE, "if routing.normalized:", "if False:", ROUTING),
     "weights are always normalized": Fault(ROUTE, "if routing.normalized:", "if True:", ROUTING),
     "the bias is in the weights": Fault(ROUTE, "weights = scores.gather", "weights = choice.gather", ROUTING),
     "the bias is ignored": Fault(ROUTE, CHOICE, "choice = scores", ROUTING),
-    "the scale is dropped": Fault(ROUTE, "return ids, weights * routing.scale", "return ids, weights", ROUTING),
+    "the scale is dropped": Fault(ROUTE, "weights = weights * routing.scale", "pass", ROUTING),
     "groups are ignored": Fault(ROUTE, "if routing.groups > 1:", "if routing.groups > 99:", ROUTING),
     "one group too many": Fault(ROUTE, "routing.active_groups)", "routing.active_groups + 1)", ROUTING),
     "groups are ranked by their best expert": Fault(ROUTE, "topk(min(2, groups.shape[-1]))", "topk(1)", ROUTING),
@@ -77,19 +64,19 @@ FAULTS: dict[str, Fault] = {
         COMPUTE, "set(routes.ids.flatten().tolist())", "set(routes.ids.flatten().tolist()) - {7}", logits("olmoe")
     ),
     "another expert computes": Fault(COMPUTE, "mlp.experts[number]", "mlp.experts[number - 1]", logits("olmoe")),
-    "weights are applied before the MLP": Fault(COMPUTE, SUM, EARLY, logits("olmoe")),
+    "weights are applied before the MLP": Fault(COMPUTE, WEIGHTED, EARLY, logits("olmoe")),
     "the shared MLP is dropped": Fault(COMPUTE, "if mlp.shared:", "if False:", logits("glm moe")),
     "the shared gate is dropped": Fault(COMPUTE, SHARED, "out += shared", logits("qwen2 moe")),
     "the residual stream is dropped": Fault(COMPUTE, "return _added(out, add_to)", "return out", logits("olmoe")),
     "gate and up are swapped": Fault(LOAD, "{gate: width, up: width}", "{up: width, gate: width}", logits("olmoe")),
-    "the bias is not loaded": Fault(LOAD, "if bias not in self.weights:", "if True:", logits("minimax moe")),
+    "the bias is not loaded": Fault(LOAD, "if choice in self.parts.weights:", "if False:", logits("minimax moe")),
     "another expert of a GGUF tensor": Fault(
         "engine/checkpoints/gguf.py", "Slab(expert, count)", "Slab(count - 1 - expert, count)", stored("olmoe as gguf")
     ),
     "another expert of a stacked tensor": Fault(
         "engine/checkpoints/safetensors.py",
-        "Slab(expert, count)",
-        "Slab(count - 1 - expert, count)",
+        "self._plain(tensor, Slab(expert, count)",
+        "self._plain(tensor, Slab(count - 1 - expert, count)",
         stored("olmoe as fused"),
     ),
     "a stride that is too short": Fault(
@@ -115,9 +102,7 @@ FAULTS: dict[str, Fault] = {
         "engine/models/glm.py", "score=Score.SIGMOID", "score=Score.SOFTMAX", logits("glm moe")
     ),
     "GLM has no scale": Fault("engine/models/glm.py", 'scale="routed_scaling_factor"', 'scale=""', logits("glm moe")),
-    "draft layers are loaded": Fault(
-        "engine/models/__init__.py", "range(config.draft_layers)", "range(0)", (EXPERTS, "-k", "not_loaded")
-    ),
+    "draft layers are loaded": Fault("engine/models/__init__.py", "range(config.draft_layers)", "range(0)", NOT_LOADED),
     "Ernie rotates halves": Fault(
         "engine/models/ernie.py", "interleaved=True", "interleaved=False", logits("ernie moe")
     ),
@@ -132,58 +117,13 @@ FAULTS: dict[str, Fault] = {
     ),
     "a default differs from transformers": Fault("engine/models/ernie.py", '"moe_k": 6', '"moe_k": 8', CONFIGS),
     "all experts are active": Fault(
-        "engine/config.py",
+        "engine/model_config.py",
         "self.routing.active * self.hidden",
         "self.routing.experts * self.hidden",
-        ("tests/app/commands/test_fit.py", "-k", "a_token_reads"),
+        ("tests/app/commands/test_fit.py::test_weights_that_a_token_reads_are_shown",),
     ),
 }
 
 
-@contextmanager
-def planted(tree: Path, fault: Fault) -> Iterator[None]:
-    path = tree / fault.file
-    source = path.read_text()
-    if source.count(fault.old) != 1:
-        raise ValueError(f"{fault.file} has {source.count(fault.old)} times {fault.old!r}")
-    path.write_text(source.replace(fault.old, fault.new))
-    try:
-        yield
-    finally:
-        path.write_text(source)
-
-
-def passes(tree: Path, *tests: str) -> bool:
-    command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "300", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
-    ended = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
-    if ended.returncode not in (0, 1):  # no test ran
-        raise RuntimeError(ended.stdout + ended.stderr)
-    return ended.returncode == 0
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a fault to plant; all if none is given")
-    names = parser.parse_args().names or list(FAULTS)
-    with TemporaryDirectory() as folder:
-        tree = Path(folder)
-        for name in COPIED:
-            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "pyproject.toml", tree)
-        if not passes(tree, *dict.fromkeys(test for name in names for test in FAULTS[name].tests if "::" in test)):
-            raise RuntimeError("the tests fail without any fault")
-        missed = [name for name in names if not _is_found(tree, name)]
-    print(f"{len(names) - len(missed)} of {len(names)} faults were found")
-    return 1 if missed else 0
-
-
-def _is_found(tree: Path, name: str) -> bool:
-    with planted(tree, FAULTS[name]):
-        found = not passes(tree, *FAULTS[name].tests)
-    print(f"{'found ' if found else 'MISSED'} {name}", flush=True)
-    return found
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(FAULTS, __doc__))

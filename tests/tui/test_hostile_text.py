@@ -55,6 +55,13 @@ def test_table_row_that_becomes_a_list_raises_no_error() -> None:
     run(ScriptedClient([*steps, ReplyEnd(Finish.COMPLETE, USAGE)]), flow)
 
 
+def test_texts_from_the_backend_have_no_control_characters() -> None:
+    bad, good = "a\x1b]0;owned\x07\u202e", "a␛]0;owned␇‹U+202E›"
+    assert TextDelta(bad) == TextDelta(good)
+    assert ReasoningDelta(bad).text == good
+    assert ReplyEnd(Finish.FAILED, USAGE, error=bad).error == good
+
+
 def test_markup_in_names_titles_and_errors_is_plain_text() -> None:
     bad = "[/] [b]x \x1b]0;owned\x07 \u202e"
     client = ScriptedClient(

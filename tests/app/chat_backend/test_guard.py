@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from tests.support.processes import until
 from tests.support.terminal_screen import Terminal, children_of, python
 
 # sets the modes that the screens set: alternate screen, mouse reports, and no echo
@@ -66,3 +67,17 @@ def test_killing_the_guard_ends_its_child() -> None:
     os.kill(terminal.pid, signal.SIGKILL)
     terminal.read_until(lambda output: b"\x1b[?1049l" in output)
     assert terminal.ended().modes == frozenset()
+
+
+def test_killing_a_guard_below_a_shell_ends_its_child() -> None:
+    """The shell keeps the terminal open, so that no hangup of the terminal ends the child."""
+    terminal = Terminal(["/bin/sh", "-c", '"$@"; read line', "sh", *python("-c", PROGRAM, "wait")], {})
+    terminal.read_until(lambda output: b"ready" in output)
+    [guard] = children_of(terminal.pid)
+    [child] = children_of(guard)
+    os.kill(guard, signal.SIGKILL)
+    terminal.read_until(lambda output: b"\x1b[?1049l" in output)
+    until(lambda: not os.path.exists(f"/proc/{child}"))
+    terminal.type("\n")
+    ended = terminal.ended()
+    assert (ended.modes, ended.attributes_are_back) == (frozenset(), True)

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from app.connect import undo as undo_module
 from app.connect.connection import Target
 from app.connect.documents import Document, Format, InvalidFile, Item, KeyPath
 from app.connect.json_with_comments import JsonWithComments
-from app.connect.undo import Undo
+from app.connect.settings_file import write_file
+from app.connect.undo import Undo, Written
 from app.connect.yaml_document import YamlDocument
 from tests.support.settings_texts import json_text, yaml_text
 
@@ -347,6 +349,25 @@ def test_damaged_record_is_reported(undo: Undo, tmp_path: Path) -> None:
     (tmp_path / "state" / "connect" / "client.json").write_text("{")
     with pytest.raises(InvalidFile, match=r"client\.json"):
         undo.disconnect("client")
+
+
+def test_settings_can_be_undone_if_the_process_ends_between_file_and_record(
+    undo: Undo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text('{"theme": "light"}\n')
+
+    def end(written: Written) -> None:
+        write_file(written.path, written.after or b"")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(undo_module, "_apply", end)
+        with pytest.raises(KeyboardInterrupt):
+            undo.connect("client", [target_of(path)])
+    assert "qwen3:8b" in path.read_text()
+    undo.disconnect("client")
+    assert path.read_text() == '{"theme": "light"}\n'
 
 
 def test_killed_processes_leave_whole_files_that_can_be_restored() -> None:

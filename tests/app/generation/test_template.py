@@ -419,6 +419,20 @@ def test_long_templates_are_refused(patient: ChatTemplateRenderer, template: str
     assert_works(patient)
 
 
+def test_templates_are_accepted_up_to_the_limit_of_their_length(patient: ChatTemplateRenderer) -> None:
+    longest = "x" * subject.MAX_TEMPLATE_BYTES
+    assert patient.render(longest, HELLO) == longest
+    assert "the limit is 65,536" in refusal(patient, f"{longest}x")
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ 'a' * 1000001 }}", "{{ 1000001 * [0] }}", "{{ 2**3000 * 2**3000 }}", "{{ 2**5000 }}", "{{ '%1000000d' % 1 }}"],
+)
+def test_operators_with_large_results_are_refused(patient: ChatTemplateRenderer, template: str) -> None:
+    assert "exceeds its limits" in refusal(patient, template)
+
+
 @pytest.mark.share(2)
 @pytest.mark.parametrize("template", LOOPS)
 def test_endless_templates_are_killed(renderer: ChatTemplateRenderer, template: str) -> None:

@@ -251,6 +251,16 @@ def test_unsafe_file_names_are_ignored(fake_hub: FakeHub, settings: Settings, tm
     assert inside == {"models--org--Tiny-Chat"}
 
 
+def test_files_with_unsafe_digests_are_ignored(fake_hub: FakeHub, settings: Settings) -> None:
+    """The digest is the name of the file with the bytes."""
+    unsafe = ("../" * 20 + "x", "/" + "a" * 39, "A" * 40, "a" * 39, "")
+    entries = [{"rfilename": f"{n}.json", "size": 9, "blobId": digest} for n, digest in enumerate(unsafe)]
+    entries += [{"rfilename": f"{n}.gguf", "lfs": {"sha256": it, "size": 9}} for n, it in enumerate(unsafe)]
+    entries.append({"rfilename": "good.gguf", "lfs": {"sha256": "a" * 64, "size": 9}})
+    fake_hub.listing = json.dumps({"sha": REVISION, "siblings": entries}).encode()
+    assert set(hub_listing.list_repository(REPO, settings, SilentProgress()).files) == {"good.gguf"}
+
+
 def fill_cache(cache: Path, files: dict[str, bytes], *, with_ref: bool = True) -> Path:
     """Create a repository in the Hugging Face cache, as another tool would."""
     folder = cache / f"models--{REPO.replace('/', '--')}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from app.server.http.access_middleware import MAX_HEADERS, MAX_TARGET_BYTES
 from tests.app.server.live_server import LiveServer
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -49,3 +50,20 @@ def test_head_of_common_length_is_accepted(hash_server: LiveServer) -> None:
             client.sendall(b"X-%d: %s\r\n" % (number, b"a" * 300))
         client.sendall(b"\r\n")
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("target", "headers", "status"),
+    [
+        (MAX_TARGET_BYTES, MAX_HEADERS, 200),
+        (MAX_TARGET_BYTES + 1, MAX_HEADERS, 414),
+        (MAX_TARGET_BYTES, MAX_HEADERS + 1, 431),
+    ],
+)
+def test_size_of_the_head_is_limited(hash_server: LiveServer, target: int, headers: int, status: int) -> None:
+    """`target`: bytes of path and query together."""
+    query = b"a" * (target - len("/health"))
+    names = [b"Host: localhost", b"Connection: close", *(b"X-%d: a" % number for number in range(headers - 2))]
+    with socket.create_connection(("127.0.0.1", hash_server.port)) as client:
+        client.sendall(b"\r\n".join((b"GET /health?" + query + b" HTTP/1.1", *names, b"\r\n")))
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 %d" % status)

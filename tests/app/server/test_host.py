@@ -9,6 +9,8 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from app.errors import InvalidSetting
 from app.generation.token_streams import TokenStreams
 from app.process.instance import Instance
 from app.process.listening import ListeningSockets
@@ -270,3 +273,12 @@ def test_sighup_stops_the_server_unless_it_is_ignored(monkeypatch: pytest.Monkey
         handled.clear()
         asyncio.run(main())
         assert (signal.SIGHUP in handled) == (current is signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1", "box.example"])  # noqa: S104
+def test_public_address_needs_a_key(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGLE_STATE_DIR", str(tmp_path))
+    settings = replace(load_settings(), host=address)
+    with pytest.raises(InvalidSetting, match="accepts other machines, and no API key is set"):
+        host.access_policy(settings)
+    host.access_policy(replace(settings, api_key=("k" * 20,)))

@@ -445,6 +445,17 @@ def test_chat_is_deleted_after_the_user_agrees(
     assert len(client.chats.chats) == num_chats
 
 
+def test_typed_names_have_no_control_characters_in_the_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    client = ScriptedClient()
+    client.keep("Dragons", "a question", "an answer")
+    scripted(client, monkeypatch, "/chats", "/open 1", f"/export {tmp_path}/a\x1b]0;owned\x07.md")
+    out, err = capsys.readouterr()
+    assert "a␛]0;owned␇.md." in out
+    assert "\x1b" not in out + err
+
+
 def test_first_chat_can_be_private(monkeypatch: pytest.MonkeyPatch) -> None:
     client = ScriptedClient()
     monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n/new\nHello\n"))

@@ -1,6 +1,8 @@
 """Authentication: when a key is required, which headers carry it, and that every path checks it."""
 
 import errno
+import hashlib
+import hmac
 import http.client
 import json
 import os
@@ -14,7 +16,7 @@ from starlette.routing import Route
 
 from app.generation.template import ChatTemplateRenderer
 from app.server.application import AccessPolicy, create_application
-from app.server.http.access import THIS_USER, Authenticator, Peer, is_public
+from app.server.http.access import OTHER_MACHINE, THIS_USER, Authenticator, Peer, is_public
 from app.server.http.endpoint import Endpoint
 from app.server.http.errors import InvalidRequest
 from app.text.tokenizer import Tokenizer
@@ -159,6 +161,23 @@ def test_connection_without_a_known_owner_needs_a_key() -> None:
     assert refused.value.status == 401
     scope["headers"] = [(b"x-api-key", OWN.encode())]
     assert Authenticator(own_key=OWN).authenticate(scope) == THIS_USER
+
+
+@pytest.mark.parametrize(
+    ("sent", "caller"), [(KEYS[0], "key 1"), (OWN, THIS_USER.name), ("shared", OTHER_MACHINE.name)]
+)
+def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch, sent: str, caller: str) -> None:
+    compared = []
+
+    def compare(expected: bytes, digest: bytes) -> bool:
+        compared.append(expected)
+        return expected == digest
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    scope = {"type": "http", "method": "GET", "path": "/metrics", "headers": [(b"x-api-key", sent.encode())]}
+    assert Authenticator(KEYS, OWN, lambda: "shared").authenticate(scope).name == caller
+    keys = (*KEYS, OWN, *(["shared"] * (sent == "shared")))
+    assert compared == [hashlib.sha256(key.encode()).digest() for key in keys]
 
 
 def test_keys_have_separate_caches_and_the_first_keeps_the_old_cache() -> None:

@@ -64,12 +64,13 @@ def test_unfinished_head_closes_the_connection(
         receive_all(client)
 
 
+@pytest.mark.parametrize("sent", [b"", b"{"])
 def test_unfinished_body_gets_408_and_closes_the_connection(
-    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(request_body, "BODY_SECONDS", SHORT)
     monkeypatch.setattr(Connection, "HEAD_SECONDS", SHORT)
-    with connected(server, HEAD + b"Content-Length: 1000\r\n\r\n{") as client:
+    with connected(server, HEAD + b"Content-Length: 1000\r\n\r\n" + sent) as client:
         head, _, body = receive_all(client).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408")
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
@@ -155,6 +156,7 @@ def test_bytes_that_are_not_http_get_an_error_in_openai_format(server: LiveServe
 
 def test_connections_over_the_limit_are_closed(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(Connection, "HEAD_SECONDS", 1000.0)  # otherwise this limit closes the idle connection
     asked = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with ExitStack() as opened:
         clients = [opened.enter_context(connected(server, asked)) for _ in range(3)]

@@ -14,6 +14,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from app.generation.conversation import Message
 from app.generation.template import ChatTemplateRenderer
 from app.models.resident import State
+from app.server.dialects.responses import background
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.openai.test_chat import client, expected_text
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
@@ -303,6 +304,17 @@ def test_background_response_ends_or_can_be_canceled(scripted: ScriptedAsker) ->
         scripted(background=True, store=False)
     with pytest.raises(openai.BadRequestError, match="Only background responses"):
         api.responses.cancel(scripted(max_output_tokens=1).id)
+
+
+def test_background_responses_over_the_limit_get_429(scripted: ScriptedAsker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "MAX_RUNNING", 1)
+    scripted.says("word " * 200)
+    with scripted.server.runner.held() as steps:
+        begun = scripted(background=True)
+        with pytest.raises(openai.RateLimitError, match="1 background responses are running"):
+            scripted(background=True)
+        steps.release(1000)
+    assert when_ended(scripted.api, begun.id).status == "completed"
 
 
 def test_error_during_generation_gives_a_failed_response(scripted: ScriptedAsker) -> None:
