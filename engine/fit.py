@@ -88,6 +88,7 @@ class MemoryPlan:
     kv_wanted: int  # caches of the longest context, on a GPU for every request that can run at once
     host_weights: int = 0  # weights that stay in the host's memory beside a GPU
     host_pool: int = 0  # host pools; beside a GPU, they can be smaller
+    vocab_size: int = 0  # tokens
 
     @property
     def least(self) -> int:
@@ -135,6 +136,7 @@ def plan_memory(checkpoint: Checkpoint, options: LoadOptions) -> MemoryPlan:
         kv_wanted=budget.bytes(device.contexts * wanted),
         host_weights=host_weights,
         host_pool=device.host_pool(host_weights),
+        vocab_size=model.vocab_size,
     )
 
 

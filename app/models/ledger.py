@@ -22,10 +22,11 @@ class Bytes:
     cache: int = 0  # KV cache and states
     host_pool: int = 0  # KV blocks that were moved from a GPU
     touched: int = 0  # bytes of `cache` and `host_pool` that have been written at least once
+    tokenizer: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.steps + self.cache + self.host_pool
+        return self.weights + self.steps + self.cache + self.host_pool + self.tokenizer
 
     @property
     def untouched(self) -> int:

@@ -234,7 +234,7 @@ class _Collector(Collector):
         )
         for model in residents:
             for where, held in model.memories().items():
-                for what in ("weights", "steps", "cache", "host_pool", "touched"):
+                for what in ("weights", "steps", "cache", "host_pool", "touched", "tokenizer"):
                     family.add_metric((model.title, what, where), getattr(held, what))
         yield family
         loads = {model.title: float(model.loads) for model in residents}

@@ -39,10 +39,11 @@ class MemoryUse(Struct):
     cache: int
     host_pool: int
     touched: int  # bytes of `cache` and `host_pool` that have been written
+    tokenizer: int
 
     @classmethod
     def of(cls, held: Bytes) -> "MemoryUse":
-        return cls(held.weights, held.steps, held.cache, held.host_pool, held.touched)
+        return cls(held.weights, held.steps, held.cache, held.host_pool, held.touched, held.tokenizer)
 
 
 class ModelReport(Struct, kw_only=True):

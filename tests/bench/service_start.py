@@ -52,7 +52,7 @@ def idle_service(model: Path, environment: dict[str, str]) -> Iterator[str]:
 def first_request_seconds(model: Path, environment: dict[str, str]) -> float:
     with idle_service(model, environment) as url:
         began = time.monotonic()
-        body = {"model": "default", "prompt": "Hi", "max_tokens": 1}
+        body = {"model": model.stem, "prompt": "Hi", "max_tokens": 1}
         httpx.post(f"{url}/v1/completions", json=body, timeout=SECONDS, trust_env=False).raise_for_status()
         return time.monotonic() - began
 

@@ -44,6 +44,7 @@ PROMPTS = 12  # different requests per model
 CONTEXT = "2048"
 WORDS = tuple("the river runs past seven old mills and lighthouse keepers write home of tin boats".split(" "))  # noqa: SIM905
 MARGIN = 1.02  # memory above the promises of two models
+COUNTED = ("weights", "steps", "touched", "tokenizer")  # what the ledger counts as taken from the system
 ROOM = 200e6  # bytes for the parked cache of a model beside another model
 
 
@@ -165,7 +166,7 @@ def alone_bytes(model: Path) -> float:
 
 
 def promised(server: Server) -> float:
-    return sum(server.metric("memory_bytes", what=what) for what in ("weights", "steps", "cache"))
+    return sum(server.metric("memory_bytes", what=what) for what in ("weights", "steps", "cache", "tokenizer"))
 
 
 def stream(models: Sequence[Path], rounds: int) -> None:
@@ -280,7 +281,7 @@ def ledger(models: Sequence[Path], embedding: Path | None, steps: int) -> None:
             else:
                 path, body = request(model, draw.randrange(PROMPTS), embeds=model == embedding)
                 server.post(path, body)
-            counted = sum(server.metric("memory_bytes", what=what) for what in ("weights", "steps", "touched"))
+            counted = sum(server.metric("memory_bytes", what=what) for what in COUNTED)
             difference = resident_bytes(server) - start - counted
             differences.append(difference)
             worst = max(worst, abs(difference) / max(0.03 * counted, 64e6))

@@ -24,7 +24,15 @@ from app.models.load.kernel_preparation import chat_options, common_options
 from app.models.load.load_errors import converting_load_errors
 from app.models.load.loaded_encoder import is_embedding_model, load_encoder_model
 from app.models.load.loaded_model import ChatModel, load_model
-from app.models.load.planned_memory import LoadPlan, Variant, advice_on, least_bytes, memory_name
+from app.models.load.planned_memory import (
+    TOKENIZER_BYTES,
+    LoadPlan,
+    Variant,
+    advice_on,
+    least_bytes,
+    memory_name,
+    tokenizer_bytes,
+)
 from app.models.resident import LoadTask, Needs
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
@@ -88,6 +96,7 @@ class LoadedChat:
         self._model = model
         self._renderer = renderer
         self._settings = settings
+        self._tokenizer = TOKENIZER_BYTES * model.tokenizer.vocab_size
         self._touched = 0.0  # largest share of the blocks that had content so far
         self._preparing: asyncio.Task[None] | None = None
 
@@ -103,10 +112,10 @@ class LoadedChat:
         pool = sum(group.host_blocks * group.block_bytes for group in config.groups)
         needs = self._model.needs
         if config.backend != CUDA:
-            return {HOST: Bytes(needs.weights, needs.steps, cache, pool, round(self._touched * cache))}
+            return {HOST: Bytes(needs.weights, needs.steps, cache, pool, round(self._touched * cache), self._tokenizer)}
         return {
             self._memory: Bytes(needs.weights, needs.steps, cache, touched=cache),
-            HOST: Bytes(host_pool=pool, touched=pool),
+            HOST: Bytes(host_pool=pool, touched=pool, tokenizer=self._tokenizer),
         }
 
     @property
@@ -262,9 +271,9 @@ class ModelLoader:
         self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None
     ) -> LoadedChat | LoadedEmbedder:
         stored, progress, planned = self.stored(name), TaskProgress(task, self._progress), self._plan(name)
-        plan, taken = planned.plan, planned.taken(allotted[planned.memory])
+        plan, taken = planned.plan, planned.of_engine(allotted[planned.memory])
         options = replace(
-            plan.allotted(self._shared, taken, allotted.get(HOST, 0)),
+            plan.allotted(self._shared, taken, max(0, allotted.get(HOST, 0) - tokenizer_bytes(plan))),
             control=LoadControl(lambda: task.is_stopped, self._turns.is_active),
         )
         if is_embedding_model(stored):

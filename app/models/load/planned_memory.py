@@ -8,6 +8,8 @@ from app.models.ledger import HOST
 from app.models.switches import Advice, Share
 from engine.fit import MemoryPlan
 
+TOKENIZER_BYTES = 400  # per token of the vocabulary; measured: 260 to 420 for vocabularies of 32,000 to 262,144 tokens
+
 
 def memory_name(gpu: int | None) -> str:
     """Return the name of the memory of a GPU, or that of the machine."""
@@ -17,8 +19,13 @@ def memory_name(gpu: int | None) -> str:
 def least_bytes(plan: MemoryPlan) -> Mapping[str, int]:
     """Return the bytes of each memory that a load needs at least."""
     if plan.gpu is None:
-        return {HOST: plan.least}
-    return {memory_name(plan.gpu): plan.least, HOST: plan.host_weights}
+        return {HOST: plan.least + tokenizer_bytes(plan)}
+    return {memory_name(plan.gpu): plan.least, HOST: plan.host_weights + tokenizer_bytes(plan)}
+
+
+def tokenizer_bytes(plan: MemoryPlan) -> int:
+    """Return the bytes that the tokenizer takes of the machine's memory."""
+    return TOKENIZER_BYTES * plan.vocab_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +40,24 @@ class LoadPlan:
         """Name of the memory in which the model computes."""
         return memory_name(self.plan.gpu)
 
-    def taken(self, free: int) -> int:
-        """Return the bytes of its memory that the model takes if it may use `free` bytes.
+    @property
+    def _beside(self) -> int:
+        """Bytes of its memory that the model takes beside its engine."""
+        return tokenizer_bytes(self.plan) if self.memory == HOST else 0
+
+    def of_engine(self, free: int) -> int:
+        """Return the bytes of its memory that the engine takes if the model may use `free` bytes.
 
         Caches take half of the memory at most, so that other models fit, unless a useful context needs more.
         """
+        free -= self._beside
         wanted = max(self.useful.least, self.plan.weights + self.plan.steps + free // 2)
         return min(free, wanted, self.plan.most)
 
     def all_taken(self, available: Mapping[str, int]) -> Mapping[str, int]:
         """Return the bytes of each memory that the model takes if no other model is loaded."""
-        return {**least_bytes(self.useful), self.memory: self.taken(available.get(self.memory, 0))}
+        taken = self.of_engine(available.get(self.memory, 0)) + self._beside
+        return {**least_bytes(self.useful), self.memory: taken}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ const PURPOSES = [
   ["steps", "Steps"],
   ["cache", "KV cache"],
   ["host_pool", "Swapped blocks"],
+  ["tokenizer", "Tokenizer"],
 ];
 
 const samples = []; // [seconds, tokens of prompts, tokens of replies] since the page was opened

@@ -57,7 +57,7 @@ def test_models_are_reported_with_states_and_memory(http: httpx.Client) -> None:
         "name": "a", "names": ["a"], "kind": "chat", "state": "loaded", "stage": None, "progress": None,
         "pinned": False, "expires_in": None, "problem": None, "context_length": 2048,
         "tools": "generic", "size": 50,
-        "memory": {"host": {"weights": 50, "steps": 0, "cache": 0, "host_pool": 0, "touched": 0}}, "parked": 0,
+        "memory": {"host": {"weights": 50, "steps": 0, "cache": 0, "host_pool": 0, "touched": 0, "tokenizer": 0}}, "parked": 0,
     }  # fmt: skip
     assert (other["names"], other["state"], other["size"], embedding["kind"]) == (
         ["b", "alias"],
