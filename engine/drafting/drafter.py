@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 from engine.draft import NO_DRAFT, Draft, Source
@@ -25,8 +25,8 @@ class _Followed:
     """A request whose tokens are indexed, and the draft for its next tokens."""
 
     request: Request
-    history: TokenIndex = field(default_factory=TokenIndex)
-    prediction: TokenIndex | None = None
+    history: TokenIndex
+    indexes: Sequence[tuple[Source, TokenIndex]]  # of the history, after that of the reply that the client predicts
     draft: Draft = NO_DRAFT
     steps: int = 0  # number of steps that have added tokens since the first draft
 
@@ -38,11 +38,10 @@ class _Followed:
 
     @classmethod
     def of(cls, request: Request) -> Self:
-        followed = cls(request)
-        if request.params.prediction:
-            followed.prediction = TokenIndex()
-            followed.prediction.extend(request.params.prediction)
-        return followed
+        history, predicted = TokenIndex(), TokenIndex()
+        predicted.extend(request.params.prediction or ())
+        indexes = ((Source.PREDICTION, predicted), (Source.HISTORY, history))
+        return cls(request, history, indexes if predicted else indexes[1:])
 
 
 class Drafter:
@@ -61,6 +60,11 @@ class Drafter:
     def draft_with(self, model: DraftModel) -> None:
         """Draft with a small model too, where this is faster."""
         self._model = ModelDrafts(model, self.acceptance, self._seconds)
+
+    def has_drafts(self, requests: Iterable[Request]) -> bool:
+        """Whether there may be drafts for any of these requests, which are followed up to their last tokens."""
+        found = [request for request in requests if self.draft(request).token_ids]
+        return bool(found) or self._model is not None
 
     def close(self) -> None:
         """Close the draft model."""
@@ -99,7 +103,8 @@ class Drafter:
             new = request.token_ids(known, request.num_tokens)
             if known:
                 followed.steps += 1
-                self.acceptance.observe(followed.draft, new)
+                if followed.draft.token_ids:
+                    self.acceptance.observe(followed.draft, new)
             followed.history.extend(new)
             followed.draft = self._find(followed)
         return followed.draft
@@ -123,19 +128,17 @@ class Drafter:
 
     def _find(self, followed: _Followed) -> Draft:
         """Return the draft after the longest match of all sources, the first source among equals."""
-        return max(self._drafts(followed), key=lambda draft: draft.match_length, default=NO_DRAFT)
-
-    def _drafts(self, followed: _Followed) -> Iterable[Draft]:
-        history, request = followed.history, followed.request
-        suffix = history.token_ids[-MAX_MATCH:]
-        for source, index in ((Source.PREDICTION, followed.prediction), (Source.HISTORY, history)):
-            match = index.match(suffix) if index is not None else None
-            if index is not None and match is not None:
-                tokens = index.tokens_after(match, _length(match.length), repeats=index is history)
-                yield Draft(source, match.length, tokens)
-        if corpus := self._corpora.of(request.origin.cache_salt):
+        best, suffix = NO_DRAFT, followed.history.token_ids[-MAX_MATCH:]
+        for source, index in followed.indexes:
+            match = index.match(suffix)
+            if match is not None and match.length > best.match_length:
+                tokens = index.tokens_after(match, _length(match.length), repeats=source is Source.HISTORY)
+                best = Draft(source, match.length, tokens)
+        if corpus := self._corpora.of(followed.request.origin.cache_salt):
             length, tokens = corpus.find(suffix, MAX_DRAFT)
-            yield Draft(Source.CORPUS, length, tokens[: _length(length)])
+            if length > best.match_length:
+                best = Draft(Source.CORPUS, length, tokens[: _length(length)])
+        return best
 
 
 def _length(match_length: int) -> int:

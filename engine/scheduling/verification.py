@@ -44,11 +44,14 @@ class Verification:
         if self.drafter is None:
             return {}
         self.drafter.drop_ended(self._requests.running)
-        known = sum(count for _, count in missing)
         decoding = [request for request, count in missing if _decodes(request, count)]
+        drafting = [request for request in decoding if self._may_draft(request)]
+        if not drafting or not self.drafter.has_drafts(drafting):
+            return {}
+        known = sum(count for _, count in missing)
         most = min(budget, self._max_logit_rows or budget) - known
         drafts = self.drafter.choose(
-            [request for request in decoding if self._may_draft(request)],
+            drafting,
             Room(
                 decoding=len(decoding),
                 forced=known - len(decoding),

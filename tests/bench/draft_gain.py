@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from app.generation.grammars import GrammarCompiler, GrammarSource
@@ -89,8 +90,8 @@ TREES = tuple(f"List fifty trees of {place} as JSON." for place in ("Europe", "A
 class WrongDrafts(Drafter):
     """Replaces every drafted token by a wrong one."""
 
-    def draft(self, request: Request) -> Draft:
-        found = super().draft(request)
+    def _find(self, followed: Any) -> Draft:
+        found = super()._find(followed)
         return replace(found, token_ids=tuple(1 + token_id // 2 for token_id in found.token_ids))
 
 
