@@ -19,15 +19,17 @@ from pathlib import Path
 
 import httpx
 
-from tests.app.commands.test_serve import ready, serve
+from tests.app.commands.test_serve import ready
 from tests.support.processes import Started
 
+SERVE = (sys.executable, "-m", "app", "serve")
 SECONDS = 600.0  # time limit of a request
 
 
 def load_seconds(model: Path, environment: dict[str, str]) -> float:
     began = time.monotonic()
-    with serve(environment, "--model", str(model)) as server:
+    command = [*SERVE, "--model", str(model), "--port", "0"]
+    with Started(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
         try:
             ready(server, environment)
             return time.monotonic() - began
@@ -39,8 +41,7 @@ def load_seconds(model: Path, environment: dict[str, str]) -> float:
 def idle_service(model: Path, environment: dict[str, str]) -> Iterator[str]:
     """Yield the URL of a service whose server does not run."""
     record = str(Path(environment["INGLE_STATE_DIR"], "record"))
-    server = [sys.executable, "-m", "app", "serve", "--quiet", "--model", str(model)]
-    command = [sys.executable, "-m", "tests.app.socket_activator", record, *server]
+    command = [sys.executable, "-m", "tests.app.socket_activator", record, *SERVE, "--quiet", "--model", str(model)]
     with Started(command, env=environment, stdout=subprocess.PIPE, text=True) as activator:
         assert activator.stdout is not None
         try:

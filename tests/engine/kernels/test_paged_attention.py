@@ -131,6 +131,23 @@ def test_paged_attention_equals_the_reference(
     torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("window", [None, 700])
+def test_sinks_count_once_however_many_parts_a_context_has(
+    window: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sinks are so large that adding them once more would change most outputs."""
+    shape, step, rule = Shape(4, 1, 32, torch.bfloat16), Step((1,), (2100,)), ScoreRule(0.2, window=window)
+    pool, tables = filled(shape, step.contexts)
+    q, sinks = torch.randn(1, 4, 32).bfloat16(), torch.full((4,), 6.0)
+    want = reference.batch_attention(
+        q.float(), pool, tables, torch.tensor(step.starts), torch.tensor(step.contexts), rule, sinks
+    )
+    for parts in (1, 2, 3, 8, 33, 64):
+        monkeypatch.setattr("engine.kernels.paged_attention._division", lambda *_, parts=parts: (parts, parts))
+        got = run_attention(q, pool, tables, step, rule, sinks, device, deterministic=False)
+        torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-3)
+
+
 def test_output_of_padding_requests_is_zero(device: torch.device) -> None:
     """The tiles are for more requests and longer contexts than the step has, as in a captured step."""
     shape, step = Shape(4, 2, 32, torch.bfloat16), Step((1, 1, 1), (70, 0, 0))
