@@ -200,16 +200,18 @@ def _experts(setting: Setting) -> None:
     ids, weights, shared = route(logits, routing)
     route(logits[:, 1:], replace(routing, score=Score.SIGMOID, normalized=False, groups=8, active_groups=4), bias, bias)
     for kind in EXPERT_KINDS if setting.thorough else EXPERT_FORMS:
-        gate_up, down = (_stack(setting, kind, *it) for it in ((2 * width, hidden), (hidden, width)))
+        inputs, inner = EXPERT_SIZES.get(kind, (hidden, width))
+        gate_up, down = (_stack(setting, kind, *it) for it in ((2 * inner, inputs), (inputs, inner)))
         all_tiles = [tiles_of_experts(ids, (gate_up, down))]
         if setting.tokens == TOKENS_OF_EVERY_TILE:
             all_tiles = [token_tiles(ids, routing.experts, it) for it in TILE_TOKENS if it <= gate_up.most_slots]
         for tiles in all_tiles:
             for gate in Gate:
-                gate_up.multiply_gated(blank(setting.tokens, hidden), tiles, gate.value)
-            both = gate_up.multiply(blank(setting.tokens, hidden), tiles)
-            gated(both, Gate.CLAMPED, blank(EXPERTS, 2 * width, dtype=torch.float32), ids.flatten())
-            outputs = down.multiply(blank(tiles.count, width), tiles, torch.float32)
+                gate_up.multiply_gated(blank(setting.tokens, inputs), tiles, gate.value)
+            both = gate_up.multiply(blank(setting.tokens, inputs), tiles)
+            gated(both, Gate.CLAMPED, blank(EXPERTS, 2 * inner, dtype=torch.float32), ids.flatten())
+            outputs = down.multiply(blank(tiles.count, inner), tiles, torch.float32)
+    hidden = outputs.shape[1]
     stream = blank(setting.tokens, hidden, dtype=torch.float32)
     for added in (None, stream):
         expert_sum(outputs, weights, stream, shared, added)
@@ -259,6 +261,7 @@ FORMS = (
 EXPERTS = 16
 TOKENS_OF_EVERY_TILE = 512
 EXPERT_FORMS = ("Q4_K", "Q6_K", "MXFP4", "e4m3 channel", "e4m3 128x128", "BF16")
+EXPERT_SIZES = {"MXFP4": (2880, 2880)}  # those of gpt-oss, no multiple of 128; other kinds have the sizes of Qwen3
 # experts with nested scales are not supported, and those with an order of columns have the same kernels as others
 EXPERT_KINDS = tuple(kind for kind in KINDS if kind not in ORDERED and "nested" not in kind)
 KV_TYPES = (torch.bfloat16, torch.uint8)
