@@ -191,7 +191,8 @@ class Residents(Generic[LoadedT]):
         """Return the error for a request that does not wait. Its waiter stays, so that the load continues."""
         waiter.granted.add_done_callback(lambda granted: self._leave(model, waiter))
         seconds = max(1.0, self._expected_seconds(model))
-        return ModelBusy(f"{model.title} is {model.state.value}", f"Try again in {seconds:.0f} s.", seconds)
+        stage = f": {model.task.stage}" if model.task is not None and model.task.stage else ""
+        return ModelBusy(f"{model.title} is {model.state.value}{stage}", f"Try again in {seconds:.0f} s.", seconds)
 
     def _expected_seconds(self, model: Resident[LoadedT]) -> float:
         done = model.task.fraction if model.task is not None else 0.0

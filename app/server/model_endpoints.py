@@ -62,6 +62,7 @@ class ModelReport(Struct, kw_only=True):
     context_length: int
     tools: ToolSupport  # how tools are presented to it
     size: int  # bytes of its files
+    stored: bool  # false: its files were removed; it may still be loaded
     memory: dict[str, MemoryUse]  # keyed by "host" or the name of a GPU; empty: the model is not loaded
     parked: int  # bytes of the KV cache that stays in memory after an unload
 
@@ -176,6 +177,7 @@ class OwnModelEndpoints:
             context_length=model.context_length,
             tools=model.capabilities.tool_support,
             size=model.details.size,
+            stored=model.details.path.exists(),
             memory={memory: MemoryUse.of(held) for memory, held in model.memory.items()},
             parked=0 if resident.parked is None else resident.parked.num_bytes,
         )

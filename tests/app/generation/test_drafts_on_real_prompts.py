@@ -8,9 +8,10 @@ import itertools
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from app.generation.token_streams import TokenStreams
 from app.grammars.frames import GrammarText
 from app.grammars.host import GrammarProcess
 from app.text.tokenizer import Tokenizer
-from engine.draft import NO_DRAFT, Draft, Source
+from engine.draft import NO_DRAFT, Draft
 from engine.drafting.corpus import LEAD
 from engine.drafting.drafter import Drafter
 from engine.drafting.plan import Room
@@ -144,8 +145,9 @@ class FromCorpus(Forced):
             for reply in replies:
                 self._corpora.add(PROGRAM.cache_salt, [*prompt[-LEAD:], *reply])
 
-    def _drafts(self, followed: object) -> Iterator[Draft]:
-        return (draft for draft in super()._drafts(followed) if draft.source is Source.CORPUS)  # type: ignore[arg-type]
+    def _find(self, followed: Any) -> Draft:
+        followed.indexes = ()
+        return super()._find(followed)
 
 
 class Oracle(Forced):

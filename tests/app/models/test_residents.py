@@ -287,6 +287,23 @@ def test_request_that_does_not_wait_learns_when_to_try_again() -> None:
     run(ask())
 
 
+def test_request_that_does_not_wait_gets_the_name_of_the_model_in_its_place() -> None:
+    computer = Computer(100, a=50, holder=80)
+
+    async def ask() -> None:
+        residents = Residents(computer, lambda name: Policy(name, is_pinned=name == "holder"))
+        await use(residents, "holder")
+        waiting = asyncio.create_task(use(residents, "a"))
+        await until(lambda: (task := residents.of("a").task) is not None and bool(task.stage))
+        with pytest.raises(ModelBusy, match="a is waiting: waiting for the memory of holder"):
+            async with residents.use("a", waits=False):
+                raise AssertionError
+        waiting.cancel()
+        await residents.close()
+
+    run(ask())
+
+
 def test_model_that_is_too_large_alone_unloads_nothing() -> None:
     computer = Computer(100, a=50, huge=101)
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from app.errors import ModelNotFound
 from app.generation.embedding_service import EmbeddingService
@@ -68,6 +69,7 @@ class HashLoader:
         self, tokenizer: Tokenizer, renderer: ChatTemplateRenderer, memory: int, sizes: Mapping[str, int]
     ) -> None:
         self.sizes = dict(sizes)
+        self.path = Path(__file__)  # of all models
         self.errors: dict[str, Exception] = {}
         self.loads: list[str] = []
         self.recent = RecentReplies()
@@ -93,7 +95,7 @@ class HashLoader:
         self._may_load.set()
 
     def describe(self, name: str) -> ModelFacts:
-        details = replace(ModelDetails.unknown(name), size=self.sizes[name])
+        details = replace(ModelDetails.unknown(name), path=self.path, size=self.sizes[name])
         return ModelFacts(details, "embedding" if name == DIGEST else "chat", CONTEXT)
 
     def known(self, name: str) -> str | None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -56,8 +57,9 @@ def test_models_are_reported_with_states_and_memory(http: httpx.Client) -> None:
     assert loaded == {
         "name": "a", "names": ["a"], "kind": "chat", "state": "loaded", "stage": None, "progress": None,
         "pinned": False, "expires_in": None, "problem": None, "context_length": 2048,
-        "tools": "generic", "size": 50,
-        "memory": {"host": {"weights": 50, "steps": 0, "cache": 0, "host_pool": 0, "touched": 0, "tokenizer": 0}}, "parked": 0,
+        "tools": "generic", "size": 50, "stored": True,
+        "memory": {"host": {"weights": 50, "steps": 0, "cache": 0, "host_pool": 0, "touched": 0, "tokenizer": 0}},
+        "parked": 0,
     }  # fmt: skip
     assert (other["names"], other["state"], other["size"], embedding["kind"]) == (
         ["b", "alias"],
@@ -65,6 +67,13 @@ def test_models_are_reported_with_states_and_memory(http: httpx.Client) -> None:
         40,
         "embedding",
     )
+
+
+def test_loaded_model_whose_files_are_removed_is_listed_and_answers(server: LoadingServer, http: httpx.Client) -> None:
+    server.loader.path = Path("removed.gguf")
+    assert chat(http, "a").status_code == 200
+    assert (models(http)["a"]["state"], models(http)["a"]["stored"]) == ("loaded", False)
+    assert chat(http, "a").status_code == 200
 
 
 def test_models_that_do_not_fit_together_are_reported(server: LoadingServer, http: httpx.Client) -> None:
@@ -114,7 +123,8 @@ def test_load_of_a_client_that_disconnects_is_stopped_unless_half_is_done(
         with server.loader.held():
             server.loader.parts = parts
             with http.stream("POST", "/inglenook/load", json={"model": "a"}) as reply:
-                while f'"done":{parts}' not in next(reply.iter_lines()):
+                lines = reply.iter_lines()
+                while f'"done":{parts}' not in next(lines):
                     pass
             until(lambda: not server.residents.of("a").waiters)
             until(lambda states=states: server.residents.of("a").state in states)  # type: ignore[misc]
