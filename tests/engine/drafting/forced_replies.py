@@ -1,7 +1,7 @@
 """Replies with drafts of known quality, to compare them with the replies without drafts."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -39,6 +39,9 @@ class ForcedDrafts(Drafter):
 
     def __post_init__(self) -> None:
         super().__init__(lambda tokens: 1.0)
+
+    def has_drafts(self, requests: Iterable[Request]) -> bool:
+        return True
 
     def choose(self, requests: Sequence[Request], room: Room) -> dict[int, Draft]:
         # independent of measured times, on which the room depends

@@ -4,7 +4,7 @@ The full run is `pytest tests/engine/drafting/test_forced_drafts.py --requests 1
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -36,6 +36,9 @@ class ForcedDrafts(Drafter):
 
     def __post_init__(self) -> None:
         super().__init__(lambda tokens: 1.0)
+
+    def has_drafts(self, requests: Iterable[Request]) -> bool:
+        return True
 
     def choose(self, requests: Sequence[Request], room: Room) -> dict[int, Draft]:
         drafts, most = {}, room.most
