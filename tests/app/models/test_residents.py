@@ -287,7 +287,7 @@ def test_request_that_does_not_wait_learns_when_to_try_again() -> None:
     run(ask())
 
 
-def test_request_that_does_not_wait_gets_the_name_of_the_model_in_its_place() -> None:
+def test_request_that_does_not_wait_gets_the_name_of_the_holder() -> None:
     computer = Computer(100, a=50, holder=80)
 
     async def ask() -> None:
