@@ -29,7 +29,7 @@ HEALTH = {
     "kv_blocks": 8, "kv_blocks_held": 2,
 }  # fmt: skip
 PHASES = ("reading", "waiting")
-HOST = {"weights": 98_000_000, "steps": 1, "cache": 400_000_000, "host_pool": 0, "touched": 100_000_000}
+HOST = {"weights": 98_000_000, "steps": 1, "cache": 400_000_000, "host_pool": 0, "touched": 100_000_000, "tokenizer": 0}
 
 
 def model(name: str, state: str, **known: object) -> dict[str, object]:
