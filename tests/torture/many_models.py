@@ -266,7 +266,7 @@ def turns(server: Server, model: Path, seconds: float) -> tuple[int, float]:
 
 def ledger(models: Sequence[Path], embedding: Path | None, steps: int) -> None:
     every, draw = [*models, *([embedding] if embedding else [])], random.Random(3)
-    worst, differences = 0.0, []
+    worst, worst_step, differences = 0.0, "", []
     with tempfile.TemporaryDirectory() as home, served(Path(home), every) as server:
         for model in every:  # compiles kernels, and loads libraries
             path, body = request(model, 1, embeds=model == embedding)
@@ -276,7 +276,8 @@ def ledger(models: Sequence[Path], embedding: Path | None, steps: int) -> None:
         start, threads = resident_bytes(server), thread_count(server)
         for step in range(steps):
             model = draw.choice(every)
-            if draw.random() < 0.4:
+            unloads = draw.random() < 0.4
+            if unloads:
                 server.unload(name_of(model))
             else:
                 path, body = request(model, draw.randrange(PROMPTS), embeds=model == embedding)
@@ -284,7 +285,8 @@ def ledger(models: Sequence[Path], embedding: Path | None, steps: int) -> None:
             counted = sum(server.metric("memory_bytes", what=what) for what in COUNTED)
             difference = resident_bytes(server) - start - counted
             differences.append(difference)
-            worst = max(worst, abs(difference) / max(0.03 * counted, 64e6))
+            if (share := abs(difference) / max(0.03 * counted, 64e6)) > worst:
+                worst, worst_step = share, f"step {step}, {'unload' if unloads else 'request'} of {name_of(model)}"
             if step % 50 == 0:
                 print(f"step {step}: counted {counted / 1e6:.0f} MB, {difference / 1e6:+.0f} MB in the process")
         for model in every:
@@ -292,7 +294,7 @@ def ledger(models: Sequence[Path], embedding: Path | None, steps: int) -> None:
         left = resident_bytes(server) - start
         print(
             f"{steps} steps: differences {min(differences) / 1e6:+.0f} to {max(differences) / 1e6:+.0f} MB, at most "
-            f"{worst:.2f} of the allowance; {left / 1e6:+.0f} MB after all unloads, {thread_count(server) - threads:+} "
+            f"{worst:.2f} of the allowance ({worst_step}); {left / 1e6:+.0f} MB after all unloads, {thread_count(server) - threads:+} "
             "threads"
         )
 
