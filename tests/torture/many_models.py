@@ -291,12 +291,10 @@ def ledger(models: Sequence[Path], embedding: Path | None, steps: int) -> None:
                 print(f"step {step}: counted {counted / 1e6:.0f} MB, {difference / 1e6:+.0f} MB in the process")
         for model in every:
             server.unload(name_of(model))
-        left = resident_bytes(server) - start
-        print(
-            f"{steps} steps: differences {min(differences) / 1e6:+.0f} to {max(differences) / 1e6:+.0f} MB, at most "
-            f"{worst:.2f} of the allowance ({worst_step}); {left / 1e6:+.0f} MB after all unloads, {thread_count(server) - threads:+} "
-            "threads"
-        )
+        left, more = resident_bytes(server) - start, thread_count(server) - threads
+        print(f"{steps} steps: differences {min(differences) / 1e6:+.0f} to {max(differences) / 1e6:+.0f} MB")
+        print(f"at most {worst:.2f} of the allowance, after {worst_step}")
+        print(f"{left / 1e6:+.0f} MB and {more:+} threads after all unloads")
 
 
 def resident_bytes(server: Server) -> int:
