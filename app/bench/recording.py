@@ -10,7 +10,7 @@ from typing import Literal
 from app.bench.competitor import OWN_NAME
 from app.bench.figures import Entry, Machine, Measure, Result, read_entries, record
 from app.bench.memory_speed import read_bandwidth
-from app.bench.report import DIGITS, CompetitorResult, Report
+from app.bench.report import CompetitorResult, Report, rounded
 from app.bench.sample import Spread
 from app.bench.workload import Rate, Row
 
@@ -74,7 +74,7 @@ def _results(row: Row, results: Sequence[CompetitorResult]) -> list[Result]:
 
 
 def _result(result: CompetitorResult, figure: Spread) -> Result:
-    median, low, high = (float(f"{value:.{DIGITS}g}") for value in (figure.median, figure.low, figure.high))
+    median, low, high = map(rounded, (figure.median, figure.low, figure.high))
     return Result(_title(result), median, low, high)
 
 

@@ -9,7 +9,7 @@ from app.bench.rounds import Series
 from app.bench.sample import Percentiles, Spread, percentiles, spread
 from app.bench.workload import Load, Row
 
-DIGITS = 4  # number of significant digits
+_DIGITS = 4  # number of significant digits
 
 Figures = Mapping[str, Spread | None]  # figures by row name; None: not reported
 
@@ -153,4 +153,9 @@ def _median(figure: Spread | None) -> float | None:
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{DIGITS}g}")
+    return None if value is None else rounded(value)
+
+
+def rounded(value: float) -> float:
+    """Return a figure with the digits that a report has."""
+    return float(f"{value:.{_DIGITS}g}")

@@ -103,8 +103,7 @@ class Drafter:
             new = request.token_ids(known, request.num_tokens)
             if known:
                 followed.steps += 1
-                if followed.draft.token_ids:
-                    self.acceptance.observe(followed.draft, new)
+                self.acceptance.observe(followed.draft, new)
             followed.history.extend(new)
             followed.draft = self._find(followed)
         return followed.draft

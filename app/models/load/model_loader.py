@@ -25,7 +25,6 @@ from app.models.load.load_errors import converting_load_errors
 from app.models.load.loaded_encoder import is_embedding_model, load_encoder_model
 from app.models.load.loaded_model import ChatModel, load_model
 from app.models.load.planned_memory import (
-    TOKENIZER_BYTES,
     LoadPlan,
     Variant,
     advice_on,
@@ -96,7 +95,7 @@ class LoadedChat:
         self._model = model
         self._renderer = renderer
         self._settings = settings
-        self._tokenizer = TOKENIZER_BYTES * model.tokenizer.vocab_size
+        self._tokenizer = tokenizer_bytes(model.tokenizer.vocab_size)
         self._touched = 0.0  # largest share of the blocks that had content so far
         self._preparing: asyncio.Task[None] | None = None
 
@@ -273,7 +272,7 @@ class ModelLoader:
         stored, progress, planned = self.stored(name), TaskProgress(task, self._progress), self._plan(name)
         plan, taken = planned.plan, planned.of_engine(allotted[planned.memory])
         options = replace(
-            plan.allotted(self._shared, taken, max(0, allotted.get(HOST, 0) - tokenizer_bytes(plan))),
+            plan.allotted(self._shared, taken, max(0, allotted.get(HOST, 0) - tokenizer_bytes(plan.vocab_size))),
             control=LoadControl(lambda: task.is_stopped, self._turns.is_active),
         )
         if is_embedding_model(stored):

@@ -8,7 +8,8 @@ from app.models.ledger import HOST
 from app.models.switches import Advice, Share
 from engine.fit import MemoryPlan
 
-TOKENIZER_BYTES = 400  # per token of the vocabulary; measured: 260 to 420 for vocabularies of 32,000 to 262,144 tokens
+# Bytes of a tokenizer per token of its vocabulary. Measured: 260 to 420, for 32,000 to 262,144 tokens.
+_TOKEN_BYTES = 400
 
 
 def memory_name(gpu: int | None) -> str:
@@ -19,13 +20,13 @@ def memory_name(gpu: int | None) -> str:
 def least_bytes(plan: MemoryPlan) -> Mapping[str, int]:
     """Return the bytes of each memory that a load needs at least."""
     if plan.gpu is None:
-        return {HOST: plan.least + tokenizer_bytes(plan)}
-    return {memory_name(plan.gpu): plan.least, HOST: plan.host_weights + tokenizer_bytes(plan)}
+        return {HOST: plan.least + tokenizer_bytes(plan.vocab_size)}
+    return {memory_name(plan.gpu): plan.least, HOST: plan.host_weights + tokenizer_bytes(plan.vocab_size)}
 
 
-def tokenizer_bytes(plan: MemoryPlan) -> int:
-    """Return the bytes that the tokenizer takes of the machine's memory."""
-    return TOKENIZER_BYTES * plan.vocab_size
+def tokenizer_bytes(vocab_size: int) -> int:
+    """Return the bytes that a tokenizer takes of the machine's memory."""
+    return _TOKEN_BYTES * vocab_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class LoadPlan:
     @property
     def _beside(self) -> int:
         """Bytes of its memory that the model takes beside its engine."""
-        return tokenizer_bytes(self.plan) if self.memory == HOST else 0
+        return tokenizer_bytes(self.plan.vocab_size) if self.memory == HOST else 0
 
     def of_engine(self, free: int) -> int:
         """Return the bytes of its memory that the engine takes if the model may use `free` bytes.
