@@ -127,8 +127,15 @@ class GrammarCompiler:
         self._cache.move_to_end(source)
         if len(self._cache) > MAX_CACHED:
             self._cache.popitem(last=False)
-        asyncio.get_running_loop().call_later(CACHED_SECONDS, self._expire)
+        # Weak, because otherwise the timer would keep the compiler of an unloaded model, and thus its tokenizer.
+        asyncio.get_running_loop().call_later(CACHED_SECONDS, _call, weakref.WeakMethod(self._expire))
         return process
+
+    def close(self) -> None:
+        """End all grammar processes. Waits for a process that is starting. No request may use a grammar any more."""
+        self._cache.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._starter.close()
 
     def _cached(self, source: GrammarText) -> GrammarProcess | None:
         process, _ = self._cache.get(source, (None, 0.0))
@@ -168,6 +175,11 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
         raise InvalidGrammar("The model's vocabulary has no token that ends a reply, which grammars require.")
     tokens = [tokenizer.token_bytes(token_id, show_control=True) for token_id in range(tokenizer.vocab_size)]
     return Vocabulary(tokens, sorted(tokenizer.control_tokens.values()), ends, tokenizer.bos_id)
+
+
+def _call(method: "weakref.WeakMethod[Callable[[], None]]") -> None:
+    if (bound := method()) is not None:
+        bound()
 
 
 def _tokenized(tokenizer: Tokenizer, text: bytes) -> Sequence[int]:

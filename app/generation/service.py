@@ -134,11 +134,12 @@ class ChatService:
         return next(filter(None, (part.problem() for part in parts)), "")
 
     async def stop(self, *, parks: bool = False) -> ParkedCache | None:
-        """End every request, including those that are not submitted to the engine yet.
+        """End every request, including those that are not submitted to the engine yet, and all grammar processes.
 
         If it `parks`, return the KV cache.
         """
         parked, _, _ = await asyncio.gather(self.streams.stop(parks=parks), self._encoding.close(), self.texts.close())
+        await asyncio.to_thread(self.grammars.close)
         return parked
 
     async def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:

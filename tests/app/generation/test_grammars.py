@@ -1,9 +1,11 @@
 """Grammars with a real model's vocabulary: random replies that the masks allow match the grammar."""
 
 import asyncio
+import gc
 import json
 import random
 import re
+import threading
 import weakref
 from collections.abc import Callable
 
@@ -16,6 +18,7 @@ from app.generation.conversation import Json
 from app.generation.grammars import ANY_OBJECT, MAX_SOURCE, GrammarCompiler, GrammarSource
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Grammar
+from tests.support.processes import HANGING_SECONDS
 
 PERSON: dict[str, Json] = {
     "type": "object",
@@ -155,6 +158,31 @@ def test_unused_grammar_expires(tokenizer: Tokenizer, monkeypatch: pytest.Monkey
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_compiler_is_freed_before_its_grammars_expire(tokenizer: Tokenizer) -> None:
+    """A compiler keeps the tokenizer and the processes of an unloaded model."""
+
+    async def main() -> None:
+        compiler = GrammarCompiler(tokenizer)
+        freed = weakref.ref(compiler)
+        await compiler.compile(ANY_OBJECT)
+        del compiler
+        gc.collect()
+        assert freed() is None
+
+    asyncio.run(main())
+
+
+def test_close_ends_grammar_processes_and_threads(tokenizer: Tokenizer) -> None:
+    compiler, threads = GrammarCompiler(tokenizer), set(threading.enumerate())
+    grammar = weakref.ref(compiled(compiler, ANY_OBJECT))
+    compiler.close()
+    gc.collect()
+    assert grammar() is None
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(HANGING_SECONDS)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("text", ["a \x7f b", "tab\t", "\u2028", "\\"])
