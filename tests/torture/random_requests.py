@@ -158,16 +158,20 @@ EMBEDDING: Mix = {
     "embedding": (embedding, 4, False),
     "status": (status_page, 1, False),
 }
-SWAPS = 0.15  # relative frequency of requests to another model, beside the 27 of `GENERATION`
+OTHER_SHARE = 0.0055  # share of the requests that name the other model
 
 
-def with_other_model(name: str) -> Mix:
-    """Return the mix of a server that has a second model, which takes the memory of the first one."""
+def with_other_model(name: str, share: float = OTHER_SHARE) -> Mix:
+    """Return the mix of a server that has a second model, which takes the memory of the first one.
+
+    `share`: the share of the requests that name the second model, from 0 to 1.
+    """
 
     def ask(draw: random.Random, limit: int) -> Request:
         return "POST", "/v1/completions", {"model": name, "prompt": words(draw, 60), "max_tokens": limit}
 
-    return {**GENERATION, "other model": (ask, SWAPS, False)}
+    others = sum(frequency for _, frequency, _ in GENERATION.values())
+    return {**GENERATION, "other model": (ask, others * share / (1 - share), False)}
 
 
 def random_request(mix: Mix, draw: random.Random) -> tuple[str, Request]:

@@ -5,10 +5,13 @@
 
 Clients send requests of every API to a running `ingle serve`: chats and completions, streamed and not, with tools,
 schemas, grammars, log-probabilities, long prompts, bad values, and embeddings. A third of the requests disconnect
-early. The report has the statuses, and the memory, threads, and descriptors of the server over time. With `--requests`,
-each tenth sends the same requests, so that their speeds can be compared. A few of them name the other model, and the
-memory should suffice for one of both. With `--kills`, the server is killed (SIGKILL) that number of times during
-replies. After each restart, every response that the server had reported as complete must still exist.
+early. The report has the statuses, and the memory, threads, and descriptors of the server over time. The memory is the
+resident memory without pages of files, since the system can drop those.
+
+With `--requests`, each tenth sends the same requests, so that their speeds can be compared. A share of them (`--share`)
+names the other model, and the memory should suffice for one of both. With `--kills`, the server is killed (SIGKILL)
+that number of times during replies. After each restart, every response that the server had reported as complete must
+still exist.
 """
 
 import argparse
@@ -37,6 +40,7 @@ from tests.torture.random_requests import (
     EMBEDDING,
     GENERATION,
     MODEL,
+    OTHER_SHARE,
     Mix,
     Request,
     random_request,
@@ -57,11 +61,12 @@ class Server:
     port: int
 
     def usage(self) -> tuple[float, int, int]:
-        """Return the server's resident memory in MB, its number of threads, and its number of descriptors."""
+        """Return the resident memory without pages of files in MB, the number of threads, and that of descriptors."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
         figures = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         descriptors = len(os.listdir(f"/proc/{self.process.pid}/fd"))
-        return int(figures["VmRSS"].split()[0]) / 1000, int(figures["Threads"]), descriptors
+        resident = sum(int(figures[name].split()[0]) for name in ("RssAnon", "RssShmem"))
+        return resident / 1000, int(figures["Threads"]), descriptors
 
 
 @contextmanager
@@ -188,7 +193,7 @@ def report(tally: Tally, samples: list[tuple[float, int, int]]) -> bool:
         print("  ", failure)
     third = max(1, len(samples) // 3)
     is_flat = True
-    for name, column in zip(("resident MB", "threads", "descriptors"), zip(*samples, strict=True), strict=True):
+    for name, column in zip(("memory in MB", "threads", "descriptors"), zip(*samples, strict=True), strict=True):
         middle, last = (statistics.median(part) for part in (column[third : 2 * third] or column, column[-third:]))
         print(
             f"{name:12} first {column[0]:.0f}, middle third {middle:.0f}, last third {last:.0f}, max {max(column):.0f}"
@@ -238,12 +243,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--requests", type=int, default=0, help="send this number of requests, for as long as it takes")
     parser.add_argument("--other", help="a second model that some requests name")
+    parser.add_argument("--share", type=float, default=OTHER_SHARE, help="share of the requests that name it, 0 to 1")
     parser.add_argument("--memory", default="auto", help="limit of the memory of all models")
     parser.add_argument("--streams", type=int, default=6)
     parser.add_argument("--kills", type=int, default=0)
     given = parser.parse_args()
     length = Length(given.minutes, given.requests)
-    mix = with_other_model(Path(given.other).stem) if given.other else GENERATION
+    mix = with_other_model(Path(given.other).stem, given.share) if given.other else GENERATION
     options = ("--memory", given.memory, *(("--model", given.other) if given.other else ()))
     is_passed = True
     with tempfile.TemporaryDirectory(prefix="ingle-soak-") as name:
