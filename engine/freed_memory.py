@@ -10,8 +10,11 @@ from types import TracebackType
 
 from quant.errors import InglenookError
 
-_ARENA_MAX = -8  # number of mallopt's parameter
+# numbers of mallopt's parameters, in malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _POOLS = 2
+_LARGE_BYTES = 4 << 20  # larger than what a step allocates
+_KEPT_BYTES = 16 << 20  # free bytes at the end of a pool that are not returned at once
 
 
 def return_freed_memory() -> None:
@@ -21,12 +24,17 @@ def return_freed_memory() -> None:
 
 
 def share_pools() -> None:
-    """Let all threads allocate from two pools. Each load has new threads, whose pools would keep freed memory.
+    """Let all threads allocate from two pools, and keep large blocks out of them.
 
+    Each load has new threads, whose pools would keep freed memory. By default, glibc also takes blocks of up to 32 MB
+    from the pools, once such a block has been freed, and smaller blocks between them keep the pools from shrinking.
     Does nothing if the C library is not glibc.
     """
     with contextlib.suppress(OSError, TypeError, AttributeError):
-        ctypes.CDLL(None).mallopt(_ARENA_MAX, _POOLS)
+        adjust = ctypes.CDLL(None).mallopt
+        adjust(_ARENA_MAX, _POOLS)
+        adjust(_MMAP_THRESHOLD, _LARGE_BYTES)
+        adjust(_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def trim() -> None:
