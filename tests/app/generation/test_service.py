@@ -2,7 +2,9 @@
 
 import asyncio
 import codecs
+import gc
 import threading
+import weakref
 from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from app.errors import ReplyAborted
 from app.generation.conversation import Message
 from app.generation.events import ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd, TextDelta
+from app.generation.grammars import ANY_OBJECT
 from app.generation.options import GenerationOptions, ReplyOptions
 from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.service import ChatService
@@ -532,5 +535,17 @@ def test_grammars_are_prepared_when_idle(
             await reply
             await preparing
         assert prepared == ["now"]
+
+    asyncio.run(main())
+
+
+def test_stop_ends_grammar_processes(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    async def main() -> None:
+        service = served(tokenizer, renderer)
+        await service.streams.start()
+        grammar = weakref.ref(await service.grammars.compile(ANY_OBJECT))
+        await service.stop()
+        gc.collect()
+        assert grammar() is None
 
     asyncio.run(main())
