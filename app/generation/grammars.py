@@ -103,6 +103,7 @@ class GrammarCompiler:
         self._threads = ThreadPoolExecutor(_MAX_PARALLEL, "grammars")
         self._cache: collections.OrderedDict[GrammarText, tuple[GrammarProcess, float]] = collections.OrderedDict()
         self._compilations: dict[GrammarText, _Compilation] = {}
+        self._is_closed = False
         weakref.finalize(self, self._starter.close)
 
     async def prepare(self) -> None:
@@ -131,11 +132,15 @@ class GrammarCompiler:
         asyncio.get_running_loop().call_later(CACHED_SECONDS, _call, weakref.WeakMethod(self._expire))
         return process
 
-    def close(self) -> None:
-        """End all grammar processes. Waits for a process that is starting. No request may use a grammar any more."""
+    async def close(self) -> None:
+        """End all grammar processes, and refuse waiting compilations. Waits for a process that is starting.
+
+        No reply may use a grammar any more.
+        """
+        self._is_closed = True
         self._cache.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._starter.close()
+        await asyncio.to_thread(self._starter.close)
 
     def _cached(self, source: GrammarText) -> GrammarProcess | None:
         process, _ = self._cache.get(source, (None, 0.0))
@@ -146,12 +151,18 @@ class GrammarCompiler:
 
         The compilation is stopped when the last request that waits for it is canceled.
         """
+        if self._is_closed:
+            raise _closed()
         compilation = self._compilations.get(source)
         if compilation is None:
             compilation = self._compilations[source] = _Compilation(self._new_process, source, self._threads)
         compilation.waiting += 1
         try:
             return await asyncio.shield(asyncio.wrap_future(compilation.process))
+        except asyncio.CancelledError:
+            if self._is_closed and compilation.process.cancelled():
+                raise _closed() from None
+            raise
         finally:
             compilation.waiting -= 1
             if not compilation.waiting:
@@ -175,6 +186,10 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
         raise InvalidGrammar("The model's vocabulary has no token that ends a reply, which grammars require.")
     tokens = [tokenizer.token_bytes(token_id, show_control=True) for token_id in range(tokenizer.vocab_size)]
     return Vocabulary(tokens, sorted(tokenizer.control_tokens.values()), ends, tokenizer.bos_id)
+
+
+def _closed() -> GrammarsUnavailable:
+    return GrammarsUnavailable("The model is being unloaded", "Try again.")
 
 
 def _call(method: "weakref.WeakMethod[Callable[[], None]]") -> None:

@@ -139,7 +139,7 @@ class ChatService:
         If it `parks`, return the KV cache.
         """
         parked, _, _ = await asyncio.gather(self.streams.stop(parks=parks), self._encoding.close(), self.texts.close())
-        await asyncio.to_thread(self.grammars.close)
+        await self.grammars.close()
         return parked
 
     async def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:

@@ -13,9 +13,11 @@ import jsonschema  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from app.errors import InvalidGrammar
+from app.errors import GrammarsUnavailable, InvalidGrammar
 from app.generation.conversation import Json
-from app.generation.grammars import ANY_OBJECT, MAX_SOURCE, GrammarCompiler, GrammarSource
+from app.generation.grammars import ANY_OBJECT, MAX_SOURCE, GrammarCompiler, GrammarSource, vocabulary_of
+from app.grammars.frames import GrammarLimits
+from app.grammars.process_streams import ProcessStarter, ProcessStream
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Grammar
 from tests.support.processes import HANGING_SECONDS
@@ -177,12 +179,36 @@ def test_compiler_is_freed_before_its_grammars_expire(tokenizer: Tokenizer) -> N
 def test_close_ends_grammar_processes_and_threads(tokenizer: Tokenizer) -> None:
     compiler, threads = GrammarCompiler(tokenizer), set(threading.enumerate())
     grammar = weakref.ref(compiled(compiler, ANY_OBJECT))
-    compiler.close()
+    asyncio.run(compiler.close())
     gc.collect()
     assert grammar() is None
     for thread in set(threading.enumerate()) - threads:
         thread.join(HANGING_SECONDS)
         assert not thread.is_alive()
+
+
+def test_close_refuses_waiting_and_new_compilations(tokenizer: Tokenizer) -> None:
+    release = threading.Event()
+
+    class SlowStarter(ProcessStarter):
+        def start(self) -> ProcessStream:
+            release.wait(HANGING_SECONDS)
+            raise GrammarsUnavailable("stand-in", "")
+
+    async def main() -> None:
+        compiler = GrammarCompiler(tokenizer, SlowStarter(lambda: vocabulary_of(tokenizer), GrammarLimits()))
+        sources = [GrammarSource("regex", f"a{{{number + 1}}}") for number in range(20)]
+        waiting = [asyncio.create_task(compiler.compile(source)) for source in sources]
+        await asyncio.sleep(0)
+        await compiler.close()
+        with pytest.raises(GrammarsUnavailable, match="unloaded"):
+            await waiting[-1]
+        with pytest.raises(GrammarsUnavailable, match="unloaded"):
+            await compiler.compile(ANY_OBJECT)
+        release.set()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), HANGING_SECONDS))
 
 
 @pytest.mark.parametrize("text", ["a \x7f b", "tab\t", "\u2028", "\\"])
