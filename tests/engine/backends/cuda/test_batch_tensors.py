@@ -7,6 +7,7 @@ import torch
 
 from engine.backends.cuda import batch_tensors
 from engine.backends.cuda.batch_tensors import NO_PENDING_TOKENS, BatchLimits, PendingTokens, StepBuffers
+from engine.backends.cuda.graph_sizes import GraphSize
 from engine.batch import Batch
 from engine.kernels.attention_tiles import TileQueries, decode_tiles, query_tiles
 from tests.engine.backends.cuda.two_devices import gpu
@@ -52,7 +53,7 @@ def test_padding_requests_have_one_token_and_no_context(device: torch.device) ->
     for count in (3, 4, 2):
         tables = [[[3, 4]] * count] * 2
         batch = batch_of([1] * count, tables, list(range(count)))
-        sent = buffers.fill(batch, tiles, NO_PENDING_TOKENS, requests=5)
+        sent = buffers.fill(batch, tiles, NO_PENDING_TOKENS, GraphSize(5, 64))
         padding = [0] * (5 - count)
         assert sent.token_ids.tolist() == [*batch.token_ids, *padding]
         assert [it.tolist() for it in sent.slots] == [[*it, *padding] for it in batch.slot_mappings]
