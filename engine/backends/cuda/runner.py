@@ -116,7 +116,8 @@ class CudaRunner:
         reports = any(part.logprob_positions for part in plan.scheduled)
         computed = self._masks.start(plan.scheduled)
         logits = self._step.launch(batch, self._pending_tokens(plan, batch), kept=reports)
-        masks = computed.result() if computed else NO_MASKS
+        # the GPU computes the logits meanwhile, and nothing can be sampled before it ends
+        masks = computed.result_within(self._gpu.record_event().is_reached) if computed else NO_MASKS
         rows = [it for it in sampling_rows(plan.scheduled) if (it.request.id, it.index) not in masks.late]
         targets = [SampleTarget(it.row, it.request, it.index) for it in rows]
         sampled = self._sample(logits, targets, masks)
