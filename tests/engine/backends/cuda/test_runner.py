@@ -1,6 +1,7 @@
 """The runner of a GPU: launching steps ahead does not change the results of requests."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,20 @@ def test_drafts_do_not_change_replies(tiny: Path, device: torch.device, case: st
     assert counts.accepted > 0
     assert (counts.accepted == counts.drafted) == (right == 1.0)
     assert running.progress - steps < steps  # fewer steps than without drafts
+
+
+def test_reply_that_is_predicted_takes_fewer_steps(tiny: Path, device: torch.device) -> None:
+    """The drafter itself decides when a reply waits for its step under way."""
+    running = engine(tiny, device, deterministic=True)
+    drafter: Any = running._scheduler._verification.drafter
+    drafter._seconds = lambda tokens: 1.0  # independent of measured times
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    plain = replies(running, prompt(4), [without_drafts(params)])
+    predicted = replace(params, prediction=(*prompt(4), *plain[0].token_ids))
+    steps = running.progress
+    assert replies(running, prompt(4), [predicted]) == plain
+    assert running.progress - steps < steps / 2
+    assert running.state().failed_captures == 0
 
 
 def limit_cache(patch: pytest.MonkeyPatch, num_bytes: int) -> None:
