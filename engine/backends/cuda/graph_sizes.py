@@ -4,12 +4,13 @@ A batch is padded to the smallest size that it fits. Steps with several tokens p
 tokens that a grammar forces. They are captured for few requests only, because drafts pay in small batches, and up to 16
 tokens, because the kernels of products take about the same time for any number of tokens up to 16.
 
-Contexts are rounded up to a few sizes, because the grid of an attention kernel depends on the longest context.
+Contexts are rounded up to a few sizes, because the grid of an attention kernel depends on the longest context. Steps
+with several tokens per request have two, because few requests fill the GPU with parts of a long context anyway.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,13 +75,18 @@ class GraphSizes:
         for queries, numbers in SHAPES.items():
             shapes |= {(requests, queries) for requests in numbers if 1 < queries and requests * queries <= limit}
         self._shapes = sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape[1]))
-        self._contexts = tuple(_contexts(largest.context))
+        contexts = tuple(_contexts(largest.context))
+        ends = tuple(sorted({contexts[0], contexts[-1]}))
+        self._contexts = {queries: contexts if queries == 1 else ends for queries in SHAPES}
 
     @property
     def largest_first(self) -> list[GraphSize]:
         """All sizes. A graph that is captured later reuses the memory of larger ones."""
-        pairs = product(reversed(self._shapes), reversed(self._contexts))
-        return [GraphSize(requests, context, queries) for (requests, queries), context in pairs]
+        return [
+            GraphSize(requests, context, queries)
+            for requests, queries in reversed(self._shapes)
+            for context in reversed(self._contexts[queries])
+        ]
 
     def fitting(self, batch: Batch) -> GraphSize | None:
         """Return the smallest size that a batch fits, or None if there is none."""
@@ -88,10 +94,12 @@ class GraphSizes:
         longest = max(stop - start for start, stop in pairwise(batch.query_starts)) if tokens > requests else 1
         fits = (it for it in self._shapes if requests <= it[0] and longest <= it[1])
         shape = next(fits, None)
+        # only graphs of several tokens per request select rows
         if shape is None or (shape[1] == 1 and len(batch.logit_rows) < tokens):
             return None
+        requests, queries = shape
         most = max(batch.context_lengths)
-        return GraphSize(shape[0], next(context for context in self._contexts if context >= most), shape[1])
+        return GraphSize(requests, next(context for context in self._contexts[queries] if context >= most), queries)
 
 
 def _contexts(largest: int) -> Iterator[int]:

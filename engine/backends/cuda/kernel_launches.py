@@ -47,7 +47,7 @@ def _steps(step: CudaStep, limits: BatchLimits, model: ModelConfig) -> Iterator[
             batch = largest_batch(requests, requests, limits.groups)
             yield batch, decode_tiles(requests, context, step.queries)
     for size in GraphSizes(GraphSize(limits.requests, longest)).largest_first:
-        if size.queries > 1 and size.context in (SMALLEST_CONTEXT, longest):
+        if size.queries > 1:
             batch = largest_batch(size.tokens, size.rows, limits.groups)
             yield batch, padded_tiles(batch.query_starts, size.requests, size.queries, size.context, step.queries)
     routings = {layer.mlp.routing for layer in model.layers if isinstance(layer.mlp, ExpertConfig)}
