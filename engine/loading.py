@@ -123,8 +123,8 @@ def load_draft_model(
 ) -> DraftModel:
     """Load a small model that drafts for an engine, with the engine's load options. Its vocabulary must be the same.
 
-    Raises the errors of `load_engine`, and UnsupportedModel if the engine verifies no drafts of a model, or if the small
-    model has states.
+    Raises the errors of `load_engine`, and UnsupportedModel if the engine verifies no drafts of a model, or if the
+    small model has states.
     """
     if not engine.config.drafts or engine.config.backend == "cuda":  # the CPU drafts too slowly for a GPU
         raise UnsupportedModel(

@@ -85,7 +85,9 @@ class PendingMasks:
         return self._masks.result(timeout)
 
     def result_within(self, is_over: Callable[[], bool]) -> Masks:
-        """Return the masks. Those after drafted tokens are late if they have not been started when `is_over` is true."""
+        """Return the masks. Those after drafted tokens are late if they have not been started when `is_over` is
+        true.
+        """
         while not self._masks.done() and not is_over():
             wait([self._masks], POLL_SECONDS)
         return self.result()

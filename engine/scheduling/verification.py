@@ -82,8 +82,9 @@ class Verification:
         }
 
     def waits(self, request: Request) -> bool:
-        """Whether the next step of a request, which could be launched ahead, should wait for the step under way, because
-        it is then likely to verify a draft.
+        """Whether the next step of a request, which could be launched ahead, should wait for the step under way.
+
+        It is then likely to verify a draft.
         """
         alone = len(self._requests.running) == 1 and not self._requests.waiting
         return self.drafter is not None and alone and self._may_draft(request) and self.drafter.expects_draft(request)

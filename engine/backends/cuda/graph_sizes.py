@@ -73,7 +73,7 @@ class GraphSizes:
         limit = largest.requests
         shapes = {(min(requests, limit), 1) for requests in SHAPES[1]} | {(limit, 1)}
         for queries, numbers in SHAPES.items():
-            shapes |= {(requests, queries) for requests in numbers if 1 < queries and requests * queries <= limit}
+            shapes |= {(requests, queries) for requests in numbers if queries > 1 and requests * queries <= limit}
         self._shapes = sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape[1]))
         contexts = tuple(_contexts(largest.context))
         ends = tuple(sorted({contexts[0], contexts[-1]}))

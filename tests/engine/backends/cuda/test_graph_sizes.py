@@ -32,7 +32,9 @@ def test_number_of_graphs_stays_small() -> None:
 )  # fmt: skip
 def test_batch_runs_in_the_smallest_size_that_it_fits(counts: list[int], requests: int, queries: int) -> None:
     assert GraphSizes(LARGEST).fitting(batch_of(counts)) == GraphSize(requests, 1024, queries)
-    assert GraphSizes(LARGEST).fitting(batch_of(counts, 1025)) == GraphSize(requests, 4096 if queries == 1 else 32768, queries)
+    assert GraphSizes(LARGEST).fitting(batch_of(counts, 1025)) == GraphSize(
+        requests, 4096 if queries == 1 else 32768, queries
+    )
 
 
 @pytest.mark.parametrize("counts", [[9], [8, 8, 8], [3] * 5, [2] * 9, [1] * 129, [100, 1]])
