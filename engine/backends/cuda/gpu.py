@@ -30,7 +30,7 @@ class GpuEvent:
 
     def is_reached(self) -> bool:
         """Whether `wait` would return at once."""
-        return self._event is None or self._event.query()
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
 
 class CopyStream:

@@ -73,7 +73,7 @@ def test_draft_is_expected_after_the_token_that_is_being_sampled() -> None:
     made = drafter()
     assert made.expects_draft(request(1, [10, 11, 12, 13, 14], [10, 11, 12]))
     assert not made.expects_draft(request(2, [10, 11, 12, 13, 14], [13]))
-    slow = Drafter(lambda tokens: float(tokens))
+    slow = Drafter(float)
     assert not slow.expects_draft(request(3, [10, 11, 12, 13, 14], [10, 11, 12]))
 
 

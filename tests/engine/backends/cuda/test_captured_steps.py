@@ -85,7 +85,7 @@ def test_captured_step_equals_the_step_without_a_graph(
 
 
 def test_logits_are_in_the_order_of_the_logit_rows(tmp_path: Path, device: torch.device) -> None:
-    """A grammar forces tokens in front of the one that is sampled, so that the step needs only some rows."""
+    """A grammar forces tokens from which nothing is sampled, so that the step needs only some rows."""
     loaded = load(make(tmp_path, "llama", "folder").path, CudaDevice(gpu(device), CudaOptions(deterministic=True)))
     step = loaded.model.compute
     assert isinstance(step, CudaStep)
