@@ -28,6 +28,7 @@ class _Followed:
     history: TokenIndex
     indexes: Sequence[tuple[Source, TokenIndex]]  # of the history, after that of the reply that the client predicts
     draft: Draft = NO_DRAFT
+    expects_draft: bool | None = None  # see `Drafter.expects_draft`; None: not computed for this draft
     steps: int = 0  # number of steps that have added tokens since the first draft
 
     @property
@@ -70,8 +71,12 @@ class Drafter:
         """Whether a draft after the next token, which is still being sampled, is likely to pay if the request runs
         alone.
         """
-        reached = tuple(self.acceptance.reach(self.draft(request)))[1:]
-        return best_count(reached, self._seconds, Room(decoding=1, most=len(reached)))[0] > 0
+        draft, followed = self.draft(request), self._followed[request.id]
+        if followed.expects_draft is None:  # a plan asks several times
+            reached = tuple(self.acceptance.reach(draft))[1:]
+            count, _ = best_count(reached, self._seconds, Room(decoding=1, most=len(reached)))
+            followed.expects_draft = count > 0
+        return followed.expects_draft
 
     def close(self) -> None:
         """Close the draft model."""
@@ -112,7 +117,7 @@ class Drafter:
                 followed.steps += 1
                 self.acceptance.observe(followed.draft, new)
             followed.history.extend(new)
-            followed.draft = self._find(followed)
+            followed.draft, followed.expects_draft = self._find(followed), None
         return followed.draft
 
     def drop_ended(self, running: Mapping[int, Request]) -> None:
