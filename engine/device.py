@@ -99,11 +99,6 @@ class Device(Protocol):
         """Maximum number of steps that are launched before the first of them is collected."""
         ...
 
-    @property
-    def verifies_drafts(self) -> bool:
-        """Whether a step can compute several tokens of a decoding request, so that drafts are worth verifying."""
-        ...
-
     def layer_block(self, cache: CacheConfig) -> LayerBlock:
         """Return the shape and the type of one layer's part of a block. Raises UnsupportedModel."""
         ...

@@ -123,12 +123,12 @@ def load_draft_model(
 ) -> DraftModel:
     """Load a small model that drafts for an engine, with the engine's load options. Its vocabulary must be the same.
 
-    Raises the errors of `load_engine`, and UnsupportedModel if the engine verifies no drafts, or if the small model has
-    states.
+    Raises the errors of `load_engine`, and UnsupportedModel if the engine verifies no drafts of a model, or if the
+    small model has states.
     """
-    if not engine.config.drafts:
+    if not engine.config.drafts or engine.config.backend == "cuda":  # the CPU drafts too slowly for a GPU
         raise UnsupportedModel(
-            f"The {engine.config.backend} engine verifies no drafts here",
+            f"The {engine.config.backend} engine verifies no drafts of a model here",
             "Leave out --draft, or use --device cpu.",
         )
     model = models.read_config(checkpoint.metadata)
@@ -275,7 +275,7 @@ def _resolve(
         groups=groups,
         preemption=options.preemption,
         target_latency=options.target_latency,
-        drafts=options.drafts and device.verifies_drafts,
+        drafts=options.drafts,
         cache_salt=(*identity, *device.numerics, str(device.kv_type), shape),
     )
 

@@ -36,7 +36,6 @@ class ReferenceDevice:
     max_logit_rows = 0  # unlimited
     kv_share = 1.0  # of a share of the host's memory
     contexts = step_depth = 1
-    verifies_drafts = True
     kv_type = torch.float32
     numerics = ("reference", "2")  # increase the number when a change to the kernels changes result bits
 

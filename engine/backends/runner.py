@@ -45,6 +45,7 @@ class SamplingRow:
 
     row: int
     request: Request
+    index: int  # index of the token in the reply, counting tokens that a running step has yet to sample
     after: int | None = None
 
 
@@ -53,10 +54,11 @@ def sampling_rows(parts: Sequence[ScheduledRequest]) -> Iterator[SamplingRow]:
     for row, part in first_rows(parts):
         if part.samples:
             first, request, before = row + len(part.logprob_positions), part.request, 0
-            yield from (SamplingRow(first, it) for it in part.sampling_requests)
+            index = part.start + part.num_known - len(request.prompt_ids)
+            yield from (SamplingRow(first, it, index) for it in part.sampling_requests)
             for number, drafted in enumerate(part.draft.samples[1:], 1):
                 ahead = replace(request, output_ids=[*request.output_ids, *part.drafted[:drafted]])
-                yield SamplingRow(first + number, ahead, after=part.drafted[before])
+                yield SamplingRow(first + number, ahead, index + drafted, after=part.drafted[before])
                 before = drafted
 
 

@@ -10,7 +10,7 @@ from engine.drafting.acceptance import MAX_DRAFT, Acceptance
 from engine.drafting.corpus import LEAD, Corpora
 from engine.drafting.draft_model import DraftModel
 from engine.drafting.model_drafts import ModelDrafts
-from engine.drafting.plan import Room, choose_drafts
+from engine.drafting.plan import Room, best_count, choose_drafts
 from engine.drafting.token_index import MAX_MATCH, TokenIndex
 from engine.errors import DeviceLost
 from engine.request import Origin, Request, RequestStatus
@@ -28,6 +28,7 @@ class _Followed:
     history: TokenIndex
     indexes: Sequence[tuple[Source, TokenIndex]]  # of the history, after that of the reply that the client predicts
     draft: Draft = NO_DRAFT
+    expects_draft: bool | None = None  # see `Drafter.expects_draft`; None: not computed for this draft
     steps: int = 0  # number of steps that have added tokens since the first draft
 
     @property
@@ -66,6 +67,17 @@ class Drafter:
         found = [request for request in requests if self.draft(request).token_ids]
         return bool(found) or self._model is not None
 
+    def expects_draft(self, request: Request) -> bool:
+        """Whether a draft after the next token, which is still being sampled, is likely to pay if the request runs
+        alone.
+        """
+        draft, followed = self.draft(request), self._followed[request.id]
+        if followed.expects_draft is None:  # a plan asks several times
+            reached = tuple(self.acceptance.reach(draft))[1:]
+            count, _ = best_count(reached, self._seconds, Room(decoding=1, most=len(reached)))
+            followed.expects_draft = count > 0
+        return followed.expects_draft
+
     def close(self) -> None:
         """Close the draft model."""
         if self._model is not None:
@@ -75,7 +87,7 @@ class Drafter:
     def choose(self, requests: Sequence[Request], room: Room) -> Mapping[int, Draft]:
         """Return the drafts to verify in the next step, by request id. `requests` are those that may have drafts."""
         drafts = {request.id: self.draft(request) for request in requests}
-        if room.prefills:
+        if room.prefills or room.ahead:
             return {}
         runs = {it.id: self._followed[it.id].run_length for it in requests if it.constraint is not None}
         plan = choose_drafts(drafts, self.acceptance, self._seconds, room, runs)
@@ -105,7 +117,7 @@ class Drafter:
                 followed.steps += 1
                 self.acceptance.observe(followed.draft, new)
             followed.history.extend(new)
-            followed.draft = self._find(followed)
+            followed.draft, followed.expects_draft = self._find(followed), None
         return followed.draft
 
     def drop_ended(self, running: Mapping[int, Request]) -> None:

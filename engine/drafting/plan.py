@@ -25,6 +25,8 @@ class Room:
     forced: int = 0  # number of tokens of these requests, besides one each, that grammars have forced
     longest: float = math.inf  # maximum seconds of the step, drafting included
     prefills: bool = False  # whether the step also prefills; it then takes long already, and verifies no drafts
+    # whether a request that could draft is launched ahead beside others; by drafting, it would miss every second step
+    ahead: bool = False
 
     @property
     def known(self) -> int:
@@ -62,14 +64,14 @@ def choose_drafts(
         ),
         key=lambda candidate: -candidate[0],
     )[: room.most]
-    best, rate = _best_count([chance for chance, _ in candidates], seconds, room)
+    best, rate = best_count([chance for chance, _ in candidates], seconds, room)
     counts: dict[int, int] = {}
     for _, request_id in candidates[:best]:
         counts[request_id] = counts.get(request_id, 0) + 1
     return DraftPlan({request_id: drafts[request_id].first(count) for request_id, count in counts.items()}, rate)
 
 
-def _best_count(chances: Sequence[float], seconds: Callable[[int], float], room: Room) -> tuple[int, float]:
+def best_count(chances: Sequence[float], seconds: Callable[[int], float], room: Room) -> tuple[int, float]:
     """Return how many of the candidates to verify, most likely first, and the expected tokens per second.
 
     The rate without any counts MIN_GAIN times.

@@ -8,6 +8,7 @@ only, so it never waits for the device.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Self
 
 import torch
@@ -79,6 +80,27 @@ def decode_tiles(requests: int, max_context: int, queries: TileQueries) -> Tiles
     numbers = torch.arange(requests, dtype=torch.int32)
     tiles = torch.stack((numbers, torch.zeros_like(numbers), numbers), -1)
     return Tiles((TileList(tiles, requests, queries.few, max_context),))
+
+
+def padded_tiles(
+    query_starts: Sequence[int], requests: int, per_request: int, max_context: int, queries: TileQueries
+) -> Tiles:
+    """Return the tiles of a step in which at most `requests` requests have at most `per_request` tokens each.
+
+    Their number does not depend on the step: tiles without tokens are added. `query_starts` includes padding requests,
+    of which only the last has several tokens. `max_context` is as in `decode_tiles`.
+    """
+    size = queries.few if per_request <= queries.few else queries.many
+    spans = list(pairwise(query_starts))
+    tiles = [
+        (request, first, start + first)
+        for request, (start, stop) in enumerate(spans)
+        for first in range(0, stop - start, size)
+    ]
+    start, stop = spans[-1]
+    count = requests * -(-per_request // size) + -(-stop // size)
+    tiles += [(len(spans) - 1, stop - start, 0)] * (count - len(tiles))
+    return Tiles((TileList(torch.tensor(tiles, dtype=torch.int32), stop, size, max_context),))
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -18,6 +18,7 @@ from quant.errors import InglenookError
 
 log = logging.getLogger(__name__)
 
+POLL_SECONDS = 0.0002  # interval at which the end of a step is noticed
 T = TypeVar("T")
 TokenPosition: TypeAlias = tuple[int, int]  # id of a request, and index of a token in its reply
 
@@ -82,6 +83,14 @@ class PendingMasks:
         """Return the masks. Positions after drafted tokens are late if their masks have not been started by now."""
         self._is_late.set()
         return self._masks.result(timeout)
+
+    def result_within(self, is_over: Callable[[], bool]) -> Masks:
+        """Return the masks. Those after drafted tokens are late if they have not been started when `is_over` is
+        true.
+        """
+        while not self._masks.done() and not is_over():
+            wait([self._masks], POLL_SECONDS)
+        return self.result()
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,12 +338,13 @@ class Scheduler:
     def _num_missing(self, request: Request) -> int:
         """Return the number of known tokens that no step has computed or is computing.
 
-        The result is 0 if the request needs its last token, which is still being sampled.
+        The result is 0 if the request needs its last token, which is still being sampled, or waits for it to verify a
+        draft.
         """
         if request.status is RequestStatus.LEADING:
             return 0  # the request's followers are about to share its blocks, which must not change
         target, parts = request.num_tokens, self._requests.parts_of(request)
-        if parts and request.runs_ahead:
+        if parts and request.runs_ahead and not self._verification.waits(request):
             target += sum(part.samples for part in parts)
         # More tokens than known are scheduled while drafted ones are verified.
         return 0 if target >= self._memory.max_tokens(request) else max(0, target - request.num_scheduled)

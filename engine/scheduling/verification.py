@@ -29,6 +29,7 @@ class Verification:
     ) -> None:
         self._max_logit_rows = config.max_logit_rows
         self._has_states = config.has_states
+        self._launches_ahead = config.step_depth > 1
         self._requests = requests
         self._memory = memory
         self._costs = costs
@@ -45,7 +46,7 @@ class Verification:
             return {}
         self.drafter.drop_ended(self._requests.running)
         decoding = [request for request, count in missing if _decodes(request, count)]
-        drafting = [request for request in decoding if self._may_draft(request)]
+        drafting = [it for it in decoding if self._may_draft(it) and not self._requests.parts_of(it)]
         if not drafting or not self.drafter.has_drafts(drafting):
             return {}
         known = sum(count for _, count in missing)
@@ -59,6 +60,7 @@ class Verification:
                 longest=self._costs.longest_step(len(decoding)),
                 prefills=bool(self._requests.waiting)
                 or any(it and not _decodes(request, it) for request, it in missing),
+                ahead=self._launches_ahead and len(decoding) > 1 and any(it.runs_ahead for it in drafting),
             ),
         )
         return {**drafts, **self._allowed([request for request in decoding if request.id in drafts], drafts, known)}
@@ -78,6 +80,14 @@ class Verification:
             request_id: draft.in_runs(constraint.look_ahead(draft.token_ids, seconds))
             for request_id, constraint, draft in held
         }
+
+    def waits(self, request: Request) -> bool:
+        """Whether the next step of a request, which could be launched ahead, should wait for the step under way.
+
+        It is then likely to verify a draft.
+        """
+        alone = len(self._requests.running) == 1 and not self._requests.waiting
+        return self.drafter is not None and alone and self._may_draft(request) and self.drafter.expects_draft(request)
 
     def fitting(self, request: Request, start: int, draft: Draft) -> Draft:
         """Return the part of a draft for which the request's length and the free blocks leave room.
@@ -121,10 +131,10 @@ class Verification:
             self.drafter.forget(token_ids, origin, kept)
 
     def _may_draft(self, request: Request) -> bool:
-        """Whether drafts of a request that decodes can be verified now."""
+        """Whether drafts of a request can be verified when none of its tokens are being sampled."""
         # the choices of a beam search depend on tokens that are not known yet
-        alone = self._requests.group_of(request) is None
-        return alone and request.params.drafts and bool(request.output_ids) and not self._requests.parts_of(request)
+        in_group = self._requests.group_of(request) is not None
+        return request.params.drafts and bool(request.output_ids) and not in_group
 
 
 def _decodes(request: Request, count: int) -> bool:

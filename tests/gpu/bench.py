@@ -24,6 +24,7 @@ PARTS = (  # the most valuable first, because a failure may leave no time for th
     Part("smoke", 30, "smoke:figures"),
     PEAKS,
     Part("numbers", 120, "numbers:figures"),
+    Part("drafted steps", 60, "drafted_steps:figures"),
     Part("engine, INT4", 100, "engine:int4"),
     Part("products", 90, "products:figures"),
     Part("experts", 80, "experts:figures"),

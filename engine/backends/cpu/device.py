@@ -59,7 +59,6 @@ class CpuDevice:
     max_logit_rows = 0  # unlimited
     kv_share = 1.0  # of a share of the host's memory
     contexts = step_depth = 1
-    verifies_drafts = True
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.backends.cuda.gpu import Gpu
+from engine.backends.cuda.graph_sizes import GraphSize
 from engine.batch import Batch
 from engine.kernels.attention_tiles import TileList, Tiles
 from engine.kernels.pending_tokens import fill_pending_tokens
@@ -100,29 +101,28 @@ class StepBuffers:
         self._sent_tables: list[list[list[int]]] = [[[] for _ in range(limits.requests)] for _ in range(limits.groups)]
 
     def fill(
-        self, batch: Batch, tiles: Tiles, pending: PendingTokens = NO_PENDING_TOKENS, requests: int = 0
+        self, batch: Batch, tiles: Tiles, pending: PendingTokens = NO_PENDING_TOKENS, size: GraphSize | None = None
     ) -> BatchTensors:
         """Send a batch to the GPU. Raises IndexError if it exceeds the limits.
 
-        If `requests` is larger than the batch, it is padded to that number with requests of one token. Padding requests
-        write to the null block.
+        A batch for a graph is padded to its `size` with requests that have no context. Their tokens write to the null
+        block.
         """
         self._check_limits(batch)
         try:
-            return self._fill(batch, tiles, pending, requests)
+            return self._fill(batch, tiles, pending, size)
         except BaseException:  # the tables on the GPU may differ from those noted as sent
             self.invalidate_tables()
             raise
 
-    def _fill(self, batch: Batch, tiles: Tiles, pending: PendingTokens, requests: int) -> BatchTensors:
-        padding = max(0, requests - len(batch.context_lengths))
-        all_wanted = list(batch.logit_rows) == list(range(len(batch.token_ids)))
-        tokens, count = len(batch.token_ids) + padding, len(batch.context_lengths) + padding
+    def _fill(self, batch: Batch, tiles: Tiles, pending: PendingTokens, size: GraphSize | None) -> BatchTensors:
+        tokens, count = (size.tokens, size.rows) if size else (len(batch.token_ids), len(batch.context_lengths))
+        rows = _logit_rows(batch, size)
         lists = [_padded(batch.token_ids, tokens), _padded(batch.positions, tokens)]
         lists += [_padded(slots, tokens) for slots in batch.slot_mappings]
-        lists += [_starts(batch.query_starts, padding), _padded(batch.context_lengths, count).astype(np.int32)]
-        lists += _on_host(tiles)
-        lists += [] if all_wanted else [np.asarray(batch.logit_rows, np.int64)]
+        lists += [size.padded_starts(batch.query_starts) if size else np.asarray(batch.query_starts, np.int32)]
+        lists += [_padded(batch.context_lengths, count).astype(np.int32), *_on_host(tiles)]
+        lists += [] if rows is None else [rows]
         changed = [np.asarray(pending.indices, np.int32), np.asarray(pending.rows, np.int32), *self._changes(batch)]
         sent = iter(self._send([*lists, *changed]))
         tensors = BatchTensors(
@@ -133,7 +133,7 @@ class StepBuffers:
             query_starts=next(sent),
             context_lengths=next(sent),
             tiles=_with_sent(tiles, sent),
-            logit_rows=None if all_wanted else next(sent),
+            logit_rows=None if rows is None else next(sent),
         )
         self._apply(tensors, pending, *sent)
         return tensors
@@ -200,12 +200,14 @@ def _padded(numbers: Sequence[int], length: int) -> Array:
     return array
 
 
-def _starts(starts: Sequence[int], padding: int) -> Array:
-    """Return an int32 array of the query starts, with `padding` requests of one token appended."""
-    array = np.empty(len(starts) + padding, np.int32)
-    array[: len(starts)] = starts
-    array[len(starts) :] = starts[-1] + 1 + np.arange(padding)
-    return array
+def _logit_rows(batch: Batch, size: GraphSize | None) -> Array | None:
+    """Return the logit rows to send, int64; None: all tokens. A graph of several tokens per request computes logits of
+    as many rows as it has tokens; those after the batch's are repetitions of the first.
+    """
+    if size is not None and size.queries > 1:
+        return _padded(batch.logit_rows, size.tokens)
+    all_wanted = list(batch.logit_rows) == list(range(len(batch.token_ids)))
+    return None if all_wanted else np.asarray(batch.logit_rows, np.int64)
 
 
 def _on_host(tiles: Tiles) -> Iterator[Array]:

@@ -70,7 +70,6 @@ class CudaDevice:
     max_running = contexts = MAX_RUNNING
     max_logit_rows = MAX_RUNNING  # those of the step whose memory is measured
     step_depth = 2
-    verifies_drafts = False  # a step with several tokens per request is not captured as a graph
 
     def __init__(self, gpu: Gpu, options: CudaOptions) -> None:
         order = "deterministic" if options.deterministic else "any order"

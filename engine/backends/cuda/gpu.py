@@ -28,6 +28,10 @@ class GpuEvent:
         if self._event is not None:
             self._event.synchronize()
 
+    def is_reached(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
 
 class CopyStream:
     """A stream for copies, which runs in parallel with other streams.

@@ -1,45 +1,32 @@
-"""CUDA graphs of decode steps: steps in which every request has one token are captured once per size and replayed.
+"""CUDA graphs of steps with few tokens per request: they are captured once per size and replayed.
 
 A step of few tokens runs hundreds of short kernels, and launching them one by one takes longer than running them. A
 graph launches them all at once. A graph reads and writes the tensors it was captured with, so every batch is written to
-those tensors. The batch is padded to the next captured number of requests. Contexts are rounded up to a few sizes,
-because the grid of an attention kernel depends on the longest context. All sizes are captured when a model loads, the
-largest first, so that the others reuse its memory. Steps of a size whose capture failed are launched kernel by kernel,
-and the capture is tried again later. All graphs share one memory pool and one buffer for logits.
+those tensors, and padded to one of the sizes in `graph_sizes`. All sizes are captured when a model loads, the largest
+first, so that the others reuse its memory. Steps of a size whose capture failed are launched kernel by kernel, and the
+capture is tried again later. All graphs share one memory pool and one buffer for logits.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import BatchTensors
 from engine.backends.cuda.gpu import CaptureStream, Gpu
+from engine.backends.cuda.graph_sizes import GraphSize, GraphSizes
 from engine.backends.device_errors import is_out_of_memory
 from engine.batch import Batch
-from engine.kernels.attention_tiles import TileQueries, Tiles, decode_tiles
+from engine.kernels.attention_tiles import TileQueries, Tiles, decode_tiles, padded_tiles
 
 log = logging.getLogger(__name__)
 
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-SMALLEST_CONTEXT = 1024  # smallest context size in tokens
-CONTEXT_FACTOR = 4  # ratio of consecutive context sizes
 RETRY_STEPS = 1000  # steps of a size without a graph, after which a failed capture is tried again
 
 
-@dataclass(frozen=True, slots=True)
-class GraphSize:
-    """The numbers of requests and tokens that one graph is captured for."""
-
-    requests: int
-    context: int  # maximum context length of a request, in tokens
-
-
 class StepGraphs:
-    """The graphs of one model. `compute` returns logits float32 [requests, vocabulary]."""
+    """The graphs of one model. `compute` returns logits float32 [logit rows, vocabulary]."""
 
     def __init__(
         self,
@@ -53,8 +40,8 @@ class StepGraphs:
         self._gpu = gpu
         self._compute = compute
         self._queries = queries
-        self._requests = sorted({min(size, largest.requests) for size in SIZES} | {largest.requests})
-        self._contexts = tuple(_context_sizes(largest.context))
+        self._sizes = GraphSizes(largest)
+        # no size has more tokens than `largest`
         self._logits = torch.empty(largest.requests, vocabulary, dtype=torch.float32, device=gpu.device)
         self._stream = stream
         stream.reset()
@@ -67,21 +54,19 @@ class StepGraphs:
     @property
     def sizes(self) -> list[GraphSize]:
         """All sizes, the largest first."""
-        return [GraphSize(*size) for size in product(reversed(self._requests), reversed(self._contexts))]
+        return self._sizes.largest_first
 
     def fitting_size(self, batch: Batch) -> GraphSize | None:
         """Return the size of the graph that can run a batch, or None if no graph can."""
-        requests = len(batch.context_lengths)
-        if not len(batch.token_ids) == requests == len(batch.logit_rows) <= self._requests[-1]:
-            return None
-        longest = max(batch.context_lengths)
-        return GraphSize(
-            next(size for size in self._requests if size >= requests),
-            next(context for context in self._contexts if context >= longest),
-        )
+        return self._sizes.fitting(batch)
 
-    def tiles(self, size: GraphSize) -> Tiles:
-        """Return the attention tiles for batches of this size, always in the same tensors."""
+    def tiles(self, size: GraphSize, batch: Batch) -> Tiles:
+        """Return the attention tiles of a batch of this size. With one token per request, they are the same tensors for
+        all batches.
+        """
+        if size.queries > 1:
+            starts = size.padded_starts(batch.query_starts).tolist()
+            return padded_tiles(starts, size.requests, size.queries, size.context, self._queries)
         if size not in self._tiles:
             self._tiles[size] = decode_tiles(size.requests, size.context, self._queries).to(self._gpu.device)
         return self._tiles[size]
@@ -89,18 +74,19 @@ class StepGraphs:
     def run(self, size: GraphSize, tensors: BatchTensors) -> Tensor:
         """Replay the graph of this size, capturing it first if needed.
 
-        Returns logits float32 [requests, vocabulary], valid until the next run.
+        Returns logits float32 [tokens, vocabulary], of which the first are those of the batch's logit rows. They are
+        valid until the next run.
         """
         if size not in self._captured and not self._capture_again(size, tensors):
             return self._compute(tensors)
         self._captured[size]()
-        return self._logits[: size.requests]
+        return self._logits[: size.tokens]
 
     def capture(self, size: GraphSize, tensors: BatchTensors) -> bool:
         """Capture a graph that runs batches in `tensors`. Returns whether this succeeded."""
 
         def work() -> None:
-            self._logits[: size.requests].copy_(self._compute(tensors))
+            self._logits[: size.tokens].copy_(self._compute(tensors))
 
         self.captures += 1
         try:
@@ -109,8 +95,8 @@ class StepGraphs:
             self.failed_captures += 1
             self._waits[size] = RETRY_STEPS
             log.warning(
-                "steps of %d requests with contexts of up to %d tokens are slower, because their CUDA graph could not "
-                "be captured: %s", size.requests, size.context, problem,
+                "steps of %d requests with %d tokens each and contexts of up to %d tokens are slower, because their "
+                "CUDA graph could not be captured: %s", size.requests, size.queries, size.context, problem,
             )  # fmt: skip
             return False
         return True
@@ -143,11 +129,3 @@ class StepGraphs:
             # torch does not release cached memory during a capture, and not for other libraries
             self._gpu.drop_caches()
             return self._stream.capture(work)
-
-
-def _context_sizes(largest: int) -> Iterator[int]:
-    context = SMALLEST_CONTEXT
-    while context < largest:
-        yield context
-        context *= CONTEXT_FACTOR
-    yield largest

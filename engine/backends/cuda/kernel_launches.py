@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import BatchLimits
+from engine.backends.cuda.graph_sizes import SMALLEST_CONTEXT, GraphSize, GraphSizes
 from engine.backends.cuda.step import CudaStep, largest_batch
 from engine.batch import Batch
 from engine.config import BLOCK_SIZE
-from engine.kernels.attention_tiles import Tiles, decode_tiles, query_tiles
+from engine.kernels.attention_tiles import Tiles, decode_tiles, padded_tiles, query_tiles
 from engine.kernels.pending_tokens import fill_pending_tokens
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
@@ -25,7 +26,6 @@ from engine.sampling_params import SamplingParams
 from quant.cuda.experts import first_numbers_of_tokens
 from quant.kernels.tiles import MOST_TOKENS, TOKENS
 
-SHORT_CONTEXT = 1024  # tokens; the smallest context of a CUDA graph
 LIBRARY_TOKENS = MOST_TOKENS + 16  # smallest multiple of 16 tokens for which a library multiplies
 GREEDY = SamplingParams(temperature=0)
 DRAWN = SamplingParams(temperature=1, top_k=20, top_p=0.9)
@@ -43,9 +43,13 @@ def launch_every_kernel(step: CudaStep, limits: BatchLimits, model: ModelConfig)
 def _steps(step: CudaStep, limits: BatchLimits, model: ModelConfig) -> Iterator[tuple[Batch, Tiles]]:
     longest = limits.table_blocks * BLOCK_SIZE
     for requests in sorted({min(number, limits.requests) for number in (1, *TOKENS, limits.requests)}):
-        for context in sorted({1, min(SHORT_CONTEXT, longest), longest}):
+        for context in sorted({1, min(SMALLEST_CONTEXT, longest), longest}):
             batch = largest_batch(requests, requests, limits.groups)
             yield batch, decode_tiles(requests, context, step.queries)
+    for size in GraphSizes(GraphSize(limits.requests, longest)).largest_first:
+        if size.queries > 1:
+            batch = largest_batch(size.tokens, size.rows, limits.groups)
+            yield batch, padded_tiles(batch.query_starts, size.requests, size.queries, size.context, step.queries)
     routings = {layer.mlp.routing for layer in model.layers if isinstance(layer.mlp, ExpertConfig)}
     of_experts = [number for it in routings for number in first_numbers_of_tokens(it.experts, it.active)]
     for tokens in sorted({min(number, limits.tokens, longest) for number in (16, 64, LIBRARY_TOKENS, *of_experts)}):

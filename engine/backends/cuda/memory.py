@@ -19,7 +19,7 @@ MAX_RESERVE = 1 << 30  # bytes
 KV_SHARE = 0.5  # share of the memory that the model leaves free; the KV cache takes it if the user states no limit
 HOST_SHARE = 0.25  # share of the host's free memory that KV blocks in host pools may use
 MAX_HOST = 32 << 30  # bytes
-GRAPH_BYTES = 192 << 20  # estimated bytes of the launch data of all graphs, and of libraries
+GRAPH_BYTES = 240 << 20  # estimated bytes of the launch data of all graphs, and of libraries
 # bytes for later allocations: the library workspace of the engine's thread, and kernels of rare requests
 MARGIN_BYTES = 64 << 20
 LOADING_THREADS = 4

@@ -21,7 +21,7 @@ from engine.backends.cuda.gpu import Gpu, GpuEvent
 from engine.backends.cuda.kernel_compilation import FirstLaunches
 from engine.backends.cuda.step import CudaStep
 from engine.backends.device_errors import raising_device_lost, raising_out_of_memory
-from engine.backends.runner import first_rows
+from engine.backends.runner import SamplingRow, accepted_tokens, first_rows, sampling_rows
 from engine.batch import Batch, build_batch
 from engine.config import GroupConfig
 from engine.kernels.sampling import sample
@@ -40,7 +40,8 @@ class CudaTicket:
 
     parts: tuple[ScheduledRequest, ...]
     logits: Tensor | None  # logits on the GPU, kept only if the step reports log-probabilities of a prompt
-    targets: list[SampleTarget]
+    rows: list[SamplingRow]
+    targets: list[SampleTarget]  # those of the rows
     masks: Masks
     sampled: Tensor  # int64 [targets], on the GPU
     on_host: Sampled  # the same tokens, which are being copied to the host
@@ -115,17 +116,15 @@ class CudaRunner:
         reports = any(part.logprob_positions for part in plan.scheduled)
         computed = self._masks.start(plan.scheduled)
         logits = self._step.launch(batch, self._pending_tokens(plan, batch), kept=reports)
-        targets = [
-            SampleTarget(row + len(part.logprob_positions), request, part.stop - len(request.prompt_ids))
-            for row, part in first_rows(plan.scheduled)
-            if part.samples
-            for request in part.sampling_requests
-        ]
-        masks = computed.result() if computed else NO_MASKS
+        # the GPU computes the logits meanwhile, and nothing can be sampled before it ends
+        masks = computed.result_within(self._gpu.record_event().is_reached) if computed else NO_MASKS
+        rows = [it for it in sampling_rows(plan.scheduled) if (it.request.id, it.index) not in masks.late]
+        targets = [SampleTarget(it.row, it.request, it.index) for it in rows]
         sampled = self._sample(logits, targets, masks)
         return CudaTicket(
             parts=plan.scheduled,
             logits=logits if reports else None,
+            rows=rows,
             targets=targets,
             masks=masks,
             sampled=sampled.columns.token_ids,
@@ -164,7 +163,8 @@ class CudaRunner:
         return sampled.over(staging.copy_(sampled.buffer, non_blocking=True))
 
     def _collect(self, ticket: CudaTicket) -> list[SampledToken]:
-        tokens = to_sampled_tokens(ticket.on_host, ticket.targets, ticket.masks)
+        sampled = to_sampled_tokens(ticket.on_host, ticket.targets, ticket.masks)
+        tokens = accepted_tokens(ticket.rows, sampled)
         reports = self._reports(ticket)
         if not reports:
             return tokens

@@ -1,6 +1,6 @@
 """Compute batches of a model on a GPU, asynchronously.
 
-Steps in which every request has one token are replayed as CUDA graphs; others are launched kernel by kernel.
+Steps of few tokens per request are replayed as CUDA graphs (see `graph_sizes`); others are launched kernel by kernel.
 """
 
 from contextlib import suppress
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import NO_PENDING_TOKENS, BatchLimits, BatchTensors, PendingTokens, StepBuffers
 from engine.backends.cuda.gpu import CaptureStream, Gpu
-from engine.backends.cuda.graphs import GraphSize, StepGraphs
+from engine.backends.cuda.graph_sizes import GraphSize
+from engine.backends.cuda.graphs import StepGraphs
 from engine.batch import Batch
 from engine.config import BLOCK_SIZE
 from engine.kernels.attention_tiles import TileQueries, Tiles, query_tiles
@@ -54,7 +55,7 @@ class CudaStep:
         with torch.inference_mode(), self.gpu.current():
             size = None if kept else self._graphs.fitting_size(batch)
             if size is not None:
-                tensors = self._buffers.fill(batch, self._graphs.tiles(size), pending, size.requests)
+                tensors = self._buffers.fill(batch, self._graphs.tiles(size, batch), pending, size)
                 return self._graphs.run(size, tensors)[: len(batch.logit_rows)]
             tiles = query_tiles(batch.query_starts, batch.context_lengths, self.queries)
             return self._compute(self._buffers.fill(batch, tiles, pending))
@@ -69,7 +70,7 @@ class CudaStep:
         with torch.inference_mode(), self.gpu.current():
             batch = largest_batch(1, 1, self._groups)
             for size in self._graphs.sizes:
-                tensors = self._buffers.fill(batch, self._graphs.tiles(size), requests=size.requests)
+                tensors = self._buffers.fill(batch, self._graphs.tiles(size, batch), size=size)
                 self._graphs.capture(size, tensors)
             self.gpu.drop_caches()
 

@@ -43,6 +43,9 @@ class ForcedDrafts(Drafter):
     def has_drafts(self, requests: Iterable[Request]) -> bool:
         return True
 
+    def expects_draft(self, request: Request) -> bool:
+        return True
+
     def choose(self, requests: Sequence[Request], room: Room) -> dict[int, Draft]:
         # independent of measured times, on which the room depends
         return {request.id: Draft(Source.HISTORY, 3, self._tokens(request)) for request in requests}

@@ -20,6 +20,7 @@ from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_draft_model, load_engine, open_checkpoint
 from engine.request import Origin, Request
 from engine.sampling_params import SamplingParams
+from tests.engine.backends.cuda.two_devices import INTERPRETED
 from tests.engine.drafting.forced_replies import replies
 from tests.engine.hash_run import Run
 from tests.engine.models import family_checkpoints
@@ -335,6 +336,15 @@ def test_engine_without_verification_refuses_a_draft_model(paths: dict[str, Path
     with open_checkpoint(paths["target"]) as target, open_checkpoint(paths["stranger"]) as small:
         engine = load_engine(target, options)
         with pytest.raises(UnsupportedModel, match="verifies no drafts"):
+            load_draft_model(small, options, engine)
+
+
+def test_engine_on_a_gpu_refuses_a_draft_model(paths: dict[str, Path]) -> None:
+    options = LoadOptions(backend="cuda", card=INTERPRETED)
+    with open_checkpoint(paths["target"]) as target, open_checkpoint(paths["stranger"]) as small:
+        engine = load_engine(target, options)
+        assert engine.config.drafts  # from earlier text
+        with pytest.raises(UnsupportedModel, match="verifies no drafts of a model"):
             load_draft_model(small, options, engine)
 
 

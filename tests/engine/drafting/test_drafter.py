@@ -2,6 +2,7 @@
 
 from engine.draft import NO_DRAFT, DraftCounts, Source
 from engine.drafting.drafter import Drafter
+from engine.drafting.plan import Room
 from engine.request import Origin, Request, RequestStatus
 from engine.sampling_params import SamplingParams
 
@@ -66,6 +67,21 @@ def test_preempted_request_is_still_followed() -> None:
     following.status = RequestStatus.WAITING
     made.drop_ended({})
     assert made.draft(following) is before
+
+
+def test_draft_is_expected_after_the_token_that_is_being_sampled() -> None:
+    made = drafter()
+    assert made.expects_draft(request(1, [10, 11, 12, 13, 14], [10, 11, 12]))
+    assert not made.expects_draft(request(2, [10, 11, 12, 13, 14], [13]))
+    slow = Drafter(float)
+    assert not slow.expects_draft(request(3, [10, 11, 12, 13, 14], [10, 11, 12]))
+
+
+def test_request_that_is_launched_ahead_beside_others_has_no_drafts() -> None:
+    """It would miss every second step."""
+    made, drafting = drafter(), request(1, [10, 11, 12, 13, 14], [10, 11, 12])
+    assert made.choose([drafting], Room(decoding=2, most=8))
+    assert not made.choose([drafting], Room(decoding=2, most=8, ahead=True))
 
 
 def test_run_length_excludes_accepted_drafts() -> None:

@@ -40,6 +40,9 @@ class ForcedDrafts(Drafter):
     def has_drafts(self, requests: Iterable[Request]) -> bool:
         return True
 
+    def expects_draft(self, request: Request) -> bool:
+        return True
+
     def choose(self, requests: Sequence[Request], room: Room) -> dict[int, Draft]:
         drafts, most = {}, room.most
         for request in requests:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.kernels.attention_tiles import TileQueries, decode_tiles, query_tiles, tile_queries
+from engine.kernels.attention_tiles import TileQueries, decode_tiles, padded_tiles, query_tiles, tile_queries
 from engine.kernels.attention_tuning import prompt_rows, tuning
 from engine.mixer_config import AttentionConfig, CacheConfig
 from quant.kernels.card import Card
@@ -49,6 +49,22 @@ def test_decode_tiles_do_not_depend_on_context_lengths() -> None:
     (planned,) = query_tiles([0, 1, 2, 3], [512, 30, 20], TileQueries(4, 16)).lists
     assert fixed.tiles.equal(planned.tiles)
     assert replace(fixed, tiles=planned.tiles) == planned
+
+
+@pytest.mark.parametrize("queries", [TileQueries(4, 16), TileQueries(2, 2), TileQueries(1, 3)])
+@pytest.mark.parametrize("starts", [[0, 8, 16, 16], [0, 5, 6, 16], [0, 1, 2, 16], [0, 3, 4, 16]])
+def test_number_of_padded_tiles_depends_on_the_size_only(starts: list[int], queries: TileQueries) -> None:
+    """A step of at most two requests with at most 8 tokens each. The last request is padding."""
+    (tiles,) = padded_tiles(starts, 2, 8, 64, queries).lists
+    (full,) = padded_tiles([0, 8, 16, 16], 2, 8, 64, queries).lists
+    assert replace(tiles, tiles=full.tiles) == full
+    assert tiles.tiles.shape == full.tiles.shape
+    covered = [
+        (offset + token, starts[request] + first + token)
+        for request, first, offset in tiles.tiles.tolist()
+        for token in range(min(tiles.queries, starts[request + 1] - starts[request] - first))
+    ]
+    assert sorted(covered) == [(token, token) for token in range(16)]
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (4, 4), (71, 1), (9, 3)])

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.backends.cuda.gpu import read_card
 from engine.config import BLOCK_SIZE
 from engine.kernels import reference
-from engine.kernels.attention_tiles import Tiles, decode_tiles, query_tiles, tile_queries
+from engine.kernels.attention_tiles import Tiles, decode_tiles, padded_tiles, query_tiles, tile_queries
 from engine.kernels.paged_attention import paged_attention
 from engine.kernels.reference import ScoreRule
 from engine.mixer_config import AttentionConfig, CacheConfig
@@ -164,6 +165,51 @@ def test_output_of_padding_requests_is_zero(device: torch.device) -> None:
         )
         torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
         assert not got[1:].any()
+
+
+H100 = Card("H100", (9, 0), 132, 232448, 50 << 20, 80 << 30)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("rule", [ScoreRule(0.1), ScoreRule(0.1, window=150)])
+@pytest.mark.parametrize(
+    ("queries", "step"),
+    [
+        (2, Step((2, 1, 1, 0), (300, 40, 0, 0))),
+        (4, Step((3, 1), (300, 0))),
+        (8, Step((7, 2, 7), (300, 9, 0))),
+        (8, Step((8, 0), (290, 0))),
+    ],
+)
+def test_captured_steps_of_several_tokens_equal_single_ones(
+    queries: int, step: Step, rule: ScoreRule, deterministic: bool, device: torch.device
+) -> None:
+    """The tiles are those of a real card, for longer contexts than the step has. Requests without context are padding.
+
+    With `deterministic`, each token has the bits of a captured step of one token.
+    """
+    shape = Shape(8, 2, 128, torch.bfloat16)
+    pool, tables = filled(shape, step.contexts)
+    q = torch.randn(step.starts[-1], 8, 128).bfloat16()
+    card = H100 if device.type == "cpu" else read_card(0)
+    sizes = tile_queries([_mixer(q, pool)], card, deterministic=deterministic)
+
+    def computed(rows: Tensor, own: Tensor, part: Step, tiles: Tiles) -> Tensor:
+        return run_attention(
+            rows, pool, own, part, rule, None, device, deterministic=deterministic, tiles=tiles, card=card
+        )
+
+    got = computed(q, tables, step, padded_tiles(step.starts, len(step.counts) - 1, queries, 1024, sizes))
+    real = sum(count for count, context in zip(step.counts, step.contexts, strict=True) if context)
+    starts, contexts = torch.tensor(step.starts), torch.tensor(step.contexts)
+    want = reference.batch_attention(q.float(), pool, tables, starts, contexts, rule)
+    torch.testing.assert_close(got[:real].float(), want[:real], rtol=1e-2, atol=1e-2)
+    assert not got[real:].any()
+    for request, context in enumerate(step.contexts if deterministic else ()):
+        for token in range(step.starts[request], step.starts[request + 1] if context else 0):
+            single = Step((1,), (context - step.starts[request + 1] + token + 1,))
+            alone = computed(q[token : token + 1], tables[request : request + 1], single, decode_tiles(1, 1024, sizes))
+            assert torch.equal(got[token], alone[0])
 
 
 @pytest.mark.share(2)

@@ -73,6 +73,9 @@ class FakeEvent:
     def record(self) -> None:
         self.cuda.call("record")
 
+    def query(self) -> bool:
+        return True
+
     def synchronize(self) -> None:
         self.cuda.call("wait" if self.blocking else "spin")
 

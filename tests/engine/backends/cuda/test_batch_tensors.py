@@ -7,8 +7,9 @@ import torch
 
 from engine.backends.cuda import batch_tensors
 from engine.backends.cuda.batch_tensors import NO_PENDING_TOKENS, BatchLimits, PendingTokens, StepBuffers
+from engine.backends.cuda.graph_sizes import GraphSize
 from engine.batch import Batch
-from engine.kernels.attention_tiles import TileQueries, decode_tiles, query_tiles
+from engine.kernels.attention_tiles import TileQueries, decode_tiles, padded_tiles, query_tiles
 from tests.engine.backends.cuda.two_devices import gpu
 
 LIMITS = BatchLimits(tokens=64, requests=5, table_blocks=9, groups=2)
@@ -52,7 +53,7 @@ def test_padding_requests_have_one_token_and_no_context(device: torch.device) ->
     for count in (3, 4, 2):
         tables = [[[3, 4]] * count] * 2
         batch = batch_of([1] * count, tables, list(range(count)))
-        sent = buffers.fill(batch, tiles, NO_PENDING_TOKENS, requests=5)
+        sent = buffers.fill(batch, tiles, NO_PENDING_TOKENS, GraphSize(5, 64))
         padding = [0] * (5 - count)
         assert sent.token_ids.tolist() == [*batch.token_ids, *padding]
         assert [it.tolist() for it in sent.slots] == [[*it, *padding] for it in batch.slot_mappings]
@@ -60,6 +61,29 @@ def test_padding_requests_have_one_token_and_no_context(device: torch.device) ->
         assert sent.query_starts.tolist() == list(range(6))
         assert sent.logit_rows is None
         addresses.append([it.data_ptr() for it in (sent.token_ids, sent.query_starts, sent.context_lengths)])
+    assert addresses[0] == addresses[1] == addresses[2]  # a captured step always reads these addresses
+
+
+def test_padding_tokens_of_several_tokens_per_request_belong_to_no_request(device: torch.device) -> None:
+    buffers, size = StepBuffers(LIMITS, gpu(device)), GraphSize(2, 64, queries=4)
+    addresses = []
+    for counts, rows, starts in (
+        ([4, 4], [0, 1, 2, 3, 4, 5, 6, 7], [0, 4, 8, 8]),
+        ([3, 1], [0, 2, 3], [0, 3, 4, 8]),
+        ([2], [1], [0, 2, 3, 8]),
+    ):
+        batch, padding = batch_of(counts, [[[3, 4]] * len(counts)] * 2, rows), [0] * (8 - sum(counts))
+        tiles = padded_tiles(starts, 2, 4, 64, QUERIES)
+        sent = buffers.fill(batch, tiles, size=size)
+        assert sent.token_ids.tolist() == [*batch.token_ids, *padding]
+        assert [it.tolist() for it in sent.slots] == [[*it, *padding] for it in batch.slot_mappings]
+        assert sent.context_lengths.tolist() == [*counts, 0, 0][:3]
+        assert sent.query_starts.tolist() == starts
+        assert sent.logit_rows is not None
+        assert sent.logit_rows.tolist() == [*rows, *[0] * (8 - len(rows))]
+        assert torch.equal(sent.tiles.lists[0].tiles.cpu(), tiles.lists[0].tiles)
+        tensors = sent.token_ids, *sent.slots, sent.query_starts, sent.context_lengths, sent.logit_rows
+        addresses.append([it.data_ptr() for it in (*tensors, sent.tiles.lists[0].tiles)])
     assert addresses[0] == addresses[1] == addresses[2]  # a captured step always reads these addresses
 
 

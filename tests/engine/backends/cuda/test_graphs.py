@@ -10,7 +10,8 @@ from torch import Tensor
 from engine.backends.cuda import graphs
 from engine.backends.cuda.batch_tensors import BatchTensors
 from engine.backends.cuda.gpu import CaptureStream, Gpu
-from engine.backends.cuda.graphs import GraphSize, StepGraphs
+from engine.backends.cuda.graph_sizes import GraphSize
+from engine.backends.cuda.graphs import StepGraphs
 from engine.batch import Batch
 from engine.kernels.attention_tiles import TileQueries
 from quant.kernels.card import Card
@@ -61,8 +62,8 @@ SIZE, OTHER = GraphSize(1, 1024), GraphSize(2, 1024)
 
 def test_sizes_are_ordered_by_memory_largest_first() -> None:
     sizes = step_graphs(FakeGpu(), []).sizes
-    assert [(it.requests, it.context) for it in sizes] == [
-        (3, 2048), (3, 1024), (2, 2048), (2, 1024), (1, 2048), (1, 1024)
+    assert [(it.requests, it.queries, it.context) for it in sizes] == [
+        (3, 1, 2048), (3, 1, 1024), (1, 2, 2048), (1, 2, 1024), (2, 1, 2048), (2, 1, 1024), (1, 1, 2048), (1, 1, 1024)
     ]  # fmt: skip
 
 

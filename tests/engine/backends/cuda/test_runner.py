@@ -1,5 +1,7 @@
 """The runner of a GPU: launching steps ahead does not change the results of requests."""
 
+import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import FinishReason, Request, TokenEvent
 from engine.sampling_params import BeamParams, SamplingParams
 from tests.engine.backends.cuda.two_devices import INTERPRETED
+from tests.engine.drafting.forced_replies import replies, replies_with_forced_drafts, without_drafts
 from tests.engine.models.tiny_llama import make
 from tests.engine.sampling.test_masks import Steps
 
@@ -104,6 +107,44 @@ def test_beam_search_does_not_depend_on_step_depth(tiny: Path, device: torch.dev
         found.append([it.output_ids for it in results])
     assert found[0] == found[1]
     assert found[0][0] != found[0][1]
+
+
+DRAWN: dict[str, Any] = {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "seed": 5}
+DRAFTED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "drawn": DRAWN,
+    "penalties and log-probabilities": DRAWN | {"repetition_penalty": 1.3, "logprobs": 2},
+    "grammar": {"temperature": 0, "grammar": Steps([[5, 9, 12, 20, 31], [4, 8, 16]] * 7)},
+}
+
+
+@pytest.mark.parametrize("right", [1.0, 0.5])
+@pytest.mark.parametrize("case", DRAFTED)
+def test_drafts_do_not_change_replies(tiny: Path, device: torch.device, case: str, right: float) -> None:
+    """A reply waits for its step under way, so that each of its steps can verify a draft."""
+    running = engine(tiny, device, deterministic=True)
+    params = SamplingParams(max_tokens=12, **DRAFTED[case])
+    plain = replies(running, prompt(4), [without_drafts(params)])
+    steps = running.progress
+    found, counts = replies_with_forced_drafts(running, prompt(4), [params], plain, right, random.Random(3))
+    assert found == plain
+    assert counts.accepted > 0
+    assert (counts.accepted == counts.drafted) == (right == 1.0)
+    assert running.progress - steps < steps  # fewer steps than without drafts
+
+
+def test_reply_that_is_predicted_takes_fewer_steps(tiny: Path, device: torch.device) -> None:
+    """The drafter itself decides when a reply waits for its step under way."""
+    running = engine(tiny, device, deterministic=True)
+    drafter: Any = running._scheduler._verification.drafter
+    drafter._seconds = lambda tokens: 1.0  # independent of measured times
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    plain = replies(running, prompt(4), [without_drafts(params)])
+    predicted = replace(params, prediction=(*prompt(4), *plain[0].token_ids))
+    steps = running.progress
+    assert replies(running, prompt(4), [predicted]) == plain
+    assert running.progress - steps < steps / 2
+    assert running.state().failed_captures == 0
 
 
 def limit_cache(patch: pytest.MonkeyPatch, num_bytes: int) -> None:

@@ -1,10 +1,14 @@
 """Decode steps in the middle of a reply call the driver as little as possible. The driver here does nothing."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.backends.cuda.gpu import CAPTURE_PRIORITY
+from engine.backends.cuda.graph_sizes import GraphSize, GraphSizes
+from engine.backends.cuda.step import largest_batch
 from engine.loading import ModelEngine
 from engine.sampling_params import SamplingParams
 from tests.engine.backends.cuda.idle_card import Counts, IdleCard, without_compilation
@@ -70,3 +74,23 @@ def test_steady_step_replays_a_graph_and_neither_captures_nor_allocates(
 def test_launches_of_a_captured_step_do_not_grow(card: IdleCard, engine: ModelEngine) -> None:
     engine.assert_empty()
     assert max(card.captured) == LAYERS * LAYER_LAUNCHES + OTHER_LAUNCHES
+    # a load captures all graphs twice: to measure their memory before the KV cache is allocated, and to use them
+    assert len(card.captured) == 2 * len(GraphSizes(GraphSize(128, 64)).largest_first)
+
+
+@pytest.mark.parametrize("counts", [[2], [3], [8], [4, 1], [2] * 8])
+def test_step_that_verifies_drafts_replays_a_graph(card: IdleCard, engine: ModelEngine, counts: list[int]) -> None:
+    runner: Any = engine._runner
+    batch, captures = largest_batch(sum(counts), len(counts), 1), len(card.captured)
+    starts = [sum(counts[:number]) for number in range(len(counts) + 1)]
+    batch = replace(batch, query_starts=starts, context_lengths=counts, logit_rows=range(sum(counts)))
+    for captured in (True, True, False):
+        with card.counting() as found:
+            runner._step.launch(batch, kept=not captured)
+        launches = 0 if captured else LAYERS * LAYER_LAUNCHES + OTHER_LAUNCHES
+        assert found.launches == launches
+        assert found.calls == ({"replay": 1} if captured else {})
+        assert found.transfers == 1
+        allocations = sum(count for name, count in found.operations.items() if name.startswith("empty"))
+        assert (allocations == 0) == captured
+    assert len(card.captured) == captures

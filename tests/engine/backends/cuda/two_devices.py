@@ -71,7 +71,7 @@ def load(path: Path, device: Device) -> Loaded:
 def load_checkpoint(checkpoint: Checkpoint, device: Device) -> Loaded:
     model = models.read_config(checkpoint.metadata)
     groups = tuple(group_config(cache) for cache in model.caches)
-    config = EngineConfig(device.name, CONTEXT, BLOCKS, max_step_tokens=32, max_running=4, groups=groups)
+    config = EngineConfig(device.name, CONTEXT, BLOCKS, max_step_tokens=32, max_running=8, groups=groups)
     loaded = device.load(model, Weights(checkpoint.path, models.stored_weights(checkpoint)), config)
     for pool in loaded.kv.pools:  # bytes of NaN in every dtype, so that reading an unwritten block is noticed
         pool.view(torch.uint8).fill_(255)
