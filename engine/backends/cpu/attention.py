@@ -17,6 +17,7 @@ context operations. Everything here is compiled and takes addresses. Reference i
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 from numba.core import cgutils
@@ -34,6 +35,7 @@ SMALL_ROWS = 4  # maximum number of rows processed together in an incomplete til
 # maximum number of vectors of keys or values that are loaded together; it divides the number of blocks in a piece
 MAX_VECTORS = 4
 LOWEST = -1e30  # less than any score
+CACHE_LINE = 64  # bytes
 SCORE_ROW = 4 * PIECE  # bytes of one row of scores
 UNLIMITED = 1 << 30  # window size of layers that have no window
 
@@ -115,13 +117,20 @@ def _emit_scores(e: Emit, kv: Elements, rows: int, span: int, piece: Piece) -> N
     The last block is repeated to fill the last span.
     """
     b, size = e.b, kv.size * BLOCK_SIZE
-    queries = [piece.row(e, row) for row in range(rows)]
-    with cgutils.for_range_slice(b, I64(0), piece.blocks, I64(span), I64) as (first, _):
+    queries, last = [piece.row(e, row) for row in range(rows)], b.sub(piece.blocks, I64(1))
+
+    def keys_from(first: Any) -> list[Any]:
         blocks = [b.add(first, I64(i)) for i in range(span)]
-        last = b.sub(piece.blocks, I64(1))
-        keys = [piece.block(e, b.select(b.icmp_signed("<", block, last), block, last)) for block in blocks]
+        return [piece.block(e, b.select(b.icmp_signed("<", block, last), block, last)) for block in blocks]
+
+    with cgutils.for_range_slice(b, I64(0), piece.blocks, I64(span), I64) as (first, _):
+        keys = keys_from(first)
+        # What is read next: the values of these blocks, and the next keys. A block has as many values as keys.
+        ahead = [e.at(key, piece.dim, size) for key in keys] + keys_from(b.add(first, I64(span)))
         sums = {(row, i): e.variable(e.f(0)) for row in range(rows) for i in range(span)}
         with cgutils.for_range(b, b.sdiv(piece.dim, I64(4))) as loop:
+            for line, at in product(range(4 * size // CACHE_LINE), ahead):
+                e.prefetch(e.at(e.at(at, loop.index, 4 * size), CACHE_LINE * line))
             for d in range(4):
                 columns = [kv.load(e, e.at(e.at(key, loop.index, 4 * size), size * d)) for key in keys]
                 for row, query in enumerate(queries):
@@ -129,7 +138,7 @@ def _emit_scores(e: Emit, kv: Elements, rows: int, span: int, piece: Piece) -> N
                     for i, column in enumerate(columns):
                         b.store(e.fma(column, value, b.load(sums[row, i])), sums[row, i])
         for (row, i), total in sums.items():
-            e.store(e.at(e.at(piece.scores, blocks[i], 64), SCORE_ROW * row), b.load(total))
+            e.store(e.at(e.at(piece.scores, b.add(first, I64(i)), 64), SCORE_ROW * row), b.load(total))
 
 
 def _emit_softmax(e: Emit, kv: Elements, rows: int, _: int, piece: Piece) -> None:

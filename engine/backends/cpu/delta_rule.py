@@ -24,7 +24,7 @@ WIDE = 64  # columns that are computed together, so that their sums do not wait 
 _scale_floats = FORM_KERNELS[Form.FLOAT].scale_row
 
 
-def _make_columns(columns: int) -> Callable[..., None]:
+def _make_columns(columns: int, *, fetches: bool = False) -> Callable[..., None]:
     def compute_columns(
         e: Emit,
         source: Any,
@@ -37,12 +37,14 @@ def _make_columns(columns: int) -> Callable[..., None]:
         rates: Any,
         heads: Any,
         out: Any,
+        ahead: Any,
     ) -> None:
         """Compute some columns of one value head for one token.
 
         The state S at `source` becomes decay * S + k (step * (v - decay * S k)), which is written to `target`; `out` is
         its product with q. `stride` is the distance of the rows of S in bytes. `rates` is the address of the head's
-        step size; its decay is `heads` floats later.
+        step size; its decay is `heads` floats later. With `fetches`, the columns `ahead` bytes after these at both
+        addresses are prefetched meanwhile.
         """
         b, vectors = e.b, range(columns // LANES)
         step, decay = (e.splat(e.load(at, F32)) for at in (rates, e.at(rates, heads, 4)))
@@ -50,6 +52,8 @@ def _make_columns(columns: int) -> Callable[..., None]:
         with cgutils.for_range(b, rows) as loop:
             at, key = e.at(source, b.mul(loop.index, stride)), e.splat(e.load(e.at(k, loop.index, 4), F32))
             for number, total in enumerate(sums):
+                if fetches:
+                    e.prefetch(e.at(e.at(at, ahead), 64 * number))
                 b.store(e.fma(key, e.load(e.at(at, 64 * number)), b.load(total)), total)
         values = (e.load(e.at(v, 64 * number)) for number in vectors)
         changes = [
@@ -63,16 +67,23 @@ def _make_columns(columns: int) -> Callable[..., None]:
             for number, (total, change) in enumerate(zip(sums, changes, strict=True)):
                 before = e.load(e.at(e.at(source, offset), 64 * number))
                 after = e.fma(key, change, b.fmul(decay, before))
-                e.store(e.at(e.at(target, offset), 64 * number), after)
+                at = e.at(e.at(target, offset), 64 * number)
+                if fetches:
+                    e.prefetch(e.at(at, ahead))
+                e.store(at, after)
                 b.store(e.fma(query, after, b.load(total)), total)
         for number, total in enumerate(sums):
             e.store(e.at(out, 64 * number), b.load(total))
 
-    compute_columns.__name__ = f"delta_columns_{columns}"
+    compute_columns.__name__ = f"delta_columns_{columns}_{fetches}"
     return kernel(compute_columns)
 
 
-_wide_columns, _columns = _make_columns(WIDE), _make_columns(LANES)
+_first_wide_columns, _wide_columns, _columns = (
+    _make_columns(WIDE, fetches=True),
+    _make_columns(WIDE),
+    _make_columns(LANES),
+)
 
 
 @jit
@@ -117,15 +128,21 @@ def _delta_head(a: Record, start: int, stop: int, head: int, source: int, target
             _normalized_heads(a, row, key_head, scratch)
             v, out = row + values + offset, a.out + token * a.out_stride + head * stride + offset
             rates = a.rates + token * a.rates_stride + 4 * head
-            if width == WIDE:
+            if width == WIDE and token == start:
+                ahead = 4 * WIDE if column + WIDE < a.value_dim else a.key_dim * stride - offset
+                _first_wide_columns(
+                    here + offset, target + offset, stride, a.key_dim, scratch, scratch + keys, v, rates,
+                    a.value_heads, out, ahead,
+                )  # fmt: skip
+            elif width == WIDE:
                 _wide_columns(
                     here + offset, target + offset, stride, a.key_dim, scratch, scratch + keys, v, rates,
-                    a.value_heads, out,
+                    a.value_heads, out, 0,
                 )  # fmt: skip
             else:
                 _columns(
                     here + offset, target + offset, stride, a.key_dim, scratch, scratch + keys, v, rates,
-                    a.value_heads, out,
+                    a.value_heads, out, 0,
                 )  # fmt: skip
             here = target
         column += width

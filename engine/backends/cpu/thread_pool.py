@@ -67,8 +67,10 @@ PROBE_STEPS = 6  # steps per probe
 PROBE_CHECK_STEPS = 2  # a probe ends after this many steps if each took ABORT_RATIO times the current median
 ABORT_RATIO = 1.3
 SWITCH_RATIO = 0.9  # a thread count replaces the current one if its steps take less than this share of the current time
-# steps between probes; the pause doubles each time that a probe changes nothing
-SHORTEST_PAUSE, LONGEST_PAUSE = 32, 256
+# Steps between probes. The pause grows by a factor each time that a probe changes nothing. While all threads compute,
+# probes are rare: fewer threads can only be faster if steps become slower, which is noticed without a probe.
+SHORTEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE_OF_ALL = 32, 256, 1024
+GROWTH, GROWTH_OF_ALL = 2, 8
 
 
 class ThreadTuner:
@@ -129,7 +131,9 @@ class ThreadTuner:
         tried = self._times[other]
         cost = statistics.median(tried) if other < self.current else statistics.fmean(tried)
         if cost < SWITCH_RATIO * statistics.median(self._times[self.current]):
-            self.current = other
+            self.current, self._pause = other, SHORTEST_PAUSE
             tried.clear()
         else:
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            every = self.current == self._ladder[-1]
+            growth, longest = (GROWTH_OF_ALL, LONGEST_PAUSE_OF_ALL) if every else (GROWTH, LONGEST_PAUSE)
+            self._pause = min(growth * self._pause, longest)

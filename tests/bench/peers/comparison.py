@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.bench import table as own_table
 from app.bench.benchmark import Plan, own_report, remarks
+from app.bench.competitor import Competitor
 from app.bench.measured_model import read_model
 from app.bench.own_competitor import own_competitor
 from app.bench.report import CompetitorResult, Figures, Report, extremes_json, result_of, spread_json
@@ -19,6 +20,7 @@ from app.progress import Progress
 from app.settings.settings import Settings
 from tests.bench.peers.bystanders import BystanderWatch
 from tests.bench.peers.competitors import Peers
+from tests.bench.peers.read_speed import ReadSpeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,12 @@ class ComparedPeer:
 class Comparison:
     report: Report
     peers: Sequence[ComparedPeer]
+    memory_gb_s: Spread | None = None  # rate at which the threads read memory before each run
 
     def json(self) -> dict[str, Any]:
         """Return the object of `ingle bench --json` with a list of the peers."""
-        return {**self.report.json(), "compare": [peer.json() for peer in self.peers]}
+        memory = None if self.memory_gb_s is None else spread_json(self.memory_gb_s)
+        return {**self.report.json(), "memory_gb_s": memory, "compare": [peer.json() for peer in self.peers]}
 
     def table(self) -> list[tuple[str, ...]]:
         """Return the table of `ingle bench` with two more columns for each peer."""
@@ -61,7 +65,10 @@ class Comparison:
 
     def conditions(self) -> list[str]:
         builds = [f"{peer.result.name}: {peer.result.build}" for peer in self.peers]
-        return [*own_table.conditions(self.report), *builds]
+        if self.memory_gb_s is None:
+            return [*own_table.conditions(self.report), *builds]
+        memory = f"The threads read {spread_text(self.memory_gb_s)} GB/s from memory before each run."
+        return [*own_table.conditions(self.report), memory, *builds]
 
 
 def compare(settings: Settings, plan: Plan, peers: Peers, progress: Progress) -> Comparison:
@@ -73,11 +80,17 @@ def compare(settings: Settings, plan: Plan, peers: Peers, progress: Progress) ->
         measured = resources.enter_context(own_competitor(model, settings, loads, progress, http=plan.http))
         start = peers.servers if plan.http else peers.engines
         competitors = [measured.competitor, *start(model.path, measured.threads, loads, progress, resources)]
-        rounds = Rounds(model.vocab_size, progress.say, lambda one: BystanderWatch(competitors, one, progress.say))
+        memory, rates = ReadSpeed(measured.threads), []
+
+        def watch(one: Competitor) -> BystanderWatch:
+            rates.append(memory.measure())
+            return BystanderWatch(competitors, one, progress.say)
+
+        rounds = Rounds(model.vocab_size, progress.say, watch)
         series = rounds.run(competitors, loads, plan.repeat)
         for line in remarks(series):
             progress.say(line)
-        return comparison_of(own_report(plan, model, measured, series[0]), series)
+        return replace(comparison_of(own_report(plan, model, measured, series[0]), series), memory_gb_s=spread(rates))
 
 
 def comparison_of(report: Report, series: Sequence[Series]) -> Comparison:

@@ -1,5 +1,7 @@
 """Comparisons with a peer: the JSON object, the table, and ratios of rounds."""
 
+from dataclasses import replace
+
 import pytest
 
 from app.bench.sample import Spread
@@ -44,6 +46,12 @@ def test_table_has_two_columns_per_peer(one_workload: Comparison) -> None:
     assert ("weights read", "300 (200-450) GB/s", "", "") in lines
     assert lines[-1][2] == "-"
     assert one_workload.conditions()[-1] == "peer: the build of peer"
+
+
+def test_rate_of_memory_is_among_the_conditions(one_workload: Comparison) -> None:
+    found = replace(one_workload, memory_gb_s=Spread(48.5, 45.0, 78.0))
+    assert "The threads read 48.5 (45.0-78.0) GB/s from memory before each run." in found.conditions()
+    assert found.json()["memory_gb_s"] == {"median": 48.5, "low": 45.0, "high": 78.0}
 
 
 def test_ratios_pair_rates_of_the_same_round() -> None:

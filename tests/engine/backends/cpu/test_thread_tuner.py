@@ -136,3 +136,8 @@ def test_single_thread_never_probes() -> None:
 
 def test_probing_can_be_disabled() -> None:
     assert set(simulate(ThreadTuner(4, probing=False), lambda threads, step: float(threads), 3000)) == {4}
+
+
+def test_probes_of_fewer_threads_are_rare_while_all_compute() -> None:
+    used = simulate(ThreadTuner(2), quiet_machine, 1000)
+    assert used.count(1) == 2 * PROBE_CHECK_STEPS
