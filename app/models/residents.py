@@ -34,7 +34,7 @@ from app.models.resident import (
 from app.models.switches import Switches
 from app.progress import format_bytes
 from engine.errors import EngineError, LoadStopped, OutOfMemory
-from engine.freed_memory import release_frames, return_freed_memory
+from engine.freed_memory import release_frames, return_freed_memory, trim
 from engine.request import ServiceClass
 from quant.errors import InglenookError
 
@@ -381,6 +381,8 @@ class Residents(Generic[LoadedT]):
         model.state = State.UNLOADING
         try:
             model.parked = await self._close(model, loaded, parks=reason in PARKING)
+            model.loaded = loaded = None
+            await asyncio.to_thread(trim)  # the engine trimmed before its tokenizer was freed
         finally:
             model.loaded = loaded = None
             model.state = State.WAITING if model.waiters else State.UNLOADED

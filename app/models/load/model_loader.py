@@ -42,6 +42,7 @@ from engine.backends.device_choice import gpu_for
 from engine.cpu_threads import ThreadPool
 from engine.errors import UnsupportedModel
 from engine.fit import MemoryPlan, fit
+from engine.freed_memory import trim
 from engine.kv.budget import USEFUL_CONTEXT
 from engine.kv.parked_cache import ParkedCache
 from engine.load_options import LoadControl, LoadOptions
@@ -255,10 +256,12 @@ class ModelLoader:
     ) -> LoadedChat | LoadedEmbedder:
         try:
             with converting_load_errors(name):
-                return self._load(name, allotted, task, parked)
+                loaded = self._load(name, allotted, task, parked)
         except BaseException:
             self._drop_gpu_caches()
             raise
+        trim()  # the header of the file and the tables of its tokenizer were in memory during the load
+        return loaded
 
     def _drop_gpu_caches(self) -> None:
         """Return memory that torch keeps after a failed load, because the driver does not report it as free."""

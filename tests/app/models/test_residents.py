@@ -421,6 +421,26 @@ def test_model_that_is_not_closed_cleanly_is_unloaded_for_another_one(
     assert [record.message for record in caplog.records] == [f"{name} was not closed cleanly" for name in "ab"]
 
 
+def test_memory_is_trimmed_when_nothing_of_an_unloaded_model_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Model]] = []
+    left: list[Model | None] = []
+
+    class Remembers(Computer):
+        def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> Model:
+            model = super().load(name, allotted, task, parked)
+            made.append(weakref.ref(model))
+            return model
+
+    async def ask() -> None:
+        residents = Residents(Remembers(100, a=50))
+        await use(residents, "a")
+        await residents.unload("a")
+
+    monkeypatch.setattr(module, "trim", lambda: left.extend(model() for model in made))
+    run(ask())
+    assert left == [None]
+
+
 def test_missing_model_raises_its_error() -> None:
     async def ask() -> None:
         with pytest.raises(ModelNotFound):
@@ -471,8 +491,8 @@ def test_unused_model_is_unloaded_after_its_keep_alive(clock: Clock) -> None:
         clock.seconds += 31
         with suppress(ModelNotFound):
             await use(residents, "none")  # any event makes the residents look at the clock
-        await until(lambda: not computer.loaded)
-        assert residents.of("a").unloads.total() == 1
+        await until(lambda: residents.of("a").unloads.total() == 1)
+        assert not computer.loaded
 
     run(ask())
 
