@@ -141,6 +141,10 @@ class Loader(Protocol[LoadedT_co]):
         """Return the bytes of each memory that can be allocated now."""
         ...
 
+    def capacity(self) -> Mapping[str, int]:
+        """Return the size of each memory in bytes, whoever uses it."""
+        ...
+
     def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: "ParkedCache | None") -> LoadedT_co:
         """Load a model that may use at most the allotted bytes of each memory, with the cache of an earlier load."""
         ...

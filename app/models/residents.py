@@ -16,10 +16,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Generic
 
 from app.models.ledger import Blocked, Fits, Ledger, Never, Unload, Use, Wait
-from app.models.load_failures import OUT_OF_MEMORY, pause_after, problem_of, with_numbers
+from app.models.load_failures import OUT_OF_MEMORY, MemoryTaken, pause_after, problem_of, refusal, with_numbers
 from app.models.resident import (
     SHORTEST_TURN,
-    DoesNotFit,
     LoadedT,
     Loader,
     LoadTask,
@@ -32,7 +31,6 @@ from app.models.resident import (
     Waiter,
 )
 from app.models.switches import Switches
-from app.progress import format_bytes
 from engine.errors import EngineError, LoadStopped, OutOfMemory
 from engine.freed_memory import release_frames, return_freed_memory, trim
 from engine.request import ServiceClass
@@ -260,6 +258,8 @@ class Residents(Generic[LoadedT]):
         """Load a model. Returns False if an allocation failed. Raises its other errors."""
         try:
             await self._load_once(model, task)
+        except MemoryTaken:
+            raise
         except OUT_OF_MEMORY as error:
             task.check()
             release_frames(error)
@@ -322,12 +322,14 @@ class Residents(Generic[LoadedT]):
                     await self._changed.wait()
                 case Never() if needs.least is not None and wanted is not needs.least:
                     wanted = needs.least
-                case Never(_, needed, available):
-                    raise DoesNotFit(
-                        f"{model.title} needs {format_bytes(needed)} of memory, "
-                        f"and all models may use {format_bytes(available)}",
-                        await asyncio.to_thread(self._loader.remedy, model.name),
-                    )
+                case Never() as verdict:
+                    raise await asyncio.to_thread(self._refusal, model, verdict)
+
+    def _refusal(self, model: Resident[LoadedT], verdict: Never) -> InglenookError:
+        """Return the error for a model that does not fit. Runs on a thread."""
+        size = self._loader.capacity().get(verdict.memory, 0)
+        capacity = min(size, self._limits.get(verdict.memory, size))
+        return refusal(model.title, verdict, capacity, self._loader.remedy(model.name))
 
     async def _switch(self, victim: Resident[LoadedT], model: Resident[LoadedT]) -> None:
         """Unload a model, or drop its parked cache, so that another one fits."""

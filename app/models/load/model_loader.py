@@ -47,7 +47,7 @@ from engine.kv.budget import USEFUL_CONTEXT
 from engine.kv.parked_cache import ParkedCache
 from engine.load_options import LoadControl, LoadOptions
 from engine.loading import open_checkpoint
-from engine.system_memory import available_memory
+from engine.system_memory import available_memory, total_memory
 from engine.turns import Turns
 from quant.errors import InglenookError
 
@@ -220,6 +220,11 @@ class ModelLoader:
         gpu = gpu_for(common_options(self._settings))
         free = {HOST: available_memory()}
         return free if gpu is None else {**free, memory_name(gpu.index): gpu.free_memory()}
+
+    def capacity(self) -> Mapping[str, int]:
+        gpu = gpu_for(common_options(self._settings))
+        size = {HOST: total_memory()}
+        return size if gpu is None else {**size, memory_name(gpu.index): gpu.card.memory_bytes}
 
     def needs(self, name: str) -> Needs:
         with converting_load_errors(name):

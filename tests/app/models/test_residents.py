@@ -15,7 +15,7 @@ from app.errors import ModelNotFound
 from app.models import resident
 from app.models import residents as module
 from app.models.ledger import HOST, Bytes, Use
-from app.models.load_failures import FAILED_SECONDS
+from app.models.load_failures import FAILED_SECONDS, FULL_SECONDS
 from app.models.resident import DoesNotFit, LoadTask, ModelBusy, Needs, Policy, State
 from app.models.residents import MAX_RESTARTS, Residents
 from app.models.switches import MANY_SWITCHES, SWITCH_WINDOW, Advice, Share
@@ -56,6 +56,7 @@ class Computer:
 
     def __init__(self, memory: int, **sizes: int) -> None:
         self.memory = memory
+        self.foreign = 0  # bytes that other programs hold
         self.sizes = sizes
         self.loaded: list[str] = []
         self.loads: list[str] = []
@@ -88,7 +89,10 @@ class Computer:
         return Advice({HOST: Share((first, second), available[HOST])}, "" if fits else "Both fit with context = 5.")
 
     def available(self) -> Mapping[str, int]:
-        return {HOST: self.memory - sum(self.sizes[name] for name in self.loaded)}
+        return {HOST: self.memory - self.foreign - sum(self.sizes[name] for name in self.loaded)}
+
+    def capacity(self) -> Mapping[str, int]:
+        return {HOST: self.memory}
 
     def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> Model:
         assert allotted[HOST] >= self.sizes[name]
@@ -346,6 +350,51 @@ def test_memory_that_another_program_took_causes_one_retry() -> None:
         with pytest.raises(OutOfMemory):
             await use(residents, "a")
         assert (computer.loads, computer.loaded) == (["a"] * 4, [])
+
+    run(ask())
+
+
+def test_model_that_no_longer_fits_at_the_retry_is_tried_again_later(clock: Clock) -> None:
+    """Another program takes memory during the load. Models that are in use stay."""
+
+    class Shared(Computer):
+        def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> Model:
+            if name == "a" and not self.foreign:
+                self.foreign = 60
+                raise OutOfMemory("no memory")
+            return super().load(name, allotted, task, parked)
+
+    computer = Shared(100, a=50, used=10)
+    taken = r"a needs 50 B of memory, and other programs leave 40 B of 100 B \(host\)"
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        async with residents.use("used"):
+            with pytest.raises(OutOfMemory, match=taken) as raised:
+                await use(residents, "a")
+            assert raised.value.remedy == "Close other programs. Choose a smaller model."
+            assert residents.retry_seconds(residents.of("a")) == FULL_SECONDS
+            computer.foreign = 1
+            clock.seconds += FULL_SECONDS
+            assert await use(residents, "a") == "a"
+            assert computer.loaded == ["used", "a"]
+
+    run(ask())
+
+
+def test_model_that_does_not_fit_beside_other_programs_unloads_nothing() -> None:
+    computer = Computer(100, idle=10, a=50)
+    computer.foreign = 60
+
+    async def ask() -> None:
+        residents = Residents(computer)
+        await use(residents, "idle")
+        with pytest.raises(OutOfMemory, match="other programs leave 40 B of 100 B"):
+            await use(residents, "a")
+        assert (computer.loaded, computer.loads) == (["idle"], ["idle"])
+        limited = Residents(computer, limits={HOST: 49})
+        with pytest.raises(DoesNotFit, match="and all models may use 30 B"):
+            await use(limited, "a")
 
     run(ask())
 

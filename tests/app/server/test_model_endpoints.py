@@ -156,7 +156,7 @@ def test_load_without_memory_is_unavailable(server: LoadingServer, http: httpx.C
             return OutOfMemory("no memory")
 
     server.loader.errors = Full()
-    for answer in (chat(http, "a"), chat(http, "a")):
+    for answer in (chat(http, "a"), chat(http, "a"), http.post("/inglenook/load", json={"model": "a"})):
         assert (answer.status_code, answer.headers["retry-after"]) == (503, str(round(FULL_SECONDS)))
         assert "although it needs 50 B of 100 B (host): no memory" in answer.json()["error"]["message"]
     assert http.post("/inglenook/load", json={"model": "a"}).status_code == 503
