@@ -30,8 +30,8 @@ def refusal(title: str, verdict: Never, capacity: int, remedy: str) -> DoesNotFi
     available = format_bytes(verdict.available)
     if verdict.needed > capacity:
         return DoesNotFit(f"{needs}, and all models may use {available}", remedy)
-    taken = f"other programs leave {available} of {format_bytes(capacity)} ({verdict.memory})"
-    return MemoryTaken(f"{needs}, and {taken}", f"Close other programs. {remedy}")
+    free = f"{available} of {format_bytes(capacity)} are available ({verdict.memory})"
+    return MemoryTaken(f"{needs}, and {free}", f"Close other programs. {remedy}")
 
 
 def problem_of(error: Exception, title: str) -> InglenookError:

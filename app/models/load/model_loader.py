@@ -47,7 +47,7 @@ from engine.kv.budget import USEFUL_CONTEXT
 from engine.kv.parked_cache import ParkedCache
 from engine.load_options import LoadControl, LoadOptions
 from engine.loading import open_checkpoint
-from engine.system_memory import available_memory, total_memory
+from engine.system_memory import available_memory, resident_bytes, total_memory
 from engine.turns import Turns
 from quant.errors import InglenookError
 
@@ -225,6 +225,15 @@ class ModelLoader:
         gpu = gpu_for(common_options(self._settings))
         size = {HOST: total_memory()}
         return size if gpu is None else {**size, memory_name(gpu.index): gpu.card.memory_bytes}
+
+    def process_memory(self) -> Mapping[str, int]:
+        held, resident = dict[str, int](), resident_bytes()
+        if resident is not None:
+            held[HOST] = resident
+        with suppress(RuntimeError, UnsupportedModel):  # the GPU may have stopped working
+            if gpu := gpu_for(common_options(self._settings)):
+                held[memory_name(gpu.index)] = gpu.own_memory()
+        return held
 
     def needs(self, name: str) -> Needs:
         with converting_load_errors(name):

@@ -56,6 +56,7 @@ class Computer:
 
     def __init__(self, memory: int, **sizes: int) -> None:
         self.memory = memory
+        self.kept = 0  # bytes that unloaded models did not free
         self.foreign = 0  # bytes that other programs hold
         self.sizes = sizes
         self.loaded: list[str] = []
@@ -89,10 +90,13 @@ class Computer:
         return Advice({HOST: Share((first, second), available[HOST])}, "" if fits else "Both fit with context = 5.")
 
     def available(self) -> Mapping[str, int]:
-        return {HOST: self.memory - self.foreign - sum(self.sizes[name] for name in self.loaded)}
+        return {HOST: self.memory - self.foreign - self.kept - sum(self.sizes[name] for name in self.loaded)}
 
     def capacity(self) -> Mapping[str, int]:
         return {HOST: self.memory}
+
+    def process_memory(self) -> Mapping[str, int]:
+        return {HOST: self.kept + sum(self.sizes[name] for name in self.loaded)}
 
     def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> Model:
         assert allotted[HOST] >= self.sizes[name]
@@ -365,7 +369,7 @@ def test_model_that_no_longer_fits_at_the_retry_is_tried_again_later(clock: Cloc
             return super().load(name, allotted, task, parked)
 
     computer = Shared(100, a=50, used=10)
-    taken = r"a needs 50 B of memory, and other programs leave 40 B of 100 B \(host\)"
+    taken = r"a needs 50 B of memory, and 40 B of 100 B are available \(host\)"
 
     async def ask() -> None:
         residents = Residents(computer, clock=clock)
@@ -389,7 +393,7 @@ def test_model_that_does_not_fit_beside_other_programs_unloads_nothing() -> None
     async def ask() -> None:
         residents = Residents(computer)
         await use(residents, "idle")
-        with pytest.raises(OutOfMemory, match="other programs leave 40 B of 100 B"):
+        with pytest.raises(OutOfMemory, match="40 B of 100 B are available"):
             await use(residents, "a")
         assert (computer.loaded, computer.loads) == (["idle"], ["idle"])
         limited = Residents(computer, limits={HOST: 49})
@@ -488,6 +492,41 @@ def test_memory_is_trimmed_when_nothing_of_an_unloaded_model_is_left(monkeypatch
     monkeypatch.setattr(module, "trim", lambda: left.extend(model() for model in made))
     run(ask())
     assert left == [None]
+
+
+def test_no_load_is_planned_on_memory_that_an_unload_did_not_free(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All models may use 500 MB. The first one frees 100 MB less than it took, and these bytes later."""
+
+    class Keeps(Model):
+        async def close(self, *, parks: bool) -> ParkedCache | None:
+            computer.kept = 100_000_000
+            return await super().close(parks=parks)
+
+    class Makes(Computer):
+        def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> Model:
+            made = super().load(name, allotted, task, parked)
+            return Keeps(self, name) if name == "a" else made
+
+    computer = Makes(10**9, a=300_000_000, b=450_000_000, c=350_000_000)
+
+    async def ask() -> None:
+        residents = Residents(computer, limits={HOST: 500_000_000}, clock=clock)
+        await use(residents, "a")
+        await residents.unload("a")
+        assert "a was unloaded, but did not free 100.0 MB (host)" in caplog.text
+        ledger = await residents.measured_ledger()
+        assert (ledger.unfreed[HOST], ledger.free(HOST)) == (100_000_000, 400_000_000)
+        with pytest.raises(OutOfMemory, match=r"b needs 450.0 MB of memory.* 400.0 MB of 500.0 MB"):
+            await use(residents, "b")
+        assert await use(residents, "c") == "c"
+        clock.seconds += 100
+        computer.kept = 0
+        assert await use(residents, "b") == "b"
+        assert computer.most == 450_000_000
+
+    run(ask())
 
 
 def test_missing_model_raises_its_error() -> None:

@@ -119,6 +119,9 @@ class HashLoader:
     def capacity(self) -> Mapping[str, int]:
         return {HOST: self._memory}
 
+    def process_memory(self) -> Mapping[str, int]:
+        return {}
+
     def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> HashLoaded:
         self.loads.append(name)
         task.stage, task.total = f"Loading /some folder/{name}", 10
