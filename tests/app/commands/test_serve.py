@@ -20,7 +20,7 @@ import pytest
 from tests.app.command_line import ingle
 from tests.app.forked_program import ForkedProgram
 from tests.app.long_reply import WITHOUT_END
-from tests.app.mapped_file import wait_until_mapped
+from tests.app.tensor_file import wait_until_mapped
 from tests.support.processes import HANGING_SECONDS, Started
 
 ROOT = Path(__file__).parents[3]
