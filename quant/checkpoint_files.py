@@ -8,8 +8,8 @@ from pathlib import Path
 
 from quant.bounded_json import JSONProblem, parse_object
 from quant.errors import DAMAGED, ModelFileError
-from quant.mapped_file import regular_file
 from quant.safetensors_shards import member
+from quant.tensor_file import regular_file
 
 MAX_BYTES = 64 << 20  # the largest vocabulary in use takes 33 MB
 

@@ -6,21 +6,26 @@ work on words of four adjacent columns, one byte each, from which the planes of 
 check the bytes.
 """
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from quant.errors import UnsupportedQuantization
 from quant.ggml_types import GGMLType
 from quant.tensor import BlockTensor, CodedTensor, Integers, PlainTensor, Plane, Scale
 
+Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
+Read = Callable[[int, int], memoryview]  # returns a range of the bytes of a tensor
 
+CHUNK = 1 << 21  # number of codes that are read at once
 SLAB = 1 << 18  # number of codes that are reordered at once; they fit into the processor's cache
 # sign bit of a float16: files store negated minimums, which are added; the canonical form subtracts minimums
 SIGN = 0x8000
@@ -208,8 +213,17 @@ def decode(kind: GGMLType, data: memoryview, shape: tuple[int, ...]) -> BlockTen
     `data` holds exactly the tensor's bytes; `shape` is row-major. Raises UnsupportedQuantization for a type without a
     row in BLOCKS, or for a quantized tensor that is not a matrix.
     """
+    return decode_read(kind, lambda start, end: data[start:end], shape)
+
+
+def decode_read(kind: GGMLType, read: Read, shape: tuple[int, ...]) -> BlockTensor:
+    """Decode a tensor as `decode` does. `read` returns its bytes, and its errors are raised.
+
+    Only a part of a quantized tensor is read at once. A writable result of `read` may become part of the tensor.
+    """
     if kind.name in PLAIN_TYPES:
-        values = torch.frombuffer(bytearray(data), dtype=PLAIN_TYPES[kind.name])
+        data = read(0, kind.nbytes(math.prod(shape)))
+        values = torch.frombuffer(bytearray(data) if data.readonly else data, dtype=PLAIN_TYPES[kind.name])
         return PlainTensor(shape, kind.name, values.reshape(shape))
     if kind.name not in BLOCKS:
         known = ", ".join([*PLAIN_TYPES, *BLOCKS])
@@ -219,18 +233,45 @@ def decode(kind: GGMLType, data: memoryview, shape: tuple[int, ...]) -> BlockTen
     if len(shape) != 2:
         raise UnsupportedQuantization(f"A {kind.name} tensor of {len(shape)} dimensions is not supported")
     rows, columns = shape
-    blocks = np.frombuffer(data, np.uint8).reshape(rows, columns // kind.block_elements, kind.block_bytes)
     block = BLOCKS[kind.name]
+    arrays = iter(_joined(rows, _chunks(kind, block, read, (rows, columns))))
     return CodedTensor(
         shape=(rows, columns),
         type_name=kind.name,
         group=block.group,
-        codes=Integers(tuple(_plane(part.bits, _slabs(part.words, blocks, columns), blocks) for part in block.codes)),
-        scale=_scale(block.scale, blocks),
+        codes=Integers(tuple(_plane_of(part.bits, next(arrays)) for part in block.codes)),
+        scale=_scale(block.scale, arrays),
         zero=block.zero,
-        minimum=None if block.minimum is None else _scale(block.minimum, blocks, flip=SIGN),
+        minimum=None if block.minimum is None else _scale(block.minimum, arrays),
         table=block.table,
     )
+
+
+def _chunks(kind: GGMLType, block: Block, read: Read, shape: tuple[int, int]) -> Iterator[tuple[slice, list[Array]]]:
+    """Yield the arrays of some rows at a time: the planes of the codes, then those of the scales and minimums."""
+    rows, columns = shape
+    count = columns // kind.block_elements
+    size, step = count * kind.block_bytes, max(1, CHUNK // columns)
+    for first in range(0, rows, step):
+        last = min(first + step, rows)
+        blocks = np.frombuffer(read(first * size, last * size), np.uint8).reshape(last - first, count, kind.block_bytes)
+        arrays: list[Array] = [_packed(it.bits, _slabs(it.words, blocks, columns), blocks) for it in block.codes]
+        arrays += _scale_arrays(block.scale, blocks)
+        if block.minimum is not None:
+            arrays += _scale_arrays(block.minimum, blocks, flip=SIGN)
+        yield slice(first, last), arrays
+
+
+def _joined(rows: int, chunks: Iterator[tuple[slice, list[Array]]]) -> list[Array]:
+    """Return arrays of `rows` rows from those of successive chunks."""
+    chunk, first = next(chunks)
+    if chunk == slice(0, rows):
+        return first
+    joined = [np.empty((rows, *array.shape[1:]), array.dtype) for array in first]
+    for part, arrays in chain([(chunk, first)], chunks):
+        for whole, array in zip(joined, arrays, strict=True):
+            whole[part] = array
+    return joined
 
 
 def _slabs(words: Callable[[Bytes], Words], blocks: Bytes, columns: int) -> Iterable[tuple[slice, Words]]:
@@ -241,7 +282,7 @@ def _slabs(words: Callable[[Bytes], Words], blocks: Bytes, columns: int) -> Iter
         yield rows, words(blocks[rows])
 
 
-def _plane(bits: int, slabs: Iterable[tuple[slice, Words]], blocks: Bytes) -> Plane:
+def _packed(bits: int, slabs: Iterable[tuple[slice, Words]], blocks: Bytes) -> Words:
     """Pack words of four codes with `bits` bits each."""
     out: Words | None = None
     for rows, words in slabs:
@@ -252,31 +293,46 @@ def _plane(bits: int, slabs: Iterable[tuple[slice, Words]], blocks: Bytes) -> Pl
         packed[:] = fours[:, :, 0]
         for index in range(1, 8 // bits):
             packed |= fours[:, :, index] << np.uint32(bits * index)
-    data = np.empty((len(blocks), 0), np.uint32) if out is None else out
-    return Plane(bits, torch.from_numpy(data.view(np.uint8)))
+    return np.empty((len(blocks), 0), np.uint32) if out is None else out
 
 
-def _scale(field: ScaleField, blocks: Bytes, flip: int = 0) -> Scale:
+def _plane_of(bits: int, words: Array) -> Plane:
+    return Plane(bits, torch.from_numpy(words.view(np.uint8)))
+
+
+def _scale_arrays(field: ScaleField, blocks: Bytes, flip: int = 0) -> list[Array]:
+    """Return the block scales, and the planes of the sub-scales if there are any."""
     if field.exponent:
-        return Scale(torch.from_numpy(blocks[:, :, field.at].copy()), unit=field.unit)
+        return [blocks[:, :, field.at].copy()]
     block_scales = _half_field(blocks, field.at, flip if field.sub_scales is None else 0)
     if field.sub_scales is None:
+        return [block_scales]
+    return [block_scales, *_packed_integers(field.sub_scales(blocks).reshape(len(blocks), -1), field.planes)]
+
+
+def _scale(field: ScaleField, arrays: Iterator[Array]) -> Scale:
+    """Return the scale whose arrays are the next ones of `arrays`."""
+    block_scales = torch.from_numpy(next(arrays))
+    if field.sub_scales is None:
         return Scale(block_scales, unit=field.unit)
-    small = field.sub_scales(blocks).reshape(len(blocks), -1)
-    return Scale(block_scales, integers(small, field.planes), field.sub_scale_zero, field.unit)
+    small = Integers(tuple(_plane_of(bits, next(arrays)) for bits in field.planes))
+    return Scale(block_scales, small, field.sub_scale_zero, field.unit)
 
 
 def integers(values: Bytes, planes: tuple[int, ...]) -> Integers:
     """Pack small unsigned integers, [rows, n], into planes of these bits."""
-    packed, shift = [], 0
+    return Integers(tuple(map(_plane_of, planes, _packed_integers(values, planes))))
+
+
+def _packed_integers(values: Bytes, planes: tuple[int, ...]) -> Iterator[Words]:
+    shift = 0
     for bits in planes:
         part = np.ascontiguousarray(values >> shift & ((1 << bits) - 1))
-        packed.append(_plane(bits, [(slice(None), part.view("<u4"))], part))
+        yield _packed(bits, [(slice(None), part.view("<u4"))], part)
         shift += bits
-    return Integers(tuple(packed))
 
 
-def _half_field(blocks: Bytes, at: int, flip: int = 0) -> Tensor:
+def _half_field(blocks: Bytes, at: int, flip: int = 0) -> NDArray[np.float16]:
     """Return the float16 at byte `at` of every block, [rows, blocks of a row], with its bits XORed with `flip`."""
     field = np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<u2")[:, :, 0]
-    return torch.from_numpy((field ^ np.uint16(flip)).view(np.float16))
+    return (field ^ np.uint16(flip)).view(np.float16)

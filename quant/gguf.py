@@ -6,7 +6,6 @@ viewed. A malformed file raises `GGUFError`, and nothing else; the error names t
 """
 
 import hashlib
-import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from quant.errors import GGUFError, printable
 from quant.ggml_types import GGMLType, ggml_types
-from quant.mapped_file import TensorFile
+from quant.tensor_file import TensorFile
 
 MetadataValue = int | float | bool | str | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...] | tuple[str, ...]
 
@@ -24,6 +23,7 @@ VERSIONS = (2, 3)
 # The largest real headers (a 262k vocabulary with merges) take about 15 MB. A parsed header takes at most eight times
 # its bytes in Python objects, so that a forged one stays under 600 MB.
 MAX_HEADER_BYTES = 64 << 20
+USUAL_HEADER_BYTES = 16 << 20  # of which a file is read at first
 MAX_STRING_BYTES = 16 << 20
 MAX_KEY_BYTES = 1 << 16
 MAX_NAME_BYTES = 256
@@ -51,7 +51,7 @@ class GGUFTensor:
 
 
 class GGUFFile(TensorFile[GGUFTensor]):
-    """An open GGUF file: parsed header, and tensors as read-only views of the mapped file.
+    """An open GGUF file: parsed header, and tensors that can be read.
 
     Raises `GGUFError` if the file is malformed, `ModelFileError` if it is not a regular file or cannot be opened.
     """
@@ -64,21 +64,32 @@ class GGUFFile(TensorFile[GGUFTensor]):
         if size < len(MAGIC):
             raise GGUFError(self.path, f"the file ends after {size} bytes", field="magic", offset=0)
 
-    def _read_header(self, data: mmap.mmap) -> None:
-        header = _Header(self.path, data)
+    def _read_header(self, size: int) -> None:
+        try:
+            header = _Header(self.path, self._start(min(size, USUAL_HEADER_BYTES)), size)
+        except _Cut:
+            header = _Header(self.path, self._start(min(size, MAX_HEADER_BYTES)), size)
         self.version, self.metadata, self.tensors = header.version, header.metadata, header.tensors
         self.header_digest = header.digest()
+
+    def _start(self, size: int) -> bytes:
+        return bytes(self.read_range(0, size))
+
+
+class _Cut(Exception):
+    """The header is longer than the bytes that were read."""
 
 
 class _Header:
     """Reads a header in one pass from front to back. Every read names its field."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: bytes, size: int) -> None:
+        """Read the header in `data`, the first bytes of a file of `size` bytes. Raises _Cut if it needs more bytes."""
         self._path = path
         self._data = data
         self._at = 0
-        self._size = len(data)
-        self._limit = min(self._size, MAX_HEADER_BYTES)
+        self._size = size
+        self._limit = len(data)
         self.version = self._read_version()
         tensor_count = self._count("tensor count", MAX_TENSORS, smallest=24)
         entry_count = self._count("metadata count", MAX_METADATA_ENTRIES, smallest=13)
@@ -98,10 +109,15 @@ class _Header:
         """Move past `nbytes` bytes and return their start."""
         start = self._at
         if nbytes > self._limit - start:
+            self._check_cut()
             bound = "the file ends" if self._limit == self._size else f"the header exceeds {MAX_HEADER_BYTES} bytes"
             raise self._error(f"{nbytes} bytes are required, but {bound}", field=field, offset=start)
         self._at = start + nbytes
         return start
+
+    def _check_cut(self) -> None:
+        if self._limit < min(self._size, MAX_HEADER_BYTES):
+            raise _Cut
 
     def _number(self, code: str, field: str) -> int:
         layout = "<" + code
@@ -115,6 +131,7 @@ class _Header:
         if count > most:
             raise self._error(f"{count} is over the limit of {most}", field=field, offset=start)
         if count * smallest > self._limit - self._at:
+            self._check_cut()
             raise self._error(f"{count} is more than the rest of the file can hold", field=field, offset=start)
         return count
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from quant.errors import DAMAGED, ModelFileError, printable
 from quant.gguf import GGUFFile, GGUFTensor, MetadataValue
-from quant.mapped_file import TensorFiles
+from quant.tensor_file import TensorFiles
 
 MAX_PARTS = 1000  # the largest models are split into several hundred parts
 
@@ -28,7 +28,7 @@ class GGUFParts(TensorFiles[GGUFTensor]):
 
     Links are followed, because the caller chose the path, which also determines the paths of the other parts. Raises
     `GGUFError` if a file is malformed, and `ModelFileError` if one is missing or cannot be opened, or if the parts do
-    not fit together. Views outlive `close()`.
+    not fit together.
     """
 
     path: Path  # the file, or the first part

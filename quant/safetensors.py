@@ -5,15 +5,14 @@ Format: https://huggingface.co/docs/safetensors. Types are tested against the `s
 
 import hashlib
 import math
-import mmap
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from quant.bounded_json import JSONProblem, parse_object
 from quant.errors import SafetensorsError, printable
-from quant.mapped_file import TensorFile
+from quant.tensor_file import TensorFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,7 @@ class SafetensorsTensor:
 
 
 class SafetensorsFile(TensorFile[SafetensorsTensor]):
-    """An open safetensors file: parsed header, and tensors as read-only views of the mapped file, in the header's
-    order.
+    """An open safetensors file: parsed header, and tensors that can be read, in the header's order.
 
     Raises `SafetensorsError` if the file is malformed, `ModelFileError` if it is not a regular file or cannot be
     opened.
@@ -77,24 +75,24 @@ class SafetensorsFile(TensorFile[SafetensorsTensor]):
         if size < LENGTH_BYTES:
             raise SafetensorsError(self.path, f"the file ends after {size} bytes", field="header length")
 
-    def _read_header(self, data: mmap.mmap) -> None:
-        header = _Header(self.path, data)
+    def _read_header(self, size: int) -> None:
+        header = _Header(self.path, self.read_range, size)
         self.metadata, self.tensors, self.header_digest = header.metadata, header.tensors, header.digest
 
 
 class _Header:
     """Reads and checks a header in one pass."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, read: Callable[[int, int], memoryview], size: int) -> None:
         self._path = path
-        self._size = len(data)
-        length = int.from_bytes(data[:LENGTH_BYTES], "little")
+        self._size = size
+        length = int.from_bytes(read(0, LENGTH_BYTES), "little")
         self._data_start = LENGTH_BYTES + length
         if self._data_start > self._size:
             raise self._error(f"{length} bytes extend past the end of the file ({self._size} bytes)", "header length")
         if length > MAX_HEADER_BYTES:
             raise self._error(f"{length} bytes are over the limit of {MAX_HEADER_BYTES}", "header length")
-        raw = data[LENGTH_BYTES : self._data_start]
+        raw = bytes(read(LENGTH_BYTES, self._data_start))
         digest = hashlib.sha256(raw)
         digest.update(self._size.to_bytes(LENGTH_BYTES, "little"))
         self.digest = digest.hexdigest()

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from quant.bounded_json import JSONProblem, parse_object
 from quant.errors import ModelFileError, SafetensorsError, printable
-from quant.mapped_file import TensorFiles, regular_file
 from quant.safetensors import SafetensorsFile, SafetensorsTensor
+from quant.tensor_file import TensorFiles, regular_file
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -38,7 +38,7 @@ class SafetensorsShards(TensorFiles[SafetensorsTensor]):
     `path` is a safetensors file or a folder. In a folder, `model.safetensors` is opened if it exists, otherwise the
     shards. A file that the caller names may be a link; in a folder, links are restricted as described above. Raises
     `SafetensorsError` if a file is malformed or the files do not fit together, and `ModelFileError` if there is no file
-    or one cannot be opened. Views outlive `close()`.
+    or one cannot be opened.
     """
 
     header_digest: str  # SHA-256 over the names and digests of all shards, in hex; for a single file its digest

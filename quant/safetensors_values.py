@@ -29,7 +29,7 @@ PLAIN_TYPES = ("F32", "F16", "BF16")
 
 
 def values(tensor: SafetensorsTensor, data: memoryview) -> Tensor:
-    """Copy `data`, exactly the tensor's bytes, into a tensor of its shape and type.
+    """Return `data`, exactly the tensor's bytes, as a tensor of its shape and type. Read-only data is copied.
 
     Raises UnsupportedQuantization for a type that is not in TORCH_TYPES.
     """
@@ -38,7 +38,7 @@ def values(tensor: SafetensorsTensor, data: memoryview) -> Tensor:
     dtype = TORCH_TYPES[tensor.type.name]
     if not math.prod(tensor.shape):
         return torch.empty(tensor.shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(tensor.shape)
+    return torch.frombuffer(bytearray(data) if data.readonly else data, dtype=dtype).reshape(tensor.shape)
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

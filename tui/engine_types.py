@@ -83,8 +83,8 @@ class EngineStatus(Sanitized):
     requests: tuple[EngineRequest, ...]  # running requests first
     tiers: tuple[Amount, ...]  # usage of each KV cache tier
     memory: tuple[Amount, ...]
-    prompt_tokens: int  # tokens prefilled since the engine started; the screen computes rates from differences
-    reply_tokens: int  # tokens generated since the engine started
+    prompt_tokens: int  # tokens that all loaded models have prefilled; the screen computes rates from differences
+    reply_tokens: int  # tokens that all loaded models have generated
     models: tuple[ModelMemory, ...] = ()  # all models of the server that are loaded or loading
     free: int = 0  # bytes of memory that another model could use; 0: unknown
     is_reported: bool = True  # False: the server reports only its model

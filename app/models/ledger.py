@@ -104,6 +104,7 @@ class Ledger:
     entries: Sequence[Entry]
     # memory -> bytes that all models may use together; a memory that is missing has no such limit
     limits: Mapping[str, int] = field(default_factory=dict)
+    unfreed: Mapping[str, int] = field(default_factory=dict)  # memory -> bytes that unloaded models did not free
 
     def free(self, memory: str, without: Iterable[str] = ()) -> int:
         """Return the bytes that another model may use, after the models `without` have been unloaded."""
@@ -113,7 +114,8 @@ class Ledger:
         staying = [entry.memories[memory] for entry in held if entry.name not in gone]
         free = self.available.get(memory, 0) + returned - sum(it.untouched for it in staying)
         if memory in self.limits:
-            free = min(free, self.limits[memory] - sum(it.total for it in staying))
+            limit = self.limits[memory] - self.unfreed.get(memory, 0)
+            free = min(free, limit - sum(it.total for it in staying))
         return max(0, free)
 
     @property

@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Mapping
 
-from app.models.resident import Needs
+from app.models.ledger import Never
+from app.models.resident import DoesNotFit, Needs
 from app.progress import format_bytes
 from engine.errors import FREE_MEMORY, EngineError, OutOfMemory
 from quant.errors import InglenookError
@@ -13,6 +14,24 @@ log = logging.getLogger(__name__)
 OUT_OF_MEMORY = (OutOfMemory, MemoryError)
 FAILED_SECONDS = 60.0  # seconds for which a model that cannot be loaded is not tried again
 FULL_SECONDS = 10.0  # the same after memory ran out, since other programs may free some at any time
+
+
+class MemoryTaken(OutOfMemory):
+    """Other programs hold memory that a model needs. No model was unloaded for it, and no load was started."""
+
+
+def refusal(title: str, verdict: Never, capacity: int, remedy: str) -> DoesNotFit | MemoryTaken:
+    """Return the error for a model that does not fit now even if all others are unloaded.
+
+    `capacity` is the number of bytes that all models could use if no other program used the memory. A model that needs
+    more never fits.
+    """
+    needs = f"{title} needs {format_bytes(verdict.needed)} of memory"
+    available = format_bytes(verdict.available)
+    if verdict.needed > capacity:
+        return DoesNotFit(f"{needs}, and all models may use {available}", remedy)
+    free = f"{available} of {format_bytes(capacity)} are available ({verdict.memory})"
+    return MemoryTaken(f"{needs}, and {free}", f"Close other programs. {remedy}")
 
 
 def problem_of(error: Exception, title: str) -> InglenookError:

@@ -166,7 +166,6 @@ def _write_tensors(
             plain = [_plain(checkpoint, name)]
             for entry in _quantized(checkpoint, name, chosen, layers[name]) if name in layers else plain:
                 writer.add(entry)
-            checkpoint.release(name)
             done += tensor.nbytes
             report(done)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from app.errors import AppError
 from app.models.ledger import HOST, Bytes, Entry, Use
 from app.models.switches import Advice
+from app.models.unfreed import Unfreed
 from app.progress import Unit
 from engine.errors import LoadStopped
 from engine.request import ServiceClass
@@ -141,6 +142,14 @@ class Loader(Protocol[LoadedT_co]):
         """Return the bytes of each memory that can be allocated now."""
         ...
 
+    def capacity(self) -> Mapping[str, int]:
+        """Return the size of each memory in bytes, including those that other programs use."""
+        ...
+
+    def process_memory(self) -> Mapping[str, int]:
+        """Return the bytes of each memory that this process holds. A memory that cannot be measured is left out."""
+        ...
+
     def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: "ParkedCache | None") -> LoadedT_co:
         """Load a model that may use at most the allotted bytes of each memory, with the cache of an earlier load."""
         ...
@@ -172,6 +181,7 @@ class Resident(Generic[LoadedT]):
     title: str  # name for users
     loaded: LoadedT | None = None
     parked: "ParkedCache | None" = None  # KV cache of an earlier load, which the next one uses
+    unfreed: Mapping[str, Unfreed] = field(default_factory=dict)  # memory -> what its unloads did not free
     state: State = State.UNLOADED
     is_pinned: bool = False  # whether the model is never unloaded for another one
     keep_alive: float | None = None  # seconds after its last use until it is unloaded; None: when memory is needed

@@ -15,11 +15,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic
 
-from app.models.ledger import Blocked, Fits, Ledger, Never, Unload, Use, Wait
-from app.models.load_failures import OUT_OF_MEMORY, pause_after, problem_of, with_numbers
+from app.models.ledger import Blocked, Entry, Fits, Ledger, Never, Unload, Use, Wait
+from app.models.load_failures import OUT_OF_MEMORY, MemoryTaken, pause_after, problem_of, refusal, with_numbers
 from app.models.resident import (
     SHORTEST_TURN,
-    DoesNotFit,
     LoadedT,
     Loader,
     LoadTask,
@@ -32,9 +31,10 @@ from app.models.resident import (
     Waiter,
 )
 from app.models.switches import Switches
+from app.models.unfreed import uncounted, unfreed_by
 from app.progress import format_bytes
 from engine.errors import EngineError, LoadStopped, OutOfMemory
-from engine.freed_memory import release_frames, return_freed_memory
+from engine.freed_memory import release_frames, return_freed_memory, trim
 from engine.request import ServiceClass
 from quant.errors import InglenookError
 
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 PARKING = (Reason.MEMORY, Reason.IDLE)  # reasons for which the cache stays in memory, as long as it fits
 MAX_RESTARTS, RESTART_SECONDS = 3, 600.0  # how often a model whose engine failed is loaded again in this time
+NOT_MEASURED: Mapping[str, int] = {}
 POLL_SECONDS = 0.25  # seconds between two checks whether the turn of a model has ended
 KEEP_LOADING = 0.5  # a load without waiting requests continues if more than this share is done
 
@@ -108,13 +109,23 @@ class Residents(Generic[LoadedT]):
         """Return the seconds until a model that could not be loaded is tried again."""
         return max(0.0, model.retry_at - self._clock())
 
-    def ledger(self, available: Mapping[str, int]) -> Ledger:
-        """Return the memory of all models, next to the `available` bytes of the machine."""
-        entries = [model.entry(self._clock()) for model in self if model.loaded or model.parked]
-        return Ledger(available, entries, self._limits)
+    def ledger(self, available: Mapping[str, int], held: Mapping[str, int] = NOT_MEASURED) -> Ledger:
+        """Return the memory of all models, next to the `available` bytes of the machine and those of the process."""
+        entries = self._entries()
+        rest = uncounted(held, entries)
+        unfreed = {memory: sum(self._left(memory, size)) for memory, size in rest.items()}
+        return Ledger(available, entries, self._limits, unfreed)
+
+    def _entries(self) -> list[Entry]:
+        return [model.entry(self._clock()) for model in self if model.loaded or model.parked]
+
+    def _left(self, memory: str, size: int) -> Iterator[int]:
+        """Yield the bytes that each model did not free, if no entry counts `size` bytes of the process."""
+        return (model.unfreed[memory].left(size) for model in self if memory in model.unfreed)
 
     async def measured_ledger(self) -> Ledger:
-        return self.ledger(await asyncio.to_thread(self._loader.available))
+        available = await asyncio.to_thread(self._loader.available)
+        return self.ledger(available, await asyncio.to_thread(self._loader.process_memory))
 
     @asynccontextmanager
     async def use(
@@ -260,6 +271,8 @@ class Residents(Generic[LoadedT]):
         """Load a model. Returns False if an allocation failed. Raises its other errors."""
         try:
             await self._load_once(model, task)
+        except MemoryTaken:
+            raise
         except OUT_OF_MEMORY as error:
             task.check()
             release_frames(error)
@@ -322,12 +335,14 @@ class Residents(Generic[LoadedT]):
                     await self._changed.wait()
                 case Never() if needs.least is not None and wanted is not needs.least:
                     wanted = needs.least
-                case Never(_, needed, available):
-                    raise DoesNotFit(
-                        f"{model.title} needs {format_bytes(needed)} of memory, "
-                        f"and all models may use {format_bytes(available)}",
-                        await asyncio.to_thread(self._loader.remedy, model.name),
-                    )
+                case Never() as verdict:
+                    raise await asyncio.to_thread(self._refusal, model, verdict)
+
+    def _refusal(self, model: Resident[LoadedT], verdict: Never) -> InglenookError:
+        """Return the error for a model that does not fit. Runs on a thread."""
+        size = self._loader.capacity().get(verdict.memory, 0)
+        capacity = min(size, self._limits.get(verdict.memory, size))
+        return refusal(model.title, verdict, capacity, self._loader.remedy(model.name))
 
     async def _switch(self, victim: Resident[LoadedT], model: Resident[LoadedT]) -> None:
         """Unload a model, or drop its parked cache, so that another one fits."""
@@ -380,7 +395,14 @@ class Residents(Generic[LoadedT]):
             return
         model.state = State.UNLOADING
         try:
+            memories, before = loaded.memories(), await self._uncounted(model)
             model.parked = await self._close(model, loaded, parks=reason in PARKING)
+            model.loaded = loaded = None
+            await asyncio.to_thread(trim)  # the engine trimmed before its tokenizer was freed
+            model.unfreed = unfreed_by(memories, before, await self._uncounted(model), model.unfreed)
+            if model.unfreed:
+                numbers = ", ".join(f"{format_bytes(it.num_bytes)} ({name})" for name, it in model.unfreed.items())
+                log.warning("%s was unloaded, but did not free %s", model.title, numbers)
         finally:
             model.loaded = loaded = None
             model.state = State.WAITING if model.waiters else State.UNLOADED
@@ -388,6 +410,11 @@ class Residents(Generic[LoadedT]):
             model.unloads[reason] += 1
             log.info("unloaded %s (%s)", model.title, reason.value)
             self._notify()
+
+    async def _uncounted(self, model: Resident[LoadedT]) -> Mapping[str, int]:
+        """Measure the bytes of the process that no entry counts, except that of a model while it is loaded."""
+        held = await asyncio.to_thread(self._loader.process_memory)
+        return uncounted(held, self._entries(), model.name if model.loaded else "")
 
     async def _close(self, model: Resident[LoadedT], loaded: LoadedT, *, parks: bool = False) -> "ParkedCache | None":
         """Close a loaded model. Its errors are only logged: the memory is measured again before the next load."""

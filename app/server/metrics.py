@@ -236,6 +236,8 @@ class _Collector(Collector):
             for where, held in model.memories().items():
                 for what in ("weights", "steps", "cache", "host_pool", "touched", "tokenizer"):
                     family.add_metric((model.title, what, where), getattr(held, what))
+            for where, unfreed in model.unfreed.items():
+                family.add_metric((model.title, "unfreed", where), unfreed.num_bytes)
         yield family
         loads = {model.title: float(model.loads) for model in residents}
         yield _metric(CounterMetricFamily, "loads", "Loads of each model.", loads)

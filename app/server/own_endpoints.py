@@ -29,6 +29,7 @@ from app.server.machine import AmountReport, Machine
 from app.server.origin import caller_origin, may_see
 from app.server.request_fields import ModelName
 from app.server.served_models import ServedModels
+from engine.counters import Counters
 from engine.request import FinishReason
 from engine.request import Request as EngineRequest
 
@@ -60,7 +61,7 @@ class TierReport(Struct):
 
 
 class EngineReport(Struct):
-    """State of the engine of one model, and of the machine."""
+    """State of the engine of one model, its machine, and the requests and counts of all models."""
 
     model: str
     context_length: int
@@ -71,8 +72,8 @@ class EngineReport(Struct):
     room: int  # bytes that another model could use instead of the loaded ones; 0: unknown
     tiers: list[TierReport] = msgspec.field(default_factory=list)  # empty: the model is not loaded
     block_bytes: int = 0  # approximate bytes of one block; 0: unknown
-    computed_tokens: int = 0  # tokens of prompts and replies, since the model was loaded
-    generated_tokens: int = 0
+    computed_tokens: int = 0  # tokens of prompts and replies of all loaded models, since each was loaded
+    generated_tokens: int = 0  # those of replies
     decode_rate: float = 0.0  # weight bytes per second of steps with one token; 0: unknown
 
 
@@ -165,6 +166,8 @@ class OwnEndpoints:
             memory=_resident_bytes(),
             gpu=self._machine.gpu(),
             room=self._machine.room(),
+            computed_tokens=sum(one.computed_tokens for one in self._counters()),
+            generated_tokens=sum(one.generated_tokens for one in self._counters()),
         )
         if isinstance(service, ChatService) and loaded is not None:
             streams, state = service.streams, service.streams.state()
@@ -173,10 +176,11 @@ class OwnEndpoints:
                 TierReport("RAM", state.host_blocks_used, state.host_blocks),
             ]
             report.block_bytes = streams.block_bytes
-            report.computed_tokens = state.counters.computed_tokens
-            report.generated_tokens = state.counters.generated_tokens
             report.decode_rate = decode_rate(loaded.weight_bytes, state.decode_seconds)
         return json_reply(report)
+
+    def _counters(self) -> Iterator[Counters]:
+        return (streams.state().counters for _, _, streams in self._streams())
 
     def _streams(self) -> Iterator[tuple[int, str, TokenStreams]]:
         """Yield the number, the name, and the streams of each loaded model that generates text."""

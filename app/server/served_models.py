@@ -194,7 +194,11 @@ class ServedModels:
 
         `pinned`: see `Resident`; None: unchanged. `keep_alive`: see `chat`.
         """
-        await self.residents.load((await self.names.find(name)).key, pinned=pinned, keep_alive=keep_alive)
+        key = (await self.names.find(name)).key
+        try:
+            await self.residents.load(key, pinned=pinned, keep_alive=keep_alive)
+        except OutOfMemory as error:
+            raise _unavailable(error, self.residents.retry_seconds(self.residents.of(key))) from error
 
     async def unload(self, name: str | None) -> bool:
         """Unload the model with a name once no request uses it. Returns whether it was loaded."""

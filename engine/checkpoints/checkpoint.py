@@ -28,7 +28,7 @@ class StoredWeight:
     name: str  # the tensor's name in the file
     nbytes: int  # the tensor's size in the file
     kind: Hashable  # weights of the same kind have the same layout after loading
-    decode: Callable[[], "QTensor"]  # copies the tensor, and releases the memory of the mapped file
+    decode: Callable[[], "QTensor"]  # reads and copies the tensor
     sample: Callable[[], "QTensor"]  # returns a small matrix of the same layout with arbitrary values
     shape: tuple[int, ...] | None = None  # row-major; None: unknown before decoding
 

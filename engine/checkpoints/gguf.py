@@ -12,12 +12,12 @@ from gguf.constants import Keys
 from engine.checkpoints.checkpoint import MAX_EXPERTS, Names, StoredWeight
 from engine.checkpoints.metadata import Metadata
 from engine.errors import UnsupportedModel
-from quant.ggml_blocks import decode
+from quant.ggml_blocks import decode, decode_read
 from quant.ggml_types import GGMLType
 from quant.gguf import GGUFTensor
 from quant.gguf_parts import GGUFParts
-from quant.mapped_file import WHOLE, Closing, Slab
 from quant.tensor import BlockTensor
+from quant.tensor_file import WHOLE, Closing, Slab
 
 # a tensor of all experts of a layer; its matrices get the names of older files, such as blk.3.ffn_up.7.weight
 _STACKED = re.compile(r"(?P<layer>blk\.\d+\.ffn_\w+)_exps\.(?P<kind>weight|bias)")
@@ -67,9 +67,7 @@ class GGUFCheckpoint(Closing):
         )
 
     def _decode(self, tensor: GGUFTensor, shape: tuple[int, ...], slab: Slab) -> BlockTensor:
-        weight = decode(tensor.type, self._parts.data(tensor.name, slab), shape)
-        self._parts.release(tensor.name, slab)
-        return weight
+        return decode_read(tensor.type, partial(self._parts.read, tensor.name, slab), shape)
 
     def close(self) -> None:
         self._parts.close()

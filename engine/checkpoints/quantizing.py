@@ -12,9 +12,9 @@ from pathlib import Path
 from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoints.metadata import Metadata
 from quant.errors import UnsupportedQuantization
-from quant.mapped_file import Closing
 from quant.quantize import Quantizer, fp8, group_size, int4, is_linear_weight, nf4
 from quant.tensor import PlainTensor, QTensor
+from quant.tensor_file import Closing
 
 # Quantization methods by name. Each is a function of the column counts of the model's matrices.
 METHODS: dict[str, Callable[[list[int]], Quantizer]] = {

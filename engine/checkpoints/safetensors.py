@@ -20,11 +20,11 @@ from quant import mxfp4
 from quant.checkpoint_files import as_object, read_bytes
 from quant.errors import DAMAGED, ModelFileError
 from quant.layer_format import NOT_QUANTIZED, UNUSED_TENSORS, LayerNames, is_quantized, read_format
-from quant.mapped_file import WHOLE, Closing, Slab
 from quant.safetensors import SafetensorsTensor
 from quant.safetensors_shards import SafetensorsShards
 from quant.safetensors_values import PLAIN_TYPES, TORCH_TYPES, decode_plain, values
 from quant.tensor import PlainTensor, QTensor
+from quant.tensor_file import WHOLE, Closing, Slab
 
 CONFIG = "config.json"
 MXFP4_TENSORS = {"blocks", "scales"}  # names of the parts of MXFP4 matrices
@@ -106,10 +106,7 @@ class SafetensorsCheckpoint(Closing):
 
         def decode(slab: Slab) -> QTensor:
             parts = (replace(it, shape=it.shape[1:]) for it in (blocks, scales))
-            weight = mxfp4.decode(*(values(part, self._shards.data(part.name, slab)) for part in parts))
-            for tensor in (blocks, scales):
-                self._shards.release(tensor.name, slab)
-            return weight
+            return mxfp4.decode(*(values(part, self._shards.data(part.name, slab)) for part in parts))
 
         nbytes = (blocks.nbytes + scales.nbytes) // count
         return {
@@ -138,10 +135,7 @@ class SafetensorsCheckpoint(Closing):
         return stored
 
     def _decode(self, layer: str, names: LayerNames) -> QTensor:
-        weight = self._format.decode(self._shards, layer, names)
-        for name in names.values():
-            self._shards.release(name)
-        return weight
+        return self._format.decode(self._shards, layer, names)
 
     def _plain(self, tensor: SafetensorsTensor, slab: Slab = WHOLE, *, transposed: bool = False) -> StoredWeight:
         """Return a float tensor, or a part of one that stacks several. `transposed`: the tensor is that of a matrix."""
@@ -150,7 +144,6 @@ class SafetensorsCheckpoint(Closing):
 
         def decode() -> PlainTensor:
             weight = decode_plain(part, self._shards.data(tensor.name, slab))
-            self._shards.release(tensor.name, slab)
             return PlainTensor(shape, weight.type_name, weight.values.T.contiguous()) if transposed else weight
 
         sample = partial(_sample, tensor.type.name)

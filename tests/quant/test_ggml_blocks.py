@@ -6,8 +6,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from quant import ggml_blocks
 from quant.errors import UnsupportedQuantization
-from quant.ggml_blocks import BLOCKS, PLAIN_TYPES, decode
+from quant.ggml_blocks import BLOCKS, PLAIN_TYPES, decode, decode_read
 from quant.ggml_types import GGMLType, ggml_types
 from quant.gguf import GGUFFile
 from quant.kernels.reference import dequantize, dequantize_rows
@@ -52,6 +53,24 @@ def test_decoded_random_bytes_equal_the_gguf_package(name: str, size: tuple[int,
     shape = size[0], size[1] * kind.block_elements
     raw = np.random.default_rng().integers(0, 256, (shape[0], kind.nbytes(shape[1])), np.uint8)
     weight = decode(kind, memoryview(raw.tobytes()), shape)
+    assert same_bits(dequantize(weight), oracle(kind, raw))
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_matrix_is_read_and_decoded_in_chunks_of_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = KINDS[name]
+    shape = 13, 2 * kind.block_elements
+    row = kind.nbytes(shape[1])
+    raw = np.random.default_rng().integers(0, 256, (shape[0], row), np.uint8)
+    data, ranges = memoryview(raw.tobytes()), list[tuple[int, int]]()
+
+    def read(start: int, end: int) -> memoryview:
+        ranges.append((start, end))
+        return data[start:end]
+
+    monkeypatch.setattr(ggml_blocks, "CHUNK", 5 * shape[1])
+    weight = decode_read(kind, read, shape)
+    assert ranges == [(0, 5 * row), (5 * row, 10 * row), (10 * row, 13 * row)]
     assert same_bits(dequantize(weight), oracle(kind, raw))
 
 

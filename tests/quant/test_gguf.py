@@ -1,3 +1,4 @@
+import errno
 import os
 import struct
 from pathlib import Path
@@ -6,10 +7,13 @@ import gguf
 import numpy as np
 import pytest
 
+import quant.gguf
+from quant import tensor_file
 from quant.errors import GGUFError, ModelFileError
 from quant.ggml_blocks import BLOCKS, PLAIN_TYPES
 from quant.ggml_types import ggml_types
 from quant.gguf import GGUFFile
+from quant.tensor_file import WHOLE, Slab
 from tests.support import gguf_bytes
 from tests.support.gguf_bytes import F32, STRING, U8, U32, GGUFBytes, Tensor, build, small_file
 
@@ -260,13 +264,6 @@ def test_header_size_is_limited(tmp_path: Path) -> None:
         GGUFFile(write(tmp_path, build(list(half_header), []).data))
 
 
-def test_views_outlive_the_file(tmp_path: Path) -> None:
-    with GGUFFile(write(tmp_path, small_file().data)) as file:
-        view = file.data("q4")
-    assert bytes(view) == bytes(range(108))
-    assert view.readonly
-
-
 def test_file_that_is_truncated_after_it_was_opened_is_not_read(tmp_path: Path) -> None:
     path = write(tmp_path, small_file().data)
     with GGUFFile(path) as file:
@@ -275,6 +272,34 @@ def test_file_that_is_truncated_after_it_was_opened_is_not_read(tmp_path: Path) 
         os.truncate(path, size)
         with pytest.raises(ModelFileError, match=f"was truncated to {size:,} bytes"):
             file.data(last.name)
+        with pytest.raises(ModelFileError, match=f"was truncated to {size:,} bytes"):
+            file.read(last.name, WHOLE, last.nbytes - 1, last.nbytes)
+
+
+def test_read_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with GGUFFile(write(tmp_path, small_file().data)) as file:
+        monkeypatch.setattr(tensor_file, "_read_into", fail)
+        with pytest.raises(ModelFileError, match=f"Cannot read .*model.gguf: {os.strerror(errno.EIO)}"):
+            file.data("q4")
+
+
+def test_long_header_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, small_file().data)
+    with GGUFFile(path) as file:
+        expected = file.metadata, file.tensors, file.header_digest
+    for size in range(8, 1000, 7):
+        monkeypatch.setattr(quant.gguf, "USUAL_HEADER_BYTES", size)
+        with GGUFFile(path) as file:
+            assert (file.metadata, file.tensors, file.header_digest) == expected
+
+
+def test_tensor_is_read_in_parts(tmp_path: Path) -> None:
+    with GGUFFile(write(tmp_path, small_file().data)) as file:
+        assert bytes(file.read("q4", WHOLE, 5, 9)) == bytes(range(5, 9))
+        assert bytes(file.read("q4", Slab(1, 2), 5, 9)) == bytes(range(59, 63))
 
 
 def test_default_model_is_opened(smollm2: Path) -> None:
@@ -282,16 +307,3 @@ def test_default_model_is_opened(smollm2: Path) -> None:
         assert file.metadata["general.architecture"] == "llama"
         assert len(file.tensors) == 272
         assert sum(t.nbytes for t in file.tensors.values()) == 96_576_768
-
-
-def test_released_tensor_can_be_read_again(tmp_path: Path) -> None:
-    """Tensors may share a page, and the file may be closed while a view exists."""
-    path = tmp_path / "small.gguf"
-    path.write_bytes(small_file().data)
-    with GGUFFile(path) as file:
-        before = {name: bytes(file.data(name)) for name in file.tensors}
-        view = file.data("q8")
-        for name in file.tensors:
-            file.release(name)
-        assert {name: bytes(file.data(name)) for name in file.tensors} == before
-        assert bytes(view) == before["q8"]

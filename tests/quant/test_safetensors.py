@@ -1,5 +1,4 @@
 import json
-import mmap
 import os
 import re
 import tracemalloc
@@ -16,6 +15,7 @@ from quant import bounded_json
 from quant.errors import ModelFileError, SafetensorsError
 from quant.safetensors import MAX_HEADER_BYTES, SAFETENSORS_TYPES, SafetensorsFile
 from quant.safetensors_values import TORCH_TYPES, values
+from tests.quant.opened_files import open_descriptors
 from tests.quant.safetensors_bytes import build, entry, file_bytes, read_by_the_package, small_file
 
 
@@ -201,49 +201,28 @@ def test_non_regular_file_is_rejected(tmp_path: Path) -> None:
             SafetensorsFile(path)
 
 
-def test_views_are_read_only_and_outlive_the_file(tmp_path: Path) -> None:
+def test_data_belongs_to_the_caller(tmp_path: Path) -> None:
     with SafetensorsFile(write(tmp_path, small_file())) as file:
-        view = file.data("plain")
-    assert bytes(view) == bytes(range(24))
-    assert view.readonly
+        first = file.data("plain")
+        first[0] = 7
+        assert bytes(file.data("plain")) == bytes(range(24))
+    assert bytes(first) == bytes([7, *range(1, 24)])
 
 
-def test_released_tensor_can_be_read_again(tmp_path: Path) -> None:
-    with SafetensorsFile(write(tmp_path, small_file())) as file:
-        before = {name: bytes(file.data(name)) for name in file.tensors}
-        for name in file.tensors:
-            file.release(name)
-        assert {name: bytes(file.data(name)) for name in file.tensors} == before
-
-
-def test_empty_tensor_at_the_end_of_a_page_can_be_released(tmp_path: Path) -> None:
+def test_empty_tensor_at_the_end_of_a_file_is_read(tmp_path: Path) -> None:
     header = {"a": entry("U8", [1000], 0, 1000), "none": entry("U8", [0], 1000, 1000)}
-    text = json.dumps(header)
-    padded = text + " " * (mmap.PAGESIZE - 8 - 1000 - len(text))
-    with SafetensorsFile(write(tmp_path, file_bytes(padded, bytes(1000)))) as file:
-        assert file.tensors["none"].offset == mmap.PAGESIZE
-        file.release("none")
+    with SafetensorsFile(write(tmp_path, file_bytes(header, bytes(1000)))) as file:
+        assert bytes(file.data("none")) == b""
 
 
-@pytest.fixture
-def mappings(monkeypatch: pytest.MonkeyPatch) -> list[mmap.mmap]:
-    """All memory maps that the test makes."""
-    made: list[mmap.mmap] = []
-
-    class Recorded(mmap.mmap):
-        def __init__(self, *_: object, **__: object) -> None:
-            made.append(self)
-
-    monkeypatch.setattr(mmap, "mmap", Recorded)
-    return made
-
-
-def test_all_files_are_closed(tmp_path: Path, mappings: list[mmap.mmap]) -> None:
+def test_all_files_are_closed(tmp_path: Path) -> None:
     with SafetensorsFile(write(tmp_path, small_file())) as file:
         bytes(file.data("plain"))
-        assert not mappings[0].closed
+        assert open_descriptors(tmp_path) == [str(file.path)]
+    assert open_descriptors(tmp_path) == []
+    file.close()
     rejection(tmp_path, file_bytes({"a": FOUR}, bytes(5)))
-    assert [mapping.closed for mapping in mappings] == [True, True]
+    assert open_descriptors(tmp_path) == []
 
 
 def peak_of_opening(path: Path) -> int:
@@ -261,17 +240,11 @@ def peak_of_opening(path: Path) -> int:
 
 
 def test_opening_allocates_memory_for_the_header_only(tmp_path: Path) -> None:
-    """The sparse file has 3 GB, and a view of it takes no memory either."""
+    """The sparse file has 3 GB."""
     extent = 3 << 30
     path = write(tmp_path, file_bytes({"a": entry("U8", [extent], 0, extent)}))
     os.truncate(path, path.stat().st_size + extent)
     assert peak_of_opening(path) < 1 << 20
-    with SafetensorsFile(path) as file:
-        tracemalloc.start()
-        view = file.data("a")
-        assert tracemalloc.get_traced_memory()[1] < 1 << 16
-        tracemalloc.stop()
-        assert (len(view), view[extent - 1]) == (extent, 0)
 
 
 def test_forged_length_allocates_nothing(tmp_path: Path) -> None:
@@ -300,7 +273,7 @@ def test_hostile_header_is_parsed_in_limited_memory(
 def test_header_with_too_many_values_is_not_parsed(tmp_path: Path) -> None:
     raw = b'{"a":[' + b"[]," * bounded_json.MAX_VALUES + b"0]}"
     assert "more than" in rejection(tmp_path, file_bytes(raw)).problem
-    assert peak_of_opening(tmp_path / "model.safetensors") < 2 * len(raw)
+    assert peak_of_opening(tmp_path / "model.safetensors") < 2.1 * len(raw)
 
 
 def test_number_of_tensors_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ FAULTS: dict[str, Fault] = {
         stored("olmoe as fused"),
     ),
     "a stride that is too short": Fault(
-        "quant/mapped_file.py", "size * self.index", "size // 2 * self.index", stored("olmoe as gguf")
+        "quant/tensor_file.py", "size * self.index", "size // 2 * self.index", stored("olmoe as gguf")
     ),
     "w1 and w3 are swapped": Fault(
         "engine/models/expert_config.py", '"w1", "w3", "w2"', '"w3", "w1", "w2"', logits("mixtral moe")

@@ -42,11 +42,12 @@ from engine.backends.device_choice import gpu_for
 from engine.cpu_threads import ThreadPool
 from engine.errors import UnsupportedModel
 from engine.fit import MemoryPlan, fit
+from engine.freed_memory import trim
 from engine.kv.budget import USEFUL_CONTEXT
 from engine.kv.parked_cache import ParkedCache
 from engine.load_options import LoadControl, LoadOptions
 from engine.loading import open_checkpoint
-from engine.system_memory import available_memory
+from engine.system_memory import available_memory, resident_bytes, total_memory
 from engine.turns import Turns
 from quant.errors import InglenookError
 
@@ -220,6 +221,20 @@ class ModelLoader:
         free = {HOST: available_memory()}
         return free if gpu is None else {**free, memory_name(gpu.index): gpu.free_memory()}
 
+    def capacity(self) -> Mapping[str, int]:
+        gpu = gpu_for(common_options(self._settings))
+        size = {HOST: total_memory()}
+        return size if gpu is None else {**size, memory_name(gpu.index): gpu.card.memory_bytes}
+
+    def process_memory(self) -> Mapping[str, int]:
+        held, resident = dict[str, int](), resident_bytes()
+        if resident is not None:
+            held[HOST] = resident
+        with suppress(RuntimeError, UnsupportedModel):  # the GPU may have stopped working
+            if gpu := gpu_for(common_options(self._settings)):
+                held[memory_name(gpu.index)] = gpu.own_memory()
+        return held
+
     def needs(self, name: str) -> Needs:
         with converting_load_errors(name):
             planned = self._plan(name)
@@ -255,10 +270,12 @@ class ModelLoader:
     ) -> LoadedChat | LoadedEmbedder:
         try:
             with converting_load_errors(name):
-                return self._load(name, allotted, task, parked)
+                loaded = self._load(name, allotted, task, parked)
         except BaseException:
             self._drop_gpu_caches()
             raise
+        trim()  # the header of the file and the tables of its tokenizer were in memory during the load
+        return loaded
 
     def _drop_gpu_caches(self) -> None:
         """Return memory that torch keeps after a failed load, because the driver does not report it as free."""

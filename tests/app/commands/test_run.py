@@ -13,7 +13,7 @@ import pytest
 from tests.app.command_line import ingle
 from tests.app.forked_program import ForkedProgram
 from tests.app.long_reply import WITHOUT_END
-from tests.app.mapped_file import wait_until_mapped
+from tests.app.opened_file import wait_until_opened
 from tests.support.processes import HANGING_SECONDS
 
 ROOT = Path(__file__).parents[3]
@@ -148,7 +148,7 @@ def test_interrupt_stops_at_once(
     if phase == "compiling":
         assert any("Preparing" in line for line in started.stderr)
     elif phase == "loading":
-        wait_until_mapped(started, smollm2)
+        wait_until_opened(started, smollm2)
     elif phase == "prefill":
         assert any("Reading the prompt" in line for line in started.stderr)
     else:

@@ -20,7 +20,7 @@ import pytest
 from tests.app.command_line import ingle
 from tests.app.forked_program import ForkedProgram
 from tests.app.long_reply import WITHOUT_END
-from tests.app.mapped_file import wait_until_mapped
+from tests.app.opened_file import wait_until_opened
 from tests.support.processes import HANGING_SECONDS, Started
 
 ROOT = Path(__file__).parents[3]
@@ -412,7 +412,7 @@ def test_servers_are_stopped_by_process_id_or_all_at_once(start: Start, tmp_path
 
 def test_interrupt_while_loading_leaves_no_state_files(smollm2: Path, tmp_path: Path) -> None:
     with serve(environment_of(smollm2, tmp_path)) as process:
-        wait_until_mapped(process, smollm2)
+        wait_until_opened(process, smollm2)
         process.send_signal(signal.SIGTERM)
         assert process.wait(HANGING_SECONDS) == 130
         assert process.stderr is not None

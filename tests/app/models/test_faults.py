@@ -6,9 +6,8 @@ of the load stays, the other model can be used, and the next request for the mod
 
 import asyncio
 import errno
-import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ from engine.kv.disk import store as disk_store
 from engine.thread import EngineThread
 from quant import checkpoint_files
 from quant.errors import InglenookError, ModelFileError
-from quant.mapped_file import TensorFiles
+from quant.tensor_file import TensorFiles
 from tests.app.models import tiny_chat
 from tests.app.models.fault_machine import Machine, MakeError, Stage, machine_with, run_and_check
 from tests.app.models.load.test_loaded_encoder import embedding_model
@@ -205,7 +204,7 @@ def test_read_error_without_a_name_names_the_model(machine: Machine) -> None:
     run_and_check(machine, lambda: check_failure(machine, ModelFileError, FAILED_SECONDS, text))
 
 
-@pytest.mark.parametrize("stage", [(checkpoint_files, "open"), (mmap, "mmap"), (os, "fstat")], ids=str)
+@pytest.mark.parametrize("stage", [(checkpoint_files, "open"), (os, "preadv"), (os, "fstat")], ids=str)
 def test_failed_system_call_names_its_file(machine: Machine, stage: Stage) -> None:
     """Errors of calls with a descriptor have no file name."""
     if stage[0] is checkpoint_files:
@@ -231,6 +230,32 @@ def test_file_that_is_removed_between_plan_and_load_is_the_error(machine: Machin
         with pytest.raises(ModelFileError, match=r"has neither model\.safetensors nor"):
             await machine.use("a")
         machine.check_nothing_is_left()
+        weights.write_bytes(content)
+        machine.clock.seconds += FAILED_SECONDS + 1
+        await machine.use("a")
+
+    run_and_check(machine, work)
+
+
+def test_file_that_is_truncated_while_it_is_read_is_the_error(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process and its other model stay, and the model is loaded again when the file is whole."""
+    weights, read = machine.files / "model.safetensors", os.preadv
+    content = weights.read_bytes()
+
+    def read_after_truncation(descriptor: int, buffers: Sequence[memoryview], position: int) -> int:
+        if position > len(content) // 2:
+            os.truncate(weights, len(content) // 2)
+        return read(descriptor, buffers, position)
+
+    async def work() -> None:
+        await machine.use("b")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "preadv", read_after_truncation)
+            with pytest.raises(ModelFileError, match=r"was truncated to .* bytes while it was read"):
+                await machine.use("a")
+        await machine.use("b")
         weights.write_bytes(content)
         machine.clock.seconds += FAILED_SECONDS + 1
         await machine.use("a")

@@ -59,6 +59,12 @@ class NoLoader:
     def available(self) -> Mapping[str, int]:
         return {}
 
+    def capacity(self) -> Mapping[str, int]:
+        return {}
+
+    def process_memory(self) -> Mapping[str, int]:
+        return {}
+
     def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> FixedModel:
         raise ModelNotFound(f"{name} is not on this machine")
 

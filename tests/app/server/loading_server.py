@@ -116,6 +116,12 @@ class HashLoader:
     def available(self) -> Mapping[str, int]:
         return {HOST: self._memory - sum(one.weight_bytes for one in self._loaded if not one.is_closed)}
 
+    def capacity(self) -> Mapping[str, int]:
+        return {HOST: self._memory}
+
+    def process_memory(self) -> Mapping[str, int]:
+        return {}
+
     def load(self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None) -> HashLoaded:
         self.loads.append(name)
         task.stage, task.total = f"Loading /some folder/{name}", 10

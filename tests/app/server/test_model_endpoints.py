@@ -156,7 +156,7 @@ def test_load_without_memory_is_unavailable(server: LoadingServer, http: httpx.C
             return OutOfMemory("no memory")
 
     server.loader.errors = Full()
-    for answer in (chat(http, "a"), chat(http, "a")):
+    for answer in (chat(http, "a"), chat(http, "a"), http.post("/inglenook/load", json={"model": "a"})):
         assert (answer.status_code, answer.headers["retry-after"]) == (503, str(round(FULL_SECONDS)))
         assert "although it needs 50 B of 100 B (host): no memory" in answer.json()["error"]["message"]
     assert http.post("/inglenook/load", json={"model": "a"}).status_code == 503
@@ -203,3 +203,13 @@ def test_unload_waits_for_requests_and_names_the_models(server: LoadingServer, h
     assert unload(all=True) == {"unloaded": ["a", DIGEST]}
     assert http.post("/inglenook/unload", json={}).status_code == 400
     assert http.post("/inglenook/unload", json={"model": "none"}).status_code == 404
+
+
+def test_engine_report_counts_the_tokens_of_all_loaded_models(server: LoadingServer, http: httpx.Client) -> None:
+    replies = [chat(http, name).json()["usage"]["completion_tokens"] for name in ("a", "b")]
+    report = http.get("/inglenook/engine", params={"model": "a"}).json()
+    assert report["generated_tokens"] == sum(replies) > max(replies)
+    assert report["computed_tokens"] > report["generated_tokens"]
+    http.post("/inglenook/unload", json={"model": "a"})
+    report = http.get("/inglenook/engine", params={"model": "a"}).json()
+    assert (report["generated_tokens"], report["tiers"]) == (replies[1], [])

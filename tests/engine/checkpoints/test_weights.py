@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import threading
 from pathlib import Path
@@ -17,9 +16,7 @@ from engine.loading import open_checkpoint
 from engine.models.decoder import Decoder, Layer
 from engine.operations import GatedMLP
 from quant.errors import ModelFileError
-from tests.support.random_gguf import SIZES, Shape, write
-
-WIDE = Shape(3, 1024, 16, 4, 64, 2048, 4096)  # tensors of several megabytes
+from tests.support.random_gguf import SIZES, write
 
 
 @pytest.fixture(scope="module")
@@ -131,34 +128,3 @@ def test_interrupt_stops_after_the_current_tensors(tiny: Path) -> None:
             models.load(config, weights, ReferenceOperations(keep_dequantized=False), 512)
         assert 3 <= len(done) <= 4
     assert loading_threads_end()
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_only_decoding_tensors_stay_in_memory(tmp_path: Path, threads: int) -> None:
-    path = tmp_path / "wide.gguf"
-    write(path, "Q8_0", WIDE)
-    resident: list[int] = []
-    with open_checkpoint(path) as checkpoint:
-        largest = max(weight.nbytes for weight in models.stored_weights(checkpoint).values())
-        config = models.read_config(checkpoint.metadata)
-        weights = Weights(
-            checkpoint.path,
-            models.stored_weights(checkpoint),
-            lambda done, total: resident.append(resident_bytes(path)),
-            threads,
-        )
-        models.load(config, weights, ReferenceOperations(keep_dequantized=False), 512)
-    assert len(resident) == 3 + 9 * WIDE.layers
-    # The system also reads the pages around each page, which belong to neighboring tensors.
-    assert max(resident) <= (threads - 1) * largest + (1 << 20) < path.stat().st_size
-
-
-def resident_bytes(path: Path) -> int:
-    """Return the resident bytes of a mapped file."""
-    total, counted = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            counted = line.endswith(str(path))
-        elif counted and line.startswith("Rss:"):
-            total += int(line.split()[1]) << 10
-    return total

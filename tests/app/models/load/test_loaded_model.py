@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from app.progress import SilentProgress
 from app.settings.settings import Settings
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine
+from quant import tensor_file
 from quant.errors import ModelFileError
 from quant.gguf import GGUFFile
-from quant.mapped_file import TensorFile
+from quant.tensor_file import TensorFile
 from tests.app.models.tiny_chat import save
 from tests.app.models.tiny_model import files_below, settings_in
 
@@ -100,6 +102,32 @@ def test_file_truncated_during_a_load_is_an_error(number: int, tmp_path: Path, m
     stored = ModelStore(settings).resolve(str(tmp_path / "model"))
     monkeypatch.setattr(TensorFile, "data", data)
     with pytest.raises(ModelFileError, match="was truncated to 4,096 bytes while it was read"):
+        load_model(stored, settings, SilentProgress())
+
+
+@pytest.mark.parametrize("place", ["a tensor is read", "a tensor is decoded"])
+def test_gguf_file_truncated_during_a_load_is_an_error(
+    place: str, tmp_path: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is truncated before a part of its 30th tensor is read, and after that."""
+    path = tmp_path / "cut.gguf"
+    shutil.copyfile(smollm2, path)
+    read, left = tensor_file._read_into, 30
+
+    def read_into(descriptor: int, data: memoryview, position: int) -> int:
+        nonlocal left
+        left -= 1
+        if left == 0 and place == "a tensor is read":
+            os.truncate(path, 1 << 20)
+        count = read(descriptor, data, position)
+        if left == 0:
+            os.truncate(path, 1 << 20)
+        return count
+
+    settings = settings_of(tmp_path)
+    stored = ModelStore(settings).resolve(str(path))
+    monkeypatch.setattr(tensor_file, "_read_into", read_into)
+    with pytest.raises(ModelFileError, match="was truncated to 1,048,576 bytes while it was read"):
         load_model(stored, settings, SilentProgress())
 
 

@@ -1,5 +1,6 @@
-"""ModelLoader with a tiny model: what would let two models fit together."""
+"""ModelLoader with a tiny model: what would let two models fit together, and the memory that a load frees."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -7,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from app.models.ledger import HOST
+from app.models.load import model_loader
 from app.models.load.model_loader import ModelLoader
+from app.models.resident import LoadTask
 from app.models.store import ModelStore
 from app.progress import SilentProgress
+from engine.checkpoints.safetensors import SafetensorsCheckpoint
 from tests.app.models import tiny_chat
 from tests.app.models.tiny_model import settings_in
 
@@ -31,3 +35,21 @@ def test_advice_has_the_numbers_of_the_files(loader: ModelLoader) -> None:
     advice = loader.together(("a", "b"), {HOST: 2 * needed - 1})
     assert advice.shares[HOST].needed == (needed, needed)
     assert advice.remedy.startswith("They do not fit with context = 4096 either (host ")
+
+
+def test_load_ends_with_a_trim_after_the_checkpoint_is_closed(
+    loader: ModelLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    def close(checkpoint: SafetensorsCheckpoint) -> None:
+        events.append("close")
+        original(checkpoint)
+
+    original = SafetensorsCheckpoint.close
+    monkeypatch.setattr(SafetensorsCheckpoint, "close", close)
+    monkeypatch.setattr(model_loader, "trim", lambda: events.append("trim"))
+    loaded = loader.load("a", loader.available(), LoadTask(), None)
+    assert "close" in events
+    assert events[-1] == "trim"
+    asyncio.run(loaded.close(parks=False))

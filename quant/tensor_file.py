@@ -1,14 +1,18 @@
-"""Memory-mapped files of named tensors, and sets of such files."""
+"""Files of named tensors, and sets of such files.
+
+Files are read, not mapped: after a read error, or if the file was truncated, a read of mapped memory ends the process.
+"""
 
 import contextlib
 import errno
-import mmap
 import os
 import stat
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -19,8 +23,8 @@ from quant.errors import UNREADABLE, ModelFileError
 def regular_file(path: Path) -> Iterator[tuple[int, int]]:
     """Yield the descriptor and length of a regular file.
 
-    Raises ModelFileError for other files, if opening fails, and if the body cannot read or map the file. Raises OSError
-    if there is not enough memory to map it.
+    Raises ModelFileError for other files, if opening fails, and if the body cannot read the file. Raises OSError if
+    there is not enough memory to read it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
@@ -54,7 +58,7 @@ class Closing(ABC):
         self.close()
 
 
-class MappedTensor(Protocol):
+class TensorPosition(Protocol):
     """Position of a tensor in its file, in bytes."""
 
     @property
@@ -71,7 +75,7 @@ class Slab:
     index: int = 0
     count: int = 1
 
-    def byte_range(self, tensor: MappedTensor) -> tuple[int, int]:
+    def byte_range(self, tensor: TensorPosition) -> tuple[int, int]:
         """Return the positions of the slab's first byte and of its end in the tensor's file."""
         size = tensor.nbytes // self.count
         first = tensor.offset + size * self.index
@@ -79,14 +83,13 @@ class Slab:
 
 
 WHOLE = Slab()
-Tensor = TypeVar("Tensor", bound=MappedTensor)
+Tensor = TypeVar("Tensor", bound=TensorPosition)
 
 
 class TensorFile(Closing, Generic[Tensor]):
-    """An open file of named tensors, which are read-only views of the mapped file.
+    """An open file of named tensors. Threads may read it at the same time.
 
-    If the header cannot be read, the file is closed again. Views outlive `close()`: the file stays mapped as long as a
-    view exists.
+    If the header cannot be read, the file is closed again.
     """
 
     tensors: Mapping[str, Tensor]
@@ -96,9 +99,9 @@ class TensorFile(Closing, Generic[Tensor]):
         self.path = Path(path)
         with regular_file(self.path) as (descriptor, size):
             self._check_size(size)
-            self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            self._descriptor = os.dup(descriptor)
         try:
-            self._read_header(self._map)
+            self._read_header(size)
         except BaseException:
             self.close()
             raise
@@ -108,35 +111,48 @@ class TensorFile(Closing, Generic[Tensor]):
         """Raise if the file is too short to have a header."""
 
     @abstractmethod
-    def _read_header(self, data: mmap.mmap) -> None:
-        """Set `tensors` and the other fields of the format, after checking that each tensor is within the file."""
+    def _read_header(self, size: int) -> None:
+        """Set `tensors` and the other fields of the format, after checking that each tensor is within the file.
+
+        `size` is the length of the file in bytes.
+        """
 
     def data(self, name: str, slab: Slab = WHOLE) -> memoryview:
-        """Return a read-only view of the bytes of tensor `name`.
+        """Return the bytes of tensor `name`, in memory that the caller may change.
 
-        Raises KeyError for an unknown name, and ModelFileError if the file has been truncated: a read of missing bytes
-        would end the process.
+        Raises KeyError for an unknown name, and ModelFileError if the file cannot be read or has been truncated.
         """
-        first, end = slab.byte_range(self.tensors[name])
-        if (size := self._map.size()) < end:
-            raise ModelFileError(f"{self.path} was truncated to {size:,} bytes while it was read", "Pull it again.")
-        return memoryview(self._map)[first:end]
+        return self.read_range(*slab.byte_range(self.tensors[name]))
 
-    def release(self, name: str, slab: Slab = WHOLE) -> None:
-        """Release the memory that reading tensor `name` took. Its data can be read from the file again."""
-        first, end = slab.byte_range(self.tensors[name])
-        if first < end and hasattr(mmap, "MADV_DONTNEED"):
-            start = first // mmap.PAGESIZE * mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+    def read(self, name: str, slab: Slab, start: int, end: int) -> memoryview:
+        """Return a range of the bytes that `data` returns. Raises the same errors."""
+        first, _ = slab.byte_range(self.tensors[name])
+        return self.read_range(first + start, first + end)
+
+    def read_range(self, first: int, end: int) -> memoryview:
+        """Return the bytes of the file from `first` to `end`. Raises ModelFileError."""
+        data = memoryview(bytearray(end - first))
+        done = 0
+        while done < len(data):
+            try:
+                count = _read_into(self._descriptor, data[done:], first + done)
+            except OSError as error:
+                raise ModelFileError(f"Cannot read {self.path}: {error.strerror}", UNREADABLE) from error
+            if not count:
+                size = os.fstat(self._descriptor).st_size
+                raise ModelFileError(f"{self.path} was truncated to {size:,} bytes while it was read", "Pull it again.")
+            done += count
+        return data
 
     def close(self) -> None:
-        """Unmap the file. If views exist, it is unmapped when the last of them is deleted."""
-        with contextlib.suppress(BufferError):
-            self._map.close()
+        """Close the file. Later calls have no effect."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 class TensorFiles(Closing, Generic[Tensor]):
-    """The open files of one checkpoint as one set of tensors. Views outlive `close()`."""
+    """The open files of one checkpoint as one set of tensors."""
 
     tensors: Mapping[str, Tensor]  # file by file; `offset` is relative to the tensor's file
 
@@ -149,12 +165,29 @@ class TensorFiles(Closing, Generic[Tensor]):
         self._opened = opened.pop_all()
 
     def data(self, name: str, slab: Slab = WHOLE) -> memoryview:
-        """Return a read-only view of the bytes of tensor `name`. Raises KeyError for an unknown name."""
+        """Return the bytes of tensor `name`. Raises KeyError for an unknown name, and ModelFileError."""
         return self._file_of[name].data(name, slab)
 
-    def release(self, name: str, slab: Slab = WHOLE) -> None:
-        """Release the memory that reading tensor `name` took. Its data can be read from the file again."""
-        self._file_of[name].release(name, slab)
+    def read(self, name: str, slab: Slab, start: int, end: int) -> memoryview:
+        """Return a range of the bytes that `data` returns. Raises the same errors."""
+        return self._file_of[name].read(name, slab, start, end)
 
     def close(self) -> None:
         self._opened.close()
+
+
+if sys.platform == "win32":  # which has no reads at a position
+    _reading = Lock()
+
+    def _read_into(descriptor: int, data: memoryview, position: int) -> int:
+        with _reading:
+            os.lseek(descriptor, position, os.SEEK_SET)
+            part = os.read(descriptor, min(len(data), 1 << 30))
+        data[: len(part)] = part
+        return len(part)
+
+else:
+
+    def _read_into(descriptor: int, data: memoryview, position: int) -> int:
+        """Read bytes at a position of a file. Returns their number; 0 at the end of the file."""
+        return os.preadv(descriptor, [data], position)
