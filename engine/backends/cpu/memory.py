@@ -14,7 +14,9 @@ from quant.errors import InglenookError
 FLOAT = 4  # bytes of a float32
 PACKED_RATIO = 1.03  # upper bound of packed bytes per byte of the file, used if no sample can be packed
 DECODED_RATIO = 1.4  # upper bound of the bytes of a decoded matrix per byte of the file, as measured
-FIXED_BYTES = 32 << 20  # bytes for compiled kernels, the recorded program, and torch's sampling, as measured
+# Bytes for the recorded program and torch's sampling, as measured. The compiled kernels, about 24 MB, belong to the
+# process: all models share them, and no unload frees them.
+PROGRAM_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def loading_bytes(stored: Mapping[str, StoredWeight], threads: int) -> int:
     last = host_weight_bytes(stored)
     first = stored_bytes(stored) - sum(layers) - last
     decoded = DECODED_RATIO * max(2 * threads * max(layers, default=0), last)
-    return FIXED_BYTES + int(max(decoded, DECODED_RATIO * first - sum(layers) - last))
+    return PROGRAM_BYTES + int(max(decoded, DECODED_RATIO * first - sum(layers) - last))
 
 
 def step_bytes(model: ModelConfig, tokens: int, rows: int) -> int:
@@ -78,4 +80,4 @@ def step_bytes(model: ModelConfig, tokens: int, rows: int) -> int:
     before, after = max(it.in_width for it in model.mixers), max(it.width for it in model.mixers)
     floats = (2 + model.active_experts) * model.hidden + before + after + 2 * model.per_layer * len(model.layers)
     quantized = (1 + model.active_experts) * model.hidden + after + model.step_columns
-    return tokens * (FLOAT * floats + 2 * quantized) + FLOAT * rows * model.vocab_size + FIXED_BYTES
+    return tokens * (FLOAT * floats + 2 * quantized) + FLOAT * rows * model.vocab_size + PROGRAM_BYTES
