@@ -3,31 +3,23 @@
 A key is sent as `Authorization: Bearer KEY` or as `x-api-key: KEY`. If no keys are configured, programs of the same
 user need none, and all others are refused. Linux lists the owner of every TCP socket. The socket of a client has
 exactly the two addresses and ports of the connection, and its program holds it even after it closed its half of the
-connection. Sockets that no program holds are listed without an inode, and as owned by root. A socket that is not listed
-counts as owned by another user.
+connection. A socket without an owner counts as owned by another user.
 """
 
-import errno
 import hashlib
 import hmac
-import ipaddress
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from starlette.types import Scope
 
 from app.server.http.errors import InvalidRequest
+from app.server.http.socket_owner import Address, socket_owner
 
-Address = tuple[str, int]
-
-_TABLES = ((Path("/proc/net/tcp"), 4), (Path("/proc/net/tcp6"), 6))
-_UID, _INODE = 7, 9  # columns of /proc/net/tcp and tcp6
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 # The kernel lists users without an id in this namespace under this number.
 _NOBODY = 65534
 
@@ -72,44 +64,6 @@ class Peer:
         if sys.platform != "linux" or self.address is None or self.server is None:
             return None
         return socket_owner(self.address, self.server)
-
-
-def socket_owner(local: Address, remote: Address) -> int | None:
-    """Return the user id of the program that holds this machine's socket from `local` to `remote`, or None.
-
-    Raises OSError if no file descriptor is left for the lookup.
-    """
-    for table, version in _TABLES:
-        ends = [_table_address(address, version) for address in (local, remote)]
-        if all(ends) and (row := _find_row(table, f": {ends[0]} {ends[1]} ").split()) and row[_INODE] != "0":
-            return int(row[_UID])
-    return None
-
-
-def _find_row(table: Path, addresses: str) -> str:
-    try:
-        rows = table.read_text(encoding="ascii")
-    except OSError as error:
-        if error.errno in _OUT_OF_DESCRIPTORS:
-            raise
-        return ""
-    index = rows.find(addresses)
-    return "" if index < 0 else rows[rows.rfind("\n", 0, index) + 1 :].partition("\n")[0]
-
-
-def _table_address(address: Address, version: int) -> str:
-    """Return an address as the kernel lists it: words in this machine's byte order.
-
-    Empty if the table is that of the other address family. A program may connect to an IPv4 address through an IPv6
-    socket, which is listed with an IPv4-mapped address.
-    """
-    host = ipaddress.ip_address(address[0].partition("%")[0])
-    if version == 4:
-        packed = host.packed if host.version == 4 else b""
-    else:
-        packed = host.packed if host.version == 6 else b"\0" * 10 + b"\xff\xff" + host.packed
-    words = (packed[start : start + 4] for start in range(0, len(packed), 4))
-    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{address[1]:04X}" * bool(packed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from app.server.http import access
-from app.server.http.access import Peer, socket_owner
+from app.server.http import socket_owner as lookup
+from app.server.http.access import Peer
+from app.server.http.socket_owner import socket_owner
+
+
+@pytest.fixture(params=["_ask", "_search"], autouse=True)
+def only_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Use only one of the two ways to find a socket."""
+    (other,) = {"_ask", "_search"} - {request.param}
+    monkeypatch.setattr(lookup, other, lambda local, remote: None)
+    return str(request.param)
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
@@ -42,6 +52,7 @@ def test_owner_is_none_unless_both_ends_match(ends: tuple[socket.socket, socket.
         assert socket_owner(other, (server, server_port)) is None
     for other in ((server, 1), ("127.0.0.2", server_port), ("10.0.0.1", server_port), ("::2", server_port)):
         assert socket_owner((host, port), other) is None
+    assert socket_owner((server, server_port), (host, 1)) is None, "the socket that listens there has no other end"
 
 
 def test_ipv4_client_on_an_ipv6_socket_is_recognized() -> None:
@@ -75,14 +86,15 @@ def test_half_closed_socket_has_an_owner_until_it_is_closed(
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_lookup_without_file_descriptors_raises(
-    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, number: int
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, only_way: str, number: int
 ) -> None:
     def fail(*arguments: object, **named: object) -> str:
         raise OSError(number, os.strerror(number))
 
     there = the_peer(ends[1])
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", fail)
+        owner, name = {"_ask": (socket, "socket"), "_search": (Path, "read_text")}[only_way]
+        patch.setattr(owner, name, fail)
         with pytest.raises(OSError, match="open files"):
             there.is_this_user()
     assert there.is_this_user()
@@ -109,7 +121,8 @@ def test_other_users_are_not_this_user(
 def test_systems_without_socket_owners_recognize_no_user(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "_TABLES", ((Path("/nowhere"), 4),))
+    monkeypatch.setattr(lookup, "_ask", lambda local, remote: None)
+    monkeypatch.setattr(lookup, "_TABLES", ((Path("/nowhere"), 4),))
     assert not the_peer(ends[1]).is_this_user()
     monkeypatch.undo()
     monkeypatch.setattr(sys, "platform", "darwin")
