@@ -125,7 +125,7 @@ def _emit_scores(e: Emit, kv: Elements, rows: int, span: int, piece: Piece) -> N
 
     with cgutils.for_range_slice(b, I64(0), piece.blocks, I64(span), I64) as (first, _):
         keys = keys_from(first)
-        # What is read next: the values of these blocks, and the next keys. A block has as many values as keys.
+        # The values of these blocks and the next keys are read next. A block has as many values as keys.
         ahead = [e.at(key, piece.dim, size) for key in keys] + keys_from(b.add(first, I64(span)))
         sums = {(row, i): e.variable(e.f(0)) for row in range(rows) for i in range(span)}
         with cgutils.for_range(b, b.sdiv(piece.dim, I64(4))) as loop:
