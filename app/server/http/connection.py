@@ -13,9 +13,10 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from app.server.http.access import PEER, Address, Peer
+from app.server.http.access import PEER, Peer
 from app.server.http.endpoint import ErrorFormat
 from app.server.http.errors import InvalidRequest
+from app.server.http.socket_owner import Address
 
 MAX_CONNECTIONS = 1000
 # Bytes to parse before other connections get a turn. The value is small, because a body in small pieces costs far more

@@ -17,7 +17,7 @@ Address = tuple[str, int]
 
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
-# sock_diag(7): a request, and the beginning of the answer about a socket that was found
+# The parts of a request of sock_diag(7) and of its answer.
 _SOCK_DIAG, _BY_FAMILY, _REQUEST = 4, 20, 1
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _QUESTION = struct.Struct("=BBBBI")  # family, protocol, extensions, padding, states
@@ -33,7 +33,7 @@ _UID, _INODE = 7, 9  # columns of the tables
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What the kernel lists about a socket."""
+    """A socket as the kernel lists it."""
 
     uid: int
     inode: int  # 0: no program holds it
