@@ -123,11 +123,11 @@ class Ledger:
         """The names of the models that hold memory which no request needs now."""
         return [entry.name for entry in self.entries if entry.use in (Use.PARKED, Use.IDLE)]
 
-    def plan(self, needs: Mapping[str, int]) -> Verdict:
+    def plan(self, needs: Mapping[str, int], own: str = "") -> Verdict:
         """Return how a model that needs these bytes of each memory can be loaded.
 
         Among sets of models that may be unloaded, it chooses the set with the fewest bytes, then the least recently
-        used one.
+        used one. `own` is the name of the model if it has a parked cache, which is dropped if nothing else suffices.
         """
         if self._suffices(needs, ()):
             return Fits()
@@ -144,6 +144,9 @@ class Ledger:
                 return Unload(names)
         if (names := self._smallest(needs, [*parked, *idle], [*background, *busy])) is not None:
             return Wait(names)
+        cache = [entry for entry in self.entries if entry.name == own]
+        if cache and self._smallest(needs, [*parked, *idle, *background, *busy], cache) is not None:
+            return Unload([own])
         return Blocked([entry.name for entry in self.entries if entry.use is Use.KEPT])
 
     def _suffices(self, needs: Mapping[str, int], without: Iterable[str]) -> bool:

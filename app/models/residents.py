@@ -317,9 +317,11 @@ class Residents(Generic[LoadedT]):
             task.check()
             self._changed.clear()
             ledger = await self.measured_ledger()
-            match ledger.plan(wanted):
+            match ledger.plan(wanted, model.name if model.parked is not None else ""):
                 case Fits():
                     return {memory: ledger.free(memory) for memory in wanted}
+                case Unload([model.name]):
+                    model.parked = None
                 case Unload(names):
                     for victim in map(self.of, names):
                         if victim.is_used:  # a request arrived while another victim was unloaded

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from app.models.ledger import Bytes, Entry
 
 # An unload may free less than this by which the plan of a model and its real memory differ.
-ALLOWED_SHARE, ALLOWED_BYTES = 0.05, 64_000_000
+ALLOWED_SHARE, ALLOWED_BYTES = 0.05, 128_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,7 +232,7 @@ def agents(models: Sequence[Path], seconds: float) -> None:
         with tempfile.TemporaryDirectory() as home, served(Path(home), [model]) as server:
             alone[model] = turns(server, model, seconds / 4)[0] / (seconds / 4)
             sizes.append(promised(server))
-    limit = 1.2 * max(sizes)  # a load takes more for a moment
+    limit = max(sizes) + 0.7 * min(sizes)  # too little for both; a load takes more for a moment
     with (
         tempfile.TemporaryDirectory() as home,
         served(Path(home), models, "--memory", f"{limit / 1e9:.3f}GB") as server,

@@ -94,6 +94,15 @@ def test_kept_models_are_never_chosen() -> None:
     assert held.plan({HOST: 40}) == Blocked(["pinned"])
 
 
+def test_parked_cache_of_the_model_itself_is_dropped_if_nothing_else_suffices() -> None:
+    own = Entry("own", {HOST: Bytes(cache=100, touched=100)}, Use.KEPT)
+    other = Entry("other", {HOST: Bytes(weights=100)}, Use.IDLE)
+    held = Ledger({HOST: 10_000}, [own, other], limits={HOST: 500})
+    assert held.plan({HOST: 350}, "own") == Unload(["other"])
+    assert held.plan({HOST: 450}, "own") == Unload(["own"])
+    assert held.plan({HOST: 450}) == Blocked(["own"])
+
+
 def test_model_that_is_too_large_alone_unloads_nothing() -> None:
     assert ledger(10, entry("a", 50)).plan({HOST: 61}) == Never(HOST, 61, 60)
     assert ledger(10, entry("a", 50), limit=55).plan({HOST: 60}) == Never(HOST, 60, 55)
