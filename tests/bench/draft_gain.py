@@ -13,6 +13,9 @@ pair are the same. The report has the median of the ratios of decode speed, and 
 - records-wrong: the same, but every drafted token is wrong;
 - records-streams: 8 such replies at a time, of 4 questions.
 
+With `--beside`, the report has the milliseconds between the tokens of a reply without drafts (p99) while `edit` runs
+beside it, with drafts and without.
+
 The replies of `edit` and `agent` are given: small models do not follow such requests. The model computes as usual, and
 its choice is replaced by the next token of the given reply.
 """
@@ -29,6 +32,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from app.bench.sample import percentile
 from app.generation.grammars import GrammarCompiler, GrammarSource
 from app.text.gguf_tokenizer import from_gguf
 from engine.draft import NO_DRAFTS, Draft, DraftCounts
@@ -172,6 +176,28 @@ class Bench:
         generated = sum(len(request.output_ids) for request in requests) - known
         return generated / (time.perf_counter() - began)
 
+    def gap_beside(self, workload: Workload, *, drafts: bool) -> float:
+        """Return the p99 of the milliseconds between the tokens of another reply, which has no drafts."""
+        reply = self._encode(workload.reply)
+        params, salt = replace(workload.params, drafts=drafts, max_tokens=len(reply)), str(next(self._salts))
+        drafting, other = (
+            self._engine.request(
+                tuple(self._encode(QUESTION.format(question))), chosen, frozenset(), Origin(cache_salt=salt)
+            )
+            for question, chosen in ((workload.questions[0], params), (QUESTIONS[0], replace(params, drafts=False)))
+        )
+        times: list[float] = []
+        with giving(reply):
+            self._engine.add(drafting)
+            self._engine.add(other)
+            while len(drafting.output_ids) < len(reply):
+                known = len(other.output_ids)
+                self._engine.step()
+                times += [time.perf_counter()] * (len(other.output_ids) - known)
+            while self._engine.has_requests:
+                self._engine.step()
+        return 1000 * percentile([late - early for early, late in itertools.pairwise(times)], 0.99)
+
 
 def giving(reply: Sequence[int]) -> AbstractContextManager[object]:
     """Return a context in which every request gets this reply, independent of its logits."""
@@ -191,12 +217,18 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--only", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--beside", action="store_true")
     arguments = parser.parse_args()
     with GGUFFile(arguments.model) as file:
         tokenizer = from_gguf(file.metadata)
     with open_checkpoint(arguments.model) as checkpoint:
         engine = load_engine(checkpoint, LoadOptions(context_length=2048))
     bench = Bench(engine, lambda text: tokenizer.encode(text, parse_special=True), GrammarCompiler(tokenizer))
+    if arguments.beside:
+        for number in range(arguments.rounds):
+            gaps = {drafts: bench.gap_beside(WORKLOADS["edit"], drafts=drafts) for drafts in (False, True)}
+            print(f"round {number}: {gaps[False]:.1f} ms without drafts, {gaps[True]:.1f} ms with", flush=True)
+        return
     for name in arguments.only:
         workload = WORKLOADS[name]
         engine._scheduler._verification.drafter = workload.drafter(engine._scheduler.costs.steps.small.expected)

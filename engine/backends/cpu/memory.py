@@ -14,9 +14,9 @@ from quant.errors import InglenookError
 FLOAT = 4  # bytes of a float32
 PACKED_RATIO = 1.03  # upper bound of packed bytes per byte of the file, used if no sample can be packed
 DECODED_RATIO = 1.4  # upper bound of the bytes of a decoded matrix per byte of the file, as measured
-# Bytes for the recorded program and torch's sampling, as measured. The compiled kernels, about 24 MB, belong to the
+# Bytes for the recorded program and torch's sampling, the most that was measured. Compiled kernels belong to the
 # process: all models share them, and no unload frees them.
-PROGRAM_BYTES = 8 << 20
+PROGRAM_BYTES = 24 << 20
 
 
 @dataclass(frozen=True, slots=True)
