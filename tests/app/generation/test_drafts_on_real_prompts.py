@@ -193,7 +193,7 @@ def _independent_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PendingMasks, "result", lambda pending: pending._masks.result())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def engine(smollm2: Path, cpu_kernels: Path) -> ModelEngine:
     with open_checkpoint(smollm2) as checkpoint:
         options = LoadOptions(backend="cpu", code_cache=cpu_kernels, context_length=2048)
