@@ -5,6 +5,7 @@ dimension, alignment, and offset is checked as a Python int, which cannot overfl
 viewed. A malformed file raises `GGUFError`, and nothing else; the error names the field and its offset.
 """
 
+import array
 import hashlib
 import struct
 from collections.abc import Mapping
@@ -13,15 +14,16 @@ from pathlib import Path
 
 from quant.errors import GGUFError, printable
 from quant.ggml_types import GGMLType, ggml_types
+from quant.string_array import LENGTH_BYTES, StringArray
 from quant.tensor_file import TensorFile
 
-MetadataValue = int | float | bool | str | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...] | tuple[str, ...]
+MetadataValue = int | float | bool | str | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...] | StringArray
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 
 # The largest real headers (a 262k vocabulary with merges) take about 15 MB. A parsed header takes at most eight times
-# its bytes in Python objects, so that a forged one stays under 600 MB.
+# its bytes, for an array of small numbers, so that a forged one stays under 600 MB.
 MAX_HEADER_BYTES = 64 << 20
 USUAL_HEADER_BYTES = 16 << 20  # of which a file is read at first
 MAX_STRING_BYTES = 16 << 20
@@ -195,31 +197,33 @@ class _Header:
         kind = self._number("I", f"element type of {field}")
         if kind == _ARRAY:
             raise self._error("an array of arrays is not supported", field=field, offset=start)
-        smallest = 8 if kind == _STRING else struct.calcsize(_SCALARS.get(kind, "B"))
+        smallest = LENGTH_BYTES if kind == _STRING else struct.calcsize(_SCALARS.get(kind, "B"))
         count = self._count(f"length of {field}", MAX_ARRAY_ELEMENTS, smallest=smallest)
         return self._strings(count, field) if kind == _STRING else self._scalars(kind, count, field)
 
-    def _strings(self, count: int, field: str) -> tuple[str, ...]:
-        """Read strings. This is the hot loop of opening a file: a vocabulary and its merges are 100,000 to a million
-        strings.
+    def _strings(self, count: int, field: str) -> StringArray:
+        """Read and check strings. This is the hot loop of opening a file: a vocabulary and its merges are 100,000 to a
+        million strings.
         """
-        data, at, limit, strings = self._data, self._at, self._limit, []
+        data, start, limit = self._data, self._at, self._limit
+        at, ends = start, array.array("q", [0])
         from_bytes = int.from_bytes
         for index in range(count):
-            begin = at + 8
+            begin = at + LENGTH_BYTES
             length = from_bytes(data[at:begin], "little")
             at = begin + length
             if at > limit or length > MAX_STRING_BYTES:
-                self._at = begin - 8
+                self._at = begin - LENGTH_BYTES
                 self._string(f"{field}[{index}]")  # raises the error: it reads the same bytes again
             try:
-                strings.append(str(data[begin:at], "utf-8"))
+                str(data[begin:at], "utf-8")
             except UnicodeDecodeError as error:
                 raise self._error(
                     "the text is not UTF-8", field=f"{field}[{index}]", offset=begin + error.start
                 ) from None
+            ends.append(at - start)
         self._at = at
-        return tuple(strings)
+        return StringArray(data[start:at], ends)
 
     def _read_alignment(self) -> int:
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)

@@ -24,6 +24,7 @@ from quant.checkpoint_files import read_bytes, read_object
 from quant.errors import printable
 from quant.gguf_parts import GGUFParts
 from quant.safetensors_shards import SafetensorsShards
+from quant.string_array import StringArray
 
 _FIM = tuple(marks.prefix for marks in MARKS)
 _LICENSE = re.compile(rb"\A---\n(?:.*\n)*?license: *([\w.-]+) *\n")
@@ -67,7 +68,7 @@ def _of_gguf(path: Path) -> ModelHeader:
         values, tensors = checkpoint.metadata, checkpoint.tensors.values()
         architecture = _text(values, "general.architecture")
         texts = values.get("tokenizer.ggml.tokens")
-        texts = texts if isinstance(texts, tuple) else ()
+        texts = texts if isinstance(texts, StringArray) else ()
         bos = _number(values, "tokenizer.ggml.bos_token_id")
         return ModelHeader(
             architecture=architecture,

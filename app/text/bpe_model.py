@@ -3,7 +3,7 @@
 The lists are checked here, because the library panics on some malformed ones.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from tokenizers import models
 
@@ -11,24 +11,24 @@ from app.text.checked_fields import malformed
 from app.text.tokenizer import library_errors
 
 
-def split_merges(merges: Iterable[str]) -> list[tuple[str, str]]:
+def split_merges(merges: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Split merges written as two strings with a space between them. Without a space, the second string is empty."""
-    return [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    return ((left, right) for left, _, right in (merge.partition(" ") for merge in merges))
 
 
 def merge_pairs(
     merges: Iterable[tuple[str, str]], vocab: Mapping[str, int], control: Collection[str], *, field: str
 ) -> list[tuple[str, str]]:
-    """Return the merges to apply, in order.
+    """Return the merges to apply, in order. Their strings are the keys of `vocab`, so that they take no more memory.
 
     Merges that involve a `control` token are left out, because text never becomes one. Raises ModelFileError if a part
     or the result of a merge is not in the vocabulary.
     """
+    keys = {key: key for key in vocab}
     pairs = []
-    for pair in merges:
-        left, right = pair
-        if left in vocab and right in vocab and left + right in vocab:
-            pairs.append(pair)
+    for left, right in merges:
+        if left in keys and right in keys and left + right in keys:
+            pairs.append((keys[left], keys[right]))
         elif left not in control and right not in control and left + right not in control:
             raise malformed(
                 f"{field}: the merge of {left!r} and {right!r} contains a string that is not in the vocabulary"

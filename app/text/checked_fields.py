@@ -3,12 +3,15 @@
 Every error is a ModelFileError that names the field.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 from quant.errors import ModelFileError
+from quant.string_array import StringArray
 
 T = TypeVar("T")
+
+_ARRAYS = (list, tuple, StringArray)
 
 
 def malformed(problem: str) -> ModelFileError:
@@ -33,7 +36,7 @@ class CheckedFields:
 
     def is_array(self, name: str) -> bool:
         """Whether the field is an array."""
-        return isinstance(self._values.get(name), list | tuple)
+        return isinstance(self._values.get(name), _ARRAYS)
 
     def get(self, name: str, kind: type[T]) -> T | None:
         """Return the value of a field if it is exactly of type `kind`. None: the field is missing or null."""
@@ -50,14 +53,19 @@ class CheckedFields:
         return value
 
     def array(self, name: str, kind: type[T]) -> Sequence[T]:
-        """Return a required list or tuple with elements that are all exactly of type `kind`."""
-        values = self._values.get(name)
-        if values is None:
+        """Return a required array with elements that are all exactly of type `kind`."""
+        found = self._values.get(name)
+        if found is None:
             raise malformed(f"{self._path}{name} is missing")
-        if not isinstance(values, list | tuple) or any(type(value) is not kind for value in values):
+        values: Sequence[Any] | None = found if isinstance(found, _ARRAYS) else None
+        if values is None or not _kinds(values) <= {kind}:
             raise malformed(f"{self._path}{name} is not an array of {kind.__name__}")
         return values
 
     def child(self, name: str) -> "CheckedFields":
         """Return the fields of a required object."""
         return CheckedFields(self.require(name, dict), f"{self._path}{name}.")
+
+
+def _kinds(values: Collection[object]) -> set[type]:
+    return {str} if isinstance(values, StringArray) else set(map(type, values))

@@ -179,15 +179,15 @@ def _strips_right(fields: CheckedFields) -> Callable[[str], bool]:
 
 def _read_texts(fields: CheckedFields) -> Sequence[str]:
     texts = fields.array(KEYS.LIST, str)
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        raise malformed(f"{KEYS.LIST} contains a token that is not valid UTF-8") from None
-    if max(map(len, texts), default=0) > MAX_TOKEN_CHARACTERS:
-        raise malformed(f"{KEYS.LIST} contains a token of more than {MAX_TOKEN_CHARACTERS} characters")
     named = [text for text in texts if text]
     if not named:
         raise malformed(f"{KEYS.LIST} contains no tokens")
+    try:
+        "".join(named).encode()
+    except UnicodeEncodeError:
+        raise malformed(f"{KEYS.LIST} contains a token that is not valid UTF-8") from None
+    if max(map(len, named)) > MAX_TOKEN_CHARACTERS:
+        raise malformed(f"{KEYS.LIST} contains a token of more than {MAX_TOKEN_CHARACTERS} characters")
     if len(set(named)) != len(named):
         text, count = collections.Counter(named).most_common(1)[0]
         raise malformed(f"{KEYS.LIST} contains {text!r} {count} times")
@@ -203,21 +203,23 @@ def _listed_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str
 def _scored_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str]]:
     """Return the merges of a vocabulary with scores.
 
-    Any two tokens that form a third token are merged. Merges are sorted by the score of that token, best first.
+    Any two tokens that form a third token are merged. Merges are sorted by the score of that token, best first. Their
+    strings are the keys of the vocabulary, so that they take no more memory.
     """
     scores = _per_token(fields, KEYS.SCORES, float, len(tokens.texts))
     if not all(map(math.isfinite, scores)):
         raise malformed(f"{KEYS.SCORES} contains a value that is not finite")
     text_types = (TokenType.NORMAL, TokenType.UNUSED)
-    made = [id_ for id_ in tokens.vocab.values() if tokens.types[id_] in text_types]
-    made.sort(key=lambda id_: -scores[id_])
     vocab = tokens.vocab
+    made = [text for text, id_ in vocab.items() if tokens.types[id_] in text_types]
+    made.sort(key=lambda text: -scores[vocab[text]])
+    keys = {text: text for text in vocab}
     pairs = []
-    for text in map(tokens.texts.__getitem__, made):
+    for text in made:
         for cut in range(1, len(text)):
             left, right = text[:cut], text[cut:]
-            if left in vocab and right in vocab:
-                pairs.append((left, right))
+            if left in keys and right in keys:
+                pairs.append((keys[left], keys[right]))
     return pairs
 
 

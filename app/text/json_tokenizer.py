@@ -5,7 +5,7 @@ files are untrusted. Only byte-pair vocabularies that represent bytes in a known
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,7 +224,7 @@ def _model(model: CheckedFields, vocab: dict[str, int], control: Collection[str]
     return bpe_model(vocab, pairs, byte_fallback=byte_fallback, ignore_merges=model.get("ignore_merges", bool) or False)
 
 
-def _listed_pairs(model: CheckedFields) -> list[tuple[str, str]]:
+def _listed_pairs(model: CheckedFields) -> Iterable[tuple[str, str]]:
     """Return the merges, in either form that the library writes: "left right" or ["left", "right"]."""
     merges = model.require("merges", list)
     if merges and isinstance(merges[0], str):

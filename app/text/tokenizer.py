@@ -289,8 +289,10 @@ class Tokenizer:
     def fingerprint(self) -> bytes:
         """A digest that is equal for vocabularies in which every id has the same meaning."""
         vocabulary = self._vocabulary
-        meaning = repr((tuple(vocabulary.texts), sorted(vocabulary.verbatim), sorted(self._no_text)))
-        return hashlib.sha256(meaning.encode()).digest()
+        digest = hashlib.sha256(repr((sorted(vocabulary.verbatim), sorted(self._no_text))).encode())
+        for text in vocabulary.texts:
+            digest.update(repr(text).encode())
+        return digest.digest()
 
     @property
     def characters_encoded(self) -> int:

@@ -22,6 +22,7 @@ from engine.errors import UnsupportedModel
 from engine.model_config import EncoderConfig
 from quant.kernels.reference import dequantize
 from quant.linear import LinearBackend, QLinear, Use
+from quant.string_array import StringArray
 
 MAX_CONTEXT = 1 << 15
 
@@ -75,7 +76,9 @@ def read_config(metadata: Metadata) -> EncoderConfig:
         hidden=hidden,
         heads=heads,
         mlp_hidden=metadata.integer(Key(Keys.LLM.FEED_FORWARD_LENGTH, "intermediate_size")),
-        vocab_size=metadata.integer(VOCABULARY, len(tokens) if isinstance(tokens, tuple) else None, maximum=1 << 22),
+        vocab_size=metadata.integer(
+            VOCABULARY, len(tokens) if isinstance(tokens, StringArray) else None, maximum=1 << 22
+        ),
         context_length=metadata.integer(Key(Keys.LLM.CONTEXT_LENGTH, "max_position_embeddings"), maximum=MAX_CONTEXT),
         token_types=metadata.integer(Key(Keys.Tokenizer.TOKEN_TYPE_COUNT, "type_vocab_size"), 2, maximum=1024),
         norm_epsilon=metadata.number(EPSILON, 1e-12, minimum=1e-20, maximum=0.1),

@@ -16,6 +16,7 @@ from engine.errors import UnsupportedModel
 from engine.mixer_config import AttentionConfig, CacheConfig
 from engine.model_config import Gate, LayerConfig, MLPConfig, ModelConfig, NormKind, NormRule
 from engine.models.rope_config import CONTEXT, FULL, MAX_CONTEXT, SLIDING, read_rope
+from quant.string_array import StringArray
 
 LAYERS = Key(Keys.LLM.BLOCK_COUNT, "num_hidden_layers")
 HIDDEN = Key(Keys.LLM.EMBEDDING_LENGTH, "hidden_size")
@@ -141,7 +142,7 @@ def text_metadata(metadata: Metadata, defaults: Mapping[str, Mapping[str, object
 
 def _vocabulary(metadata: Metadata) -> int | None:
     tokens = metadata.get(TOKENS)
-    return len(tokens) if isinstance(tokens, tuple) else None
+    return len(tokens) if isinstance(tokens, StringArray) else None
 
 
 def with_windows(

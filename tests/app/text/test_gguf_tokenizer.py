@@ -13,6 +13,7 @@ from app.text.pretokenizers import PRETOKENIZERS
 from app.text.tokenizer import Tokenizer
 from quant.errors import InglenookError, ModelFileError
 from quant.gguf import GGUFFile
+from quant.string_array import StringArray
 from tests.app.text.small_vocabulary import BYTES, CONTROL, metadata
 
 SEPARATOR = "\n__ggml_vocab_test__\n"
@@ -144,7 +145,7 @@ def test_phi_3_markup_includes_following_white_space(
 def test_gemma_ascii_tokens_replace_byte_tokens(llama_cpp_models: Path) -> None:
     fields = vocabulary_metadata(llama_cpp_models, "llama-spm")
     tokens = fields["tokenizer.ggml.tokens"]
-    assert isinstance(tokens, tuple)
+    assert isinstance(tokens, StringArray)
     renamed = tuple("\t" if text == "<0x09>" else text for text in tokens)
     tokenizer = from_gguf({**fields, "tokenizer.ggml.tokens": renamed})
     assert tokenizer.decode(tokenizer.encode("a\tb")) == "a\tb"
