@@ -89,16 +89,17 @@ class MemoryPlan:
     host_weights: int = 0  # weights that stay in the host's memory beside a GPU
     host_pool: int = 0  # host pools; beside a GPU, they can be smaller
     vocab_size: int = 0  # tokens
+    draft: int = 0  # all of the draft model, in the memory of `gpu`
 
     @property
     def least(self) -> int:
         """The memory of `gpu` without which the load fails."""
-        return self.weights + max(self.loading, self.steps + self.kv_least + self._own_pool)
+        return self.weights + max(self.loading, self.steps + self.kv_least + self._own_pool) + self.draft
 
     @property
     def most(self) -> int:
         """The memory of `gpu` with which caches have the size that is wanted. More memory would stay unused."""
-        return max(self.least, self.weights + self.steps + self.kv_wanted + self._own_pool)
+        return max(self.least, self.weights + self.steps + self.kv_wanted + self._own_pool + self.draft)
 
     @property
     def _own_pool(self) -> int:

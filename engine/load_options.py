@@ -64,6 +64,7 @@ class LoadOptions:
     # in the host's memory; 0: a share of the free memory
     host_memory: int = 0
     assumed_memory: int = 0  # bytes of free host memory to assume in estimates; 0: the actual free memory
+    draft_memory: int = 0  # bytes of the device's memory to leave for the draft model, which is loaded afterwards
     deterministic: bool = False  # make results on a GPU independent of other requests, as they are on the CPU
     step_depth: int = 0
     drafts: bool = True  # whether to verify drafted tokens where this is expected to be faster

@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,12 +15,12 @@ from engine import models
 from engine.backends.device_choice import cuda_device, gpu_for, host_device
 from engine.backends.device_errors import first_line, raising_out_of_memory
 from engine.backends.runner import ModelRunner, Ticket
-from engine.checkpoints.checkpoint import Checkpoint, host_weight_bytes
+from engine.checkpoints.checkpoint import Checkpoint, StoredWeight, host_weight_bytes
 from engine.checkpoints.gguf import GGUFCheckpoint
 from engine.checkpoints.quantizing import QuantizedCheckpoint
 from engine.checkpoints.safetensors import SafetensorsCheckpoint
 from engine.checkpoints.weights import LoadProgress, Weights
-from engine.config import EngineConfig
+from engine.config import EngineConfig, MemoryLimit
 from engine.core import Engine
 from engine.device import Device, LoadedModel
 from engine.drafting.draft_model import DraftModel
@@ -71,6 +71,7 @@ class OutputStage:
 
 
 NEXT_TOKEN = OutputStage(lambda model: model, Weights)
+DRAFT_CONTEXT = 16_384  # longest requests in tokens for which a model drafts, unless the user chose a context
 
 
 def load_engine(
@@ -123,14 +124,11 @@ def load_draft_model(
 ) -> DraftModel:
     """Load a small model that drafts for an engine, with the engine's load options. Its vocabulary must be the same.
 
-    Raises the errors of `load_engine`, and UnsupportedModel if the engine verifies no drafts of a model, or if the
-    small model has states.
+    It takes the memory that the options leave for it. Raises the errors of `load_engine`, and UnsupportedModel if the
+    engine verifies no drafts, or if the small model has states.
     """
-    if not engine.config.drafts or engine.config.backend == "cuda":  # the CPU drafts too slowly for a GPU
-        raise UnsupportedModel(
-            f"The {engine.config.backend} engine verifies no drafts of a model here",
-            "Leave out --draft, or use --device cpu.",
-        )
+    if not engine.config.drafts:
+        raise UnsupportedModel(f"The {engine.config.backend} engine verifies no drafts here", "Leave out --draft.")
     model = models.read_config(checkpoint.metadata)
     if any(isinstance(cache, StateConfig) for cache in model.caches):
         raise UnsupportedModel(
@@ -138,10 +136,11 @@ def load_draft_model(
             "Choose another model with --draft.",
         )
     stored = models.stored_weights(checkpoint)
-    context = min(engine.config.context_length, model.context_length)
-    options = replace(options, context_length=context, host_cache=0, disk=None)
+    options = draft_options(options)
+    context = min(options.context_length, engine.config.context_length, model.context_length)
+    options = replace(options, context_length=context)
     with FreeingOnError(), raising_out_of_memory():
-        device = host_device(options, model, checkpoint.path, stored)
+        device = _same_device(engine, options, model, checkpoint.path, stored)
         config = _resolve(model, device, options, ("drafts",), device.weight_bytes(stored))
         weights = Weights(checkpoint.path, stored, progress, device.threads, options.control)
         loaded, config = _load_weights(device, model, weights, config)
@@ -152,6 +151,29 @@ def load_draft_model(
             drafting.measure()
             undo.pop_all()
     return drafting
+
+
+def draft_options(options: LoadOptions) -> LoadOptions:
+    """Return the load options of a draft model for an engine with these options."""
+    return replace(
+        options,
+        context_length=options.context_length or DRAFT_CONTEXT,
+        gpu_memory=MemoryLimit(options.draft_memory),
+        host_memory=options.draft_memory,
+        draft_memory=0,
+        host_cache=0,
+        disk=None,
+    )
+
+
+def _same_device(
+    engine: ModelEngine, options: LoadOptions, model: ModelConfig, path: Path, stored: Mapping[str, StoredWeight]
+) -> Device:
+    """Return the device of an engine, for a model that runs beside it."""
+    gpu = gpu_for(options)
+    if gpu and engine.config.backend == "cuda":
+        return cuda_device(gpu, replace(options, host_memory=0, turns=None), model)
+    return host_device(replace(options, device="cpu") if gpu else options, model, path, stored)
 
 
 def compile_gpu_kernels(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> None:

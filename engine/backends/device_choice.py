@@ -71,7 +71,7 @@ def cuda_device(gpu: "Gpu", options: LoadOptions, model: ModelConfig) -> "CudaDe
         raise UnsupportedModel(f"The GPU kernels cannot run this model: {problem}", "Use --device cpu.")
     tiles = read_tiles(options.code_cache, gpu.card)
     kv_type = GPU_KV_TYPES[options.kv_type]
-    memory = options.gpu_memory, _host_memory(options)
+    memory = options.gpu_memory, _host_memory(options), options.draft_memory
     chosen = CudaOptions(kv_type, options.deterministic, *memory, tiles, control=options.control)
     if options.report_kernels is not None:
         chosen = replace(chosen, report_kernels=options.report_kernels)
@@ -157,6 +157,7 @@ def host_device(options: LoadOptions, model: ModelConfig, path: Path, stored: Ma
     check_backend(options)
     if options.kv_type not in KV_TYPES:
         raise UnsupportedModel(f"There is no KV cache type {options.kv_type!r}", AUTO_KV_TYPE)
+    memory = replace(_host_memory(options), reserved=options.draft_memory)
     if wants_cpu_kernels(options):
         from engine.backends.cpu.device import CpuDevice, why_unsupported
 
@@ -172,7 +173,7 @@ def host_device(options: LoadOptions, model: ModelConfig, path: Path, stored: Ma
                 tiers.choose(options.cpu_tier),
                 options.code_cache,
                 KV_TYPES[options.kv_type],
-                replace(_host_memory(options), loading=loading),
+                replace(memory, loading=loading),
                 options.cpu_threads,
             )
         if options.backend == "cpu":
@@ -182,7 +183,6 @@ def host_device(options: LoadOptions, model: ModelConfig, path: Path, stored: Ma
         raise UnsupportedModel(
             f"The reference kernels store keys and values as float32 only, not as {options.kv_type}", AUTO_KV_TYPE
         )
-    memory = _host_memory(options)
     keep = float32_bytes(model) <= memory.limit // 2
     return ReferenceDevice(keep_dequantized=keep, threads=options.threads or _spare_threads(), memory=memory)
 

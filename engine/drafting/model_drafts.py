@@ -11,12 +11,13 @@ from engine.config import BLOCK_SIZE
 from engine.draft import Draft
 from engine.drafting.acceptance import MAX_DRAFT, WEIGHT, Acceptance
 from engine.drafting.draft_model import DraftModel
-from engine.drafting.plan import DraftPlan, Room
+from engine.drafting.plan import DraftPlan, Room, best_count
 from engine.request import Origin, Request
 
 PRIOR = 0.6  # assumed acceptance of a drafted token before anything was observed
 TRIAL_SHARE = 0.01
 REPLY_TOKENS = 100  # number of further tokens over which the time for prefilling a prompt is spread
+ALONE = Room(decoding=1, most=MAX_DRAFT)  # the room of a request that runs alone
 PREFILL_SHARE = (
     0.5  # time of a chunk of a prompt that the draft model prefills in a step, as a share of the step's time
 )
@@ -52,6 +53,15 @@ class ModelDrafts:
             self._model.prefill(late[0], chunk)
         ready = [request for request in able if missing[request.id] <= chunk]
         return self._draft(ready, depth, self._least(len(ready), plan.rate, room)) if ready else {}
+
+    def expects_draft(self) -> bool:
+        """Whether a draft for a request that runs alone is expected to pay, or a trial is due. Call this once for each
+        token.
+        """
+        rate, _ = best_count((), self._seconds, ALONE)
+        expects = self._depth(1, 0, rate, ALONE) > 0
+        self._since_trial += 0.0 if expects else self._seconds(ALONE.known)
+        return expects
 
     def close(self) -> None:
         self._model.close()

@@ -160,10 +160,11 @@ class HostMemory:
     free: int = 0  # free memory to assume in estimates; 0: the actual free memory
     pools: int | None = None  # size of the host pools; None: the device's default
     loading: int = 0  # memory that loading needs besides the weights, and frees again
+    reserved: int = 0  # memory to leave for another model
 
     @property
     def limit(self) -> int:
-        return self.allotted or self.free or available_memory()
+        return (self.allotted or self.free or available_memory()) - self.reserved
 
     def kv_bytes(self, weights: int, steps: int) -> int:
         """Return the size of the caches of a model that computes in the host's memory.

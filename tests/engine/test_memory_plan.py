@@ -93,6 +93,11 @@ def test_allotted_memory_is_used_whole_and_free_memory_by_half() -> None:
         HostMemory(allotted=100, loading=61).kv_bytes(40, 10)
 
 
+def test_memory_of_a_draft_model_is_left_free() -> None:
+    assert HostMemory(allotted=100, reserved=20).kv_bytes(40, 10) == 30
+    assert HostMemory(free=100, reserved=20).kv_bytes(10, 10) == 40
+
+
 def test_host_pools_shrink_to_the_allotted_memory() -> None:
     assert ANY_MEMORY.pool_bytes(50, 10) == 50
     assert HostMemory(pools=70).pool_bytes(50, 10) == 70

@@ -1,11 +1,14 @@
 """Draft models: find and load the small model that drafts tokens for another one, for the setting `draft`."""
 
+from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 
 from app.models.families import load_families
 from app.models.load.kernel_preparation import loading, prepare_kernels
 from app.models.repository import RepositoryName
 from app.models.sources import pull
+from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.progress import Progress
 from app.settings.settings import AUTO_DRAFT, Settings
@@ -15,8 +18,10 @@ from app.text.tokenizer import Tokenizer
 from engine.backends.device_choice import layouts_to_compile
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.errors import UnsupportedModel
+from engine.fit import MemoryPlan, plan_memory
 from engine.load_options import LoadOptions
-from engine.loading import ModelEngine, load_draft_model, open_checkpoint
+from engine.loading import ModelEngine, draft_options, load_draft_model, open_checkpoint
+from quant.errors import InglenookError
 
 
 def tokenizer_of(stored: StoredModel, checkpoint: Checkpoint) -> Tokenizer:
@@ -31,12 +36,10 @@ def find_draft_model(
 
     Raises UnsupportedModel if its vocabulary differs, and the errors of `pull` and `open_checkpoint`.
     """
-    name = settings.draft_name
-    if name == AUTO_DRAFT:
-        name = known_draft_model(target.name)
-        if name is None:
-            progress.say(f"No small model is known that could draft for {target.title}.")
+    name = _name_of_draft_model(target, settings)
     if name is None:
+        if settings.draft_name == AUTO_DRAFT:
+            progress.say(f"No small model is known that could draft for {target.title}.")
         return None
     stored = pull(name, settings, progress)
     with open_checkpoint(stored.path) as checkpoint:
@@ -49,6 +52,29 @@ def find_draft_model(
                 "Choose a smaller model of the same family, or leave out --draft.",
             )
     return stored
+
+
+def planned_draft_model(target: StoredModel, settings: Settings, options: LoadOptions) -> int:
+    """Return the bytes of memory that the draft model of `target` will take; 0 if there is none, or if it is not stored
+    yet.
+    """
+    if name := _name_of_draft_model(target, settings):
+        with suppress(InglenookError):  # a load reports it
+            return draft_plan(ModelStore(settings).resolve(name), options).least
+    return 0
+
+
+def draft_plan(stored: StoredModel, options: LoadOptions) -> MemoryPlan:
+    """Return the memory that a draft model takes beside a model that is loaded with these options.
+
+    Raises the errors of `open_checkpoint`.
+    """
+    with open_checkpoint(stored.path) as checkpoint:
+        return plan_memory(checkpoint, draft_options(options))
+
+
+def _name_of_draft_model(target: StoredModel, settings: Settings) -> str | None:
+    return known_draft_model(target.name) if settings.draft_name == AUTO_DRAFT else settings.draft_name
 
 
 def known_draft_model(name: str) -> str | None:
@@ -66,4 +92,5 @@ def add_draft_model(engine: ModelEngine, stored: StoredModel, options: LoadOptio
     with open_checkpoint(stored.path) as checkpoint:
         prepare_kernels(layouts_to_compile(checkpoint, options), options, progress)
         with loading(stored, progress) as reports:
+            options = replace(options, report_kernels=reports.compiled)
             engine.draft_with(load_draft_model(checkpoint, options, engine, reports.read))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from app.models.catalog import Sampling, load_catalog
 from app.models.digests import DIGESTS, digest_of
 from app.models.fit import compare_with_plan, plan_loading
-from app.models.load.draft_models import add_draft_model, find_draft_model, tokenizer_of
+from app.models.load.draft_models import add_draft_model, draft_plan, find_draft_model, tokenizer_of
 from app.models.load.kernel_preparation import (
     DEFAULT_OPTIONS,
     StoppableProgress,
@@ -45,7 +45,7 @@ class ChatModel:
     tokenizer: Tokenizer
     sampling: Sampling  # recommended by the catalog or the files, or the default
     weight_bytes: int  # size of the loaded weights that compute one token; 0: unknown
-    needs: Needs  # memory of weights and steps
+    needs: Needs  # memory of weights and steps, and all of the draft model's
 
 
 def load_model(
@@ -70,7 +70,13 @@ def load_model(
         values = checkpoint.metadata.values
         tokenizer = tokenizer_of(stored, checkpoint)
         options.control.check()
-        draft_model = find_draft_model(stored, tokenizer, settings, progress)
+        needs = plan.needs
+        if draft_model := find_draft_model(stored, tokenizer, settings, progress):
+            draft = draft_plan(draft_model, options)
+            options = replace(options, draft_memory=draft.least)
+            needs = replace(
+                needs, weights=needs.weights + draft.weights, steps=needs.steps + draft.least - draft.weights
+            )
         sampling = catalogued_sampling(stored.name, stored.path, load_catalog()) or read_sampling(stored.path, values)
         prepare_kernels(layouts_to_compile(checkpoint, options), options, progress)
         options = _keeping_on_disk(options, stored, settings, progress)
@@ -94,7 +100,7 @@ def load_model(
         if not settings.context and config.context_length < config.model_context_length:
             progress.say(shortened_context(config))
         loaded.pop_all()
-    return ChatModel(stored.name, engine, tokenizer, sampling or DEFAULT_SAMPLING, plan.active_weights, plan.needs)
+    return ChatModel(stored.name, engine, tokenizer, sampling or DEFAULT_SAMPLING, plan.active_weights, needs)
 
 
 def shortened_context(config: EngineConfig) -> str:

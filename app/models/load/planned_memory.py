@@ -52,7 +52,7 @@ class LoadPlan:
         Caches take half of the memory at most, so that other models fit, unless a useful context needs more.
         """
         free -= self._beside
-        wanted = max(self.useful.least, self.plan.weights + self.plan.steps + free // 2)
+        wanted = max(self.useful.least, self.plan.weights + self.plan.steps + self.plan.draft + free // 2)
         return min(free, wanted, self.plan.most)
 
     def all_taken(self, available: Mapping[str, int]) -> Mapping[str, int]:

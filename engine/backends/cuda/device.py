@@ -57,6 +57,7 @@ class CudaOptions:
     deterministic: bool = False
     memory: MemoryLimit = ALL_FREE
     host_memory: HostMemory = ANY_MEMORY
+    reserved: int = 0  # bytes of the GPU's memory to leave for another model
     tiles: MeasuredTiles = field(default_factory=dict)  # tiles that replace the default ones
     report_kernels: Report = lambda done, total: None  # shows the progress of compilation
     control: LoadControl = UNCONTROLLED
@@ -81,7 +82,7 @@ class CudaDevice:
         self.kv_type = options.kv_type
         self._gpu = gpu
         self._deterministic = options.deterministic
-        self._memory = GpuMemory(gpu, options.memory, options.host_memory)
+        self._memory = GpuMemory(gpu, options.memory, options.host_memory, options.reserved)
 
     def layer_block(self, cache: CacheConfig) -> LayerBlock:
         return LayerBlock((2, cache.kv_heads, BLOCK_SIZE, cache.head_dim), self.kv_type)  # k, v

@@ -30,8 +30,10 @@ USE_LESS = "Choose a shorter context with --context, a smaller model, or close o
 class GpuMemory:
     """The GPU memory that one engine may use."""
 
-    def __init__(self, gpu: Gpu, limit: MemoryLimit, host_memory: HostMemory = ANY_MEMORY) -> None:
+    def __init__(self, gpu: Gpu, limit: MemoryLimit, host_memory: HostMemory = ANY_MEMORY, reserved: int = 0) -> None:
+        """`reserved` is the number of bytes to leave for another model."""
         self._gpu = gpu
+        self._reserved = reserved
         self._limit = limit
         self._host_memory = host_memory
         self._before: int | None = None  # bytes that this process held when loading started; None: it has not started
@@ -89,7 +91,12 @@ class GpuMemory:
         return self.allowed() - step_bytes - MARGIN_BYTES
 
     def allowed(self) -> int:
-        """Return the number of bytes that this engine may still allocate: its limit, minus what it has allocated."""
+        """Return the number of bytes that this engine may still allocate: its limit, minus what it has allocated, and
+        minus what it leaves for another model.
+        """
+        return self._allowed() - self._reserved
+
+    def _allowed(self) -> int:
         if self._gpu.card.interpreted:
             return self._limit.num_bytes or available_memory()
         self._gpu.drop_caches()  # cached memory may be too fragmented for the KV cache, or belong to graphs

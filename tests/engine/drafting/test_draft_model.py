@@ -1,7 +1,7 @@
 """A draft model: its cache holds the right tokens, replies are the same with it, and its failures end no request."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,6 @@ from engine.config import GroupConfig, Preemption
 from engine.draft import NO_DRAFTS, Draft, DraftCounts, Source
 from engine.drafting.acceptance import Acceptance
 from engine.drafting.draft_model import DraftModel
-from engine.drafting.drafter import Drafter
 from engine.drafting.model_drafts import ModelDrafts
 from engine.drafting.plan import DraftPlan, Room
 from engine.errors import UnsupportedModel
@@ -20,7 +19,7 @@ from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_draft_model, load_engine, open_checkpoint
 from engine.request import Origin, Request
 from engine.sampling_params import SamplingParams
-from tests.engine.backends.cuda.two_devices import INTERPRETED
+from tests.engine.drafting.eager_drafter import EagerDrafter
 from tests.engine.drafting.forced_replies import replies
 from tests.engine.hash_run import Run
 from tests.engine.models import family_checkpoints
@@ -35,28 +34,6 @@ CASES = {
     "top-p": SamplingParams(temperature=0.8, top_p=0.9, seed=7, max_tokens=LENGTH, logprobs=3),
     "penalties": SamplingParams(temperature=0.7, repetition_penalty=1.2, seed=3, max_tokens=LENGTH, logprobs=0),
 }
-
-
-class EagerDrafts(ModelDrafts):
-    """Drafts for every request that can have drafts, up to eight tokens."""
-
-    def _depth(self, count: int, behind: int, least_rate: float, room: Room) -> int:
-        return min(8, room.most // count)
-
-    def _least(self, count: int, rate: float, room: Room) -> float:
-        return 0.0
-
-
-class EagerDrafter(Drafter):
-    """Verifies every drafted token."""
-
-    def __init__(self, model: DraftModel) -> None:
-        super().__init__(lambda tokens: 1.0)
-        self._model = self.eager = EagerDrafts(model, self.acceptance, self._seconds)
-
-    def choose(self, requests: Sequence[Request], room: Room) -> Mapping[int, Draft]:
-        super().choose(requests, replace(room, most=0))
-        return {} if room.prefills or self._model is None else self.eager.choose(requests, DraftPlan({}, 0.0), room)
 
 
 # -- over the hash model, in which one wrong block changes every later draft
@@ -336,15 +313,6 @@ def test_engine_without_verification_refuses_a_draft_model(paths: dict[str, Path
     with open_checkpoint(paths["target"]) as target, open_checkpoint(paths["stranger"]) as small:
         engine = load_engine(target, options)
         with pytest.raises(UnsupportedModel, match="verifies no drafts"):
-            load_draft_model(small, options, engine)
-
-
-def test_engine_on_a_gpu_refuses_a_draft_model(paths: dict[str, Path]) -> None:
-    options = LoadOptions(backend="cuda", card=INTERPRETED)
-    with open_checkpoint(paths["target"]) as target, open_checkpoint(paths["stranger"]) as small:
-        engine = load_engine(target, options)
-        assert engine.config.drafts  # from earlier text
-        with pytest.raises(UnsupportedModel, match="verifies no drafts of a model"):
             load_draft_model(small, options, engine)
 
 

@@ -86,6 +86,12 @@ def test_caches_are_dropped_before_free_memory_is_read() -> None:
     assert gpu.dropped == 1
 
 
+@pytest.mark.parametrize("limit", [ALL_FREE, MemoryLimit(num_bytes=10 * GIB)])
+def test_memory_of_a_draft_model_is_left_free(limit: MemoryLimit) -> None:
+    gpu = cast(Gpu, FakeGpu(24 * GIB))
+    assert GpuMemory(gpu, limit, reserved=GIB).allowed() == GpuMemory(gpu, limit).allowed() - GIB
+
+
 @pytest.mark.parametrize(
     ("limit", "asked", "context", "tokens"),
     [

@@ -11,12 +11,15 @@ import torch
 from engine.backends.cuda import step
 from engine.backends.cuda.memory import GpuMemory
 from engine.config import MemoryLimit, Preemption
+from engine.draft import NO_DRAFT, NO_DRAFTS, Source
+from engine.drafting.draft_model import DraftModel
 from engine.errors import DeviceLost, OutOfMemory
 from engine.load_options import LoadOptions
-from engine.loading import ModelEngine, load_engine, open_checkpoint
+from engine.loading import ModelEngine, load_draft_model, load_engine, open_checkpoint
 from engine.request import FinishReason, Request, TokenEvent
 from engine.sampling_params import BeamParams, SamplingParams
 from tests.engine.backends.cuda.two_devices import INTERPRETED
+from tests.engine.drafting.eager_drafter import EagerDrafter
 from tests.engine.drafting.forced_replies import replies, replies_with_forced_drafts, without_drafts
 from tests.engine.models.tiny_llama import make
 from tests.engine.sampling.test_masks import Steps
@@ -145,6 +148,51 @@ def test_reply_that_is_predicted_takes_fewer_steps(tiny: Path, device: torch.dev
     assert replies(running, prompt(4), [predicted]) == plain
     assert running.progress - steps < steps / 2
     assert running.state().failed_captures == 0
+
+
+def drafting(path: Path, device: torch.device) -> tuple[ModelEngine, DraftModel]:
+    """Return an engine, and its own model once more to draft for it."""
+    options = LoadOptions(
+        backend="cuda", card=INTERPRETED if device.type == "cpu" else None, deterministic=True, context_length=64
+    )
+    with open_checkpoint(path) as checkpoint:
+        running = load_engine(checkpoint, options)
+        return running, load_draft_model(checkpoint, options, running)
+
+
+@pytest.mark.parametrize("case", ["greedy", "drawn"])
+def test_draft_model_does_not_change_replies(tiny: Path, device: torch.device, case: str) -> None:
+    running, model = drafting(tiny, device)
+    running._scheduler._verification.drafter = EagerDrafter(model)
+    params = SamplingParams(max_tokens=12, **DRAFTED[case])
+    plain = replies(running, prompt(4), [without_drafts(params)])
+    assert replies(running, prompt(4), [params]) == plain
+    counts = running.state().counters.drafts[Source.MODEL]
+    assert counts.drafted > 0
+    if case == "greedy":
+        assert counts.accepted == counts.drafted
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_reply_waits_for_a_draft_model_that_pays(
+    tiny: Path, device: torch.device, pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drafter itself decides. If a token of the draft model takes as long as one of the model, it drafts none."""
+    running, model = drafting(tiny, device)
+    drafter: Any = running._scheduler._verification.drafter
+    drafter._seconds = lambda tokens: 1.0  # independent of measured times
+    drafter._find = lambda followed: NO_DRAFT  # no drafts from earlier text
+    running.draft_with(model)
+    monkeypatch.setattr(model, "seconds", lambda requests: 0.01 if pays else 1.0)
+    monkeypatch.setattr(model, "prefill_seconds", lambda tokens: 0.0)
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    before = running.progress
+    plain = replies(running, prompt(4), [without_drafts(params)])
+    between = running.progress
+    assert replies(running, prompt(4), [params]) == plain
+    assert (running.progress - between < (between - before) / 2) == pays
+    counts = running.state().counters.drafts.get(Source.MODEL, NO_DRAFTS)
+    assert (counts.drafted > 15) == pays
 
 
 def limit_cache(patch: pytest.MonkeyPatch, num_bytes: int) -> None:
