@@ -37,7 +37,7 @@ def test_an_index_out_of_range_is_an_error(index: int) -> None:
         packed(TEXTS)[index]
 
 
-def test_it_equals_sequences_of_the_same_strings_only() -> None:
+def test_strings_equal_sequences_of_the_same_strings_only() -> None:
     strings = packed(TEXTS)
     assert strings == TEXTS
     assert strings == list(TEXTS)
