@@ -32,7 +32,7 @@ from engine.turns import Turn, Turns
 log = logging.getLogger(__name__)
 
 
-Park = Callable[[Sequence[BlockPool]], ParkedCache]
+Park = Callable[[Sequence[BlockPool], Sequence[BlockPool]], ParkedCache]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Engine(Generic[TicketT]):
     ) -> None:
         """`turn`: the order of steps among the engines that compute on the CPU; None: steps start at once.
 
-        `park` parks the cache, given the index of its pools; None: the cache cannot be parked.
+        `park` parks the cache, given the index of its pools and of its host pools; None: the cache cannot be parked.
         """
         self._park = park
         self.config = config
@@ -256,13 +256,14 @@ class Engine(Generic[TicketT]):
     def park(self) -> ParkedCache | None:
         """Close the engine, and return its KV cache for a later load of the same model.
 
-        Returns None if nothing is cached, or if the cache is not in the host's memory.
+        Returns None if nothing is cached, or if the cache cannot be parked.
         """
-        park, index = self._park, self._scheduler.device_pools
+        park, index, hosts = self._park, self._scheduler.device_pools, self._scheduler.host_pools
         self.close()
-        if park is None or not all(pool.num_free == pool.num_usable for pool in index):
+        if park is None or not all(pool.num_free == pool.num_usable for pool in (*index, *hosts)):
             return None
-        return park(index) if any(pool.num_cached for pool in index) else None
+        parked = park(index, hosts)
+        return parked if parked.num_bytes else None
 
     def close(self) -> None:
         """End all requests without events, write dirty blocks to files, stop all threads, and free the memory.

@@ -26,14 +26,14 @@ from engine.device import Device, LoadedModel
 from engine.drafting.draft_model import DraftModel
 from engine.errors import DeviceLost, NoCompiler, OutOfMemory, UnsupportedModel
 from engine.freed_memory import FreeingOnError, trim
-from engine.kv.blocks import BlockPool, root_key
+from engine.kv.blocks import root_key
 from engine.kv.budget import KVBudget
 from engine.kv.cache import KVCache, kv_groups
 from engine.kv.disk.folder import About, model_folder
 from engine.kv.disk.quota import Quota
 from engine.kv.disk.segment_file import VERSION
 from engine.kv.disk.store import DiskStore
-from engine.kv.parked_cache import ParkedCache
+from engine.kv.parked_cache import ParkedCache, ParkedCopies, ParkedPools
 from engine.kv.threaded_transfer import ThreadedTransfer
 from engine.load_options import LoadOptions
 from engine.mixer_config import StateConfig
@@ -105,7 +105,7 @@ def _load_engine(
         try:
             with raising_out_of_memory():
                 on_gpu = replace(options, turns=None)  # the steps of a GPU are in the order of their launch
-                return _load_on(cuda_device(gpu, options, model), model, checkpoint, on_gpu, progress, output)
+                return _load_on(cuda_device(gpu, options, model), model, checkpoint, on_gpu, progress, output, parked)
         except Exception as problem:  # CUDA and Triton raise errors of any type
             if options.asks_for_gpu or not _cpu_may_succeed(problem):
                 raise
@@ -210,10 +210,9 @@ def _load_on(
     config = _resolve(model, device, options, identity, device.weight_bytes(stored), host_weight_bytes(stored))
     weights = output.weights(checkpoint.path, stored, progress, device.threads, options.control)
     pools: Sequence[Tensor] = ()
-    index: Sequence[BlockPool] = ()
-    if parked and options.fingerprint and (fitted := parked.fitted(config, kv_groups(model, device.layer_block))):
-        config = fitted
-        pools, index = parked.take()
+    fitted = parked.fitted(config, kv_groups(model, device.layer_block)) if parked and options.fingerprint else None
+    if parked and fitted:
+        config, pools = fitted, parked.take_pools()
     loaded, config = _load_weights(device, model, weights, config, pools)
     with ExitStack() as undo:
         undo.callback(loaded.close)
@@ -221,8 +220,8 @@ def _load_on(
         engine = _engine(model, device, options, output, loaded, config)
         undo.pop_all()
         undo.callback(engine.close)
-        if index:
-            engine.adopt(index)
+        if parked and fitted:
+            engine.adopt(parked.take_index(loaded.kv))
         undo.pop_all()
     return engine
 
@@ -243,7 +242,7 @@ def _engine(
         config = replace(config, step_depth=1, drafts=False)
         runner = output.runner(ModelRunner(loaded, model.vocab_size, config.groups))
     turn = options.turns.join() if options.turns else None
-    park = partial(ParkedCache, config.cache_salt, loaded.kv) if loaded.kv.can_be_parked else None
+    park = partial(ParkedPools if loaded.kv.computes_on_host else ParkedCopies, config.cache_salt, loaded.kv)
     return Engine(config, model.vocab_size, runner, block_transfer, store, turn=turn, park=park)
 
 

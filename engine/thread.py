@@ -149,7 +149,8 @@ class EngineThread:
             log.exception("the engine failed")
             self._failure = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
             self._fail_all_requests()
-        with contextlib.suppress(MemoryError):  # the cache is dropped if there is no memory to describe it
+        # the cache is dropped if there is no memory to describe it, or if it cannot be copied
+        with contextlib.suppress(MemoryError, RuntimeError):
             self._parked = self._engine.park() if self._parks and not self._failure else None
         self._engine.close()
         self._deliver = _ignore  # the callback usually belongs to the owner of this object: a reference cycle

@@ -105,7 +105,7 @@ class KVCache:
     subclass, and pass `reserve_pool` and `reserve_host`. `pools`: pools of these sizes to use, with their content.
     """
 
-    can_be_parked = True  # whether the pools are in the host's memory, so that they can outlive the model
+    computes_on_host = True  # whether the pools are in the host's memory, so that they can outlive the model
 
     def __init__(
         self,
@@ -149,6 +149,9 @@ class KVCache:
             here, there = self.pools[move.group], self.host_pools[move.group]
             source, target = (here, there) if move.to_host else (there, here)
             target[move.target].copy_(source[move.source])
+
+    def unpin(self) -> None:
+        """Let the system handle the memory of host pools as any other again. No block is moved afterwards."""
 
     @property
     def block_bytes(self) -> list[int]:

@@ -292,6 +292,11 @@ class Scheduler:
         """The index of the device pools, one per group."""
         return tuple(group.pool for group in self._memory.groups)
 
+    @property
+    def host_pools(self) -> Sequence[BlockPool]:
+        """The index of the host pools, one per group, or none."""
+        return self._memory.host.pools
+
     def adopt(self, index: Sequence[BlockPool]) -> None:
         """See `KVMemory.adopt`."""
         self._memory.adopt(index)

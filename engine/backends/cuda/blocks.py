@@ -68,7 +68,7 @@ def merge_ranges(moves: Iterable[MoveBlock], piece: Sequence[int]) -> Iterator[B
 class GpuBlocks(KVCache):
     """The `KVCache` of a GPU. Threads may copy at the same time, each on its own stream."""
 
-    can_be_parked = False
+    computes_on_host = False
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class GpuBlocks(KVCache):
         self._pinned: set[tuple[int, int]] = set()  # (group, number of a part of its host pool)
         self._registered: list[Tensor] = []
         self._warned = False
-        weakref.finalize(self, _unpin, gpu, self._registered)
+        self._finalizer = weakref.finalize(self, _unpin, gpu, self._registered)
 
     def move(self, moves: Iterable[MoveBlock]) -> None:
         """Copy blocks. Returns when all copies have ended."""
@@ -99,6 +99,9 @@ class GpuBlocks(KVCache):
                 stream.copy(
                     source[part.source : part.source + part.count], target[part.target : part.target + part.count]
                 )
+
+    def unpin(self) -> None:
+        self._finalizer()
 
     def contents(self, group: int, blocks: Sequence[int]) -> list[memoryview]:
         pool = bytes_of(self.pools[group])

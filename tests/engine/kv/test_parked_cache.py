@@ -2,17 +2,23 @@
 
 import gc
 import weakref
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from engine.config import BLOCK_SIZE, GroupConfig
 from engine.core import Engine
-from engine.kv.parked_cache import ParkedCache
+from engine.kv.blocks import BlockKey, BlockPool
+from engine.kv.cache import KVCache, KVGroup, LayerBlock
+from engine.kv.parked_cache import ParkedCache, ParkedCopies
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
+from engine.mixer_config import CacheConfig
 from engine.request import Origin
 from engine.sampling_params import SamplingParams
 from tests.engine.hash_run import Run
@@ -133,6 +139,43 @@ def test_empty_and_unparkable_caches_are_closed(tiny: Path, options: LoadOptions
     answer(engine)
     assert engine.park() is None
     assert engine.park() is None
+
+
+def cached(pool: BlockPool, numbers: Iterable[int], content: Tensor) -> None:
+    """Cache a block for each of the numbers in a pool, the last one as the most recently used."""
+    for number in numbers:
+        (block,) = pool.allocate(1)
+        content[block] = number
+        pool.publish(block, *named(number))
+        pool.release([block])
+
+
+def named(number: int) -> tuple[BlockKey, tuple[int, ...]]:
+    return BlockKey(str(number).encode()), (number,) * BLOCK_SIZE
+
+
+@pytest.mark.parametrize("room", [3, 7, 20])
+@pytest.mark.parametrize("host_size", [4, 9, 20])
+def test_copies_are_those_of_the_blocks_that_were_used_last(host_size: int, room: int) -> None:
+    """The device caches blocks 10 to 17, and the host pool blocks 1 to 12 as far as they fit."""
+    group = KVGroup((0,), CacheConfig(1, 2), LayerBlock((1, 2), torch.float32))
+    kv, device, host = KVCache([group], [9], [host_size]), BlockPool(9), BlockPool(host_size)
+    cached(host, range(1, 13), kv.host_pools[0])
+    cached(device, range(10, 18), kv.pools[0])
+    parked = ParkedCopies(("salt",), kv, [device], [host])
+    assert parked.num_bytes == group.block_bytes * host.num_cached
+    host.check_consistency()
+    by_last_use = [*range(17, 9, -1), *range(9, 0, -1)]
+    kept = set(by_last_use[: host_size - 1])
+    assert {number for number in range(18) if host.find(*named(number))} == kept
+    other = KVCache([group], [room])
+    (index,) = parked.take_index(other)
+    index.check_consistency()
+    found = {number: index.find(*named(number)) for number in by_last_use if index.find(*named(number))}
+    assert list(found) == by_last_use[: min(room, host_size) - 1]
+    assert all((other.pools[0][block] == number).all() for number, block in found.items())
+    assert parked.num_bytes == 0
+    assert list(index.in_eviction_order()) == [found[number] for number in reversed(list(found))]
 
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)

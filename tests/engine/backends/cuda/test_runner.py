@@ -10,10 +10,11 @@ import torch
 
 from engine.backends.cuda import step
 from engine.backends.cuda.memory import GpuMemory
-from engine.config import MemoryLimit, Preemption
+from engine.config import BLOCK_SIZE, MemoryLimit, Preemption
 from engine.draft import NO_DRAFT, NO_DRAFTS, Source
 from engine.drafting.draft_model import DraftModel
 from engine.errors import DeviceLost, OutOfMemory
+from engine.kv.parked_cache import ParkedCache
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_draft_model, load_engine, open_checkpoint
 from engine.request import FinishReason, Request, TokenEvent
@@ -34,10 +35,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("tiny"), heads=2, kv_heads=1, layers=1).path
 
 
-def engine(path: Path, device: torch.device, **options: Any) -> ModelEngine:
+def engine(path: Path, device: torch.device, parked: ParkedCache | None = None, **options: Any) -> ModelEngine:
     chosen = LoadOptions(card=INTERPRETED if device.type == "cpu" else None, **{"backend": "cuda", **options})
     with open_checkpoint(path) as checkpoint:
-        return load_engine(checkpoint, chosen)
+        return load_engine(checkpoint, chosen, parked=parked)
 
 
 def prompt(length: int) -> tuple[int, ...]:
@@ -193,6 +194,29 @@ def test_reply_waits_for_a_draft_model_that_pays(
     assert (running.progress - between < (between - before) / 2) == pays
     counts = running.state().counters.drafts.get(Source.MODEL, NO_DRAFTS)
     assert (counts.drafted > 15) == pays
+
+
+def test_parked_cache_is_copied_to_the_next_engine(tiny: Path, device: torch.device) -> None:
+    options: Any = {"deterministic": True, "fingerprint": "1", "host_cache": 1 << 22, "context_length": 128}
+    params = SamplingParams(max_tokens=REPLY, temperature=0, ignore_eos=True)
+    first = engine(tiny, device, **options)
+    question = (*prompt(60), *replies(first, prompt(60), [params])[0].token_ids, 5, 6)
+    parked = first.park()
+    assert parked is not None
+    assert parked.num_bytes > 0
+    second = engine(tiny, device, parked, **options)
+    assert parked.num_bytes == 0
+    reply = replies(second, question, [params])
+    assert second.state().counters.computed_tokens <= 2 + BLOCK_SIZE + REPLY
+    alone = engine(tiny, device, **options)
+    assert replies(alone, question, [params]) == reply
+    assert alone.state().counters.computed_tokens > len(question)
+
+
+def test_cache_is_not_parked_without_host_pools(tiny: Path, device: torch.device) -> None:
+    running = engine(tiny, device, fingerprint="1", host_cache=0)
+    replies(running, prompt(20), [SamplingParams(max_tokens=2, temperature=0)])
+    assert running.park() is None
 
 
 def limit_cache(patch: pytest.MonkeyPatch, num_bytes: int) -> None:
