@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Generic
@@ -194,6 +194,10 @@ class Engine(Generic[TicketT]):
             self.expected_seconds = math.inf
             self._scheduler.wait()
             return []
+        return self._collect()
+
+    def _collect(self) -> list[TokenEvent]:
+        """Wait for the oldest step under way, and return its events."""
         step = self._under_way.popleft()
         try:
             sampled = self._runner.collect(step.ticket)
@@ -236,6 +240,26 @@ class Engine(Generic[TicketT]):
         forgotten = [step.plan for step in self._under_way]
         self._under_way.clear()
         return self._scheduler.abort_all(forgotten)
+
+    def suspend(self) -> tuple[list[TokenEvent], list[Request]]:
+        """Finish the steps under way, and take all requests out, so that a later engine of the model can `resume` them.
+
+        Returns the events of the steps, and the requests that have not ended. All of them must be able to be suspended.
+        """
+        events: list[TokenEvent] = []
+        while self._under_way:
+            events += self._collect()
+        return events, self._scheduler.suspend()
+
+    def reserve_ids(self, requests: Iterable[Request]) -> None:
+        """Give later requests other ids than those of `requests`, which an earlier engine suspended. Call this before
+        any request exists; any thread may call it.
+        """
+        self._ids = itertools.count(1 + max((request.id for request in requests), default=0))
+
+    def resume(self, requests: Iterable[Request]) -> None:
+        """Continue requests that an earlier engine suspended, and whose ids are reserved."""
+        self._scheduler.resume(requests)
 
     def flush(self, seconds: float = 60.0) -> None:
         """Wait for copies under way, and write dirty blocks to files. No write starts later than `seconds` from now."""

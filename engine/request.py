@@ -156,6 +156,11 @@ class Request:
         return self.constraint is None and not self.params.needs_reply and not isinstance(self.params, BeamSampling)
 
     @property
+    def can_be_suspended(self) -> bool:
+        """Whether another engine of the same model could continue the reply. A grammar belongs to one engine."""
+        return self.constraint is None and self.params.beams is None
+
+    @property
     def num_tokens(self) -> int:
         """Number of known tokens, in the prompt and the reply."""
         return len(self.prompt_ids) + len(self.output_ids)

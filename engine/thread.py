@@ -66,6 +66,23 @@ class EngineThread:
         parked, self._parked = self._parked, None
         return parked
 
+    def suspend(self, *, parks: bool = False) -> tuple[list[Request], ParkedCache | None]:
+        """Stop as `stop` does, but take the requests out without an event, so that another thread can `resume` them.
+
+        All of them must be able to be suspended. If the engine fails meanwhile, they end with an event.
+        """
+        suspended: list[Request] = []
+        self._parks = parks
+        self._commands.put(lambda: self._suspend(suspended))
+        self._thread.join()
+        parked, self._parked = self._parked, None
+        return suspended, parked
+
+    def resume(self, requests: Sequence[Request]) -> None:
+        """Continue requests that another thread suspended. Call this before any other request is submitted."""
+        self._engine.reserve_ids(requests)
+        self._commands.put(lambda: self._resume(requests))
+
     def submit(
         self,
         prompt_ids: tuple[int, ...],
@@ -199,12 +216,24 @@ class EngineThread:
         self._engine.add(*requests)
         return []
 
+    def _resume(self, requests: Sequence[Request]) -> list[TokenEvent]:
+        self._live.update(request.id for request in requests)
+        self._engine.resume(requests)
+        return []
+
     def _abort(self, request_id: int) -> list[TokenEvent]:
         return self._engine.abort(request_id)
 
     def _forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> list[TokenEvent]:
         self._engine.forget(token_ids, origin, kept=kept)
         return []
+
+    def _suspend(self, suspended: list[Request]) -> list[TokenEvent]:
+        self._stopping = True
+        events, requests = self._engine.suspend()
+        suspended += requests
+        self._live -= {request.id for request in requests}
+        return events
 
     def _stop(self) -> list[TokenEvent]:
         self._stopping = True

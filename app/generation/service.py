@@ -142,6 +142,12 @@ class ChatService:
         await self.grammars.close()
         return parked
 
+    async def suspend(self) -> ParkedCache | None:
+        """Close the engine and all processes, and return the KV cache. The requests wait in the streams."""
+        parked, _, _ = await asyncio.gather(self.streams.suspend(), self._encoding.close(), self.texts.close())
+        await self.grammars.close()
+        return parked
+
     async def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt for the assistant's next turn. Raises TemplateError."""
         return await self._encoding.run(lambda check: self._prompts.encode(messages, TextLimit(check=check)))

@@ -57,8 +57,33 @@ class TokenStreams:
         engine. If it `parks`, return its KV cache.
         """
         self._stopping = True
-        self._route([TokenEvent(request_id, None, finish=FinishReason.ABORT) for request_id in self._live])
+        self.end_all()
         return await asyncio.to_thread(partial(self._thread.stop, parks=parks))
+
+    def can_suspend(self, streams: int) -> bool:
+        """Whether this is the number of streams with requests, and all of them could continue in a later engine."""
+        running = self._live.values()
+        return len({live.stream for live in running}) == streams and all(it.request.can_be_suspended for it in running)
+
+    async def suspend(self) -> ParkedCache | None:
+        """Stop the engine's thread after the steps under way, close the engine, and return its KV cache.
+
+        The requests stay here, until the streams of a later engine `resume` them, or until `stop`.
+        """
+        self._stopping = True
+        _, parked = await asyncio.to_thread(partial(self._thread.suspend, parks=True))
+        return parked
+
+    def resume(self, suspended: "TokenStreams") -> None:
+        """Continue the requests that other streams suspended. Call this after `start`, before any request exists."""
+        self._live, suspended._live = suspended._live, {}
+        for live in self._live.values():
+            live.stream.move_to(self)
+        self._thread.resume([live.request for live in self._live.values()])
+
+    def end_all(self, reason: FinishReason = FinishReason.ABORT, error: str = "") -> None:
+        """End all requests that a suspended engine has left, with an event for each reader."""
+        self._route([TokenEvent(request_id, None, finish=reason, error=error) for request_id in self._live])
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -231,6 +256,10 @@ class TokenStream:
         requests = self._streams.submit(self, prompt_ids, several, end_ids, origin, marks)
         self._running.update(request.id for request in requests)
         return requests
+
+    def move_to(self, streams: TokenStreams) -> None:
+        """Continue with the streams of another engine, which sends further events."""
+        self._streams = streams
 
     def put(self, event: TokenEvent) -> None:
         self._arrived.append(event)

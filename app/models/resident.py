@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from app.errors import AppError
+from app.models.advice import Advice
 from app.models.ledger import HOST, Bytes, Entry, Use
-from app.models.switches import Advice
 from app.models.unfreed import Unfreed
 from app.progress import Unit
 from engine.errors import LoadStopped
@@ -57,6 +57,14 @@ class DoesNotFit(AppError):
     """A model needs more memory than all models may use together."""
 
 
+class Suspended(Protocol):
+    """The requests of a model that was unloaded while they ran."""
+
+    def end(self, problem: str) -> None:
+        """End all of them, because the model could not be loaded again, or is not any more."""
+        ...
+
+
 class Loaded(Protocol):
     """A loaded model."""
 
@@ -83,8 +91,22 @@ class Loaded(Protocol):
         """Why no request can be served any more; empty if one can."""
         ...
 
+    def can_suspend(self, requests: int) -> bool:
+        """Whether these are all requests that generate, and they could wait until the model is loaded again, without
+        losing what they have so far.
+        """
+        ...
+
+    async def suspend(self) -> "tuple[Suspended, ParkedCache | None]":
+        """Return all memory, the requests, and the KV cache. If this fails, the requests end."""
+        ...
+
+    def resume(self, suspended: "Suspended") -> None:
+        """Continue the requests of an earlier load. Call this after `start`."""
+        ...
+
     async def close(self, *, parks: bool) -> "ParkedCache | None":
-        """End all requests, and return all memory. If it `parks`, return the KV cache if it is in the host's memory."""
+        """End all requests, and return all memory. If it `parks`, return the KV cache if it can be parked."""
         ...
 
 
@@ -181,6 +203,7 @@ class Resident(Generic[LoadedT]):
     title: str  # name for users
     loaded: LoadedT | None = None
     parked: "ParkedCache | None" = None  # KV cache of an earlier load, which the next one uses
+    suspended: Suspended | None = None  # background requests that continue when it is loaded again
     unfreed: Mapping[str, Unfreed] = field(default_factory=dict)  # memory -> what its unloads did not free
     state: State = State.UNLOADED
     is_pinned: bool = False  # whether the model is never unloaded for another one
@@ -201,13 +224,25 @@ class Resident(Generic[LoadedT]):
 
     @property
     def is_used(self) -> bool:
-        return self.uses.total() > 0 or (self.loaded is not None and self.loaded.is_running)
+        """Whether it is loaded, and a request uses it."""
+        return self.loaded is not None and (self.uses.total() > 0 or self.loaded.is_running)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether requests wait until it is loaded."""
+        return bool(self.waiters) or self.suspended is not None
+
+    @property
+    def can_be_suspended(self) -> bool:
+        """Whether its requests, all of them in the background, can wait until it is loaded again."""
+        in_background = set(+self.uses) == {ServiceClass.BACKGROUND}
+        return in_background and self.loaded is not None and self.loaded.can_suspend(self.uses.total())
 
     @property
     def needs_server(self) -> bool:
         """Whether the server must not end because it is idle."""
         is_kept = self.is_pinned and self.loaded is not None
-        return self.is_used or is_kept or self.task is not None or bool(self.waiters)
+        return self.is_used or is_kept or self.task is not None or self.is_wanted
 
     @property
     def expires_at(self) -> float | None:
@@ -247,9 +282,9 @@ class Resident(Generic[LoadedT]):
         return min(max(SWITCHES * switch_seconds, SHORTEST_TURN), LONGEST_TURN)
 
     def urgency(self) -> tuple[int, float]:
-        """Return the class and the arrival of the most urgent request that waits."""
-        best = min(self.waiters, key=lambda waiter: (waiter.service, waiter.arrival))
-        return best.service, best.arrival
+        """Return the class and the arrival of the most urgent request that waits. Suspended requests come last."""
+        waiting = [(waiter.service, waiter.arrival) for waiter in self.waiters]
+        return min(waiting, default=(ServiceClass.BACKGROUND, self.last_used))
 
     def grant(self) -> None:
         """Admit all requests that wait."""

@@ -3,8 +3,9 @@
 Everything here runs on one event loop; a `Loader` does the slow work on threads. One model loads at a time, in the
 order of the classes of the requests that wait, then of their arrival. Requests for the same model wait for one load.
 
-A model with running requests is not unloaded. If another model needs its memory, new requests are admitted for a while,
-whose length follows the measured time of a switch; then they wait until the other model has had its turn.
+A model with running requests is not unloaded, unless all of them run in the background: then they are suspended until
+it is loaded again. If another model needs its memory, new requests are admitted for a while, whose length follows the
+measured time of a switch; then they wait until the other model has had its turn.
 """
 
 import asyncio
@@ -12,10 +13,9 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Generic
 
-from app.models.ledger import Blocked, Entry, Fits, Ledger, Never, Unload, Use, Wait
+from app.models.ledger import Blocked, Fits, Never, Unload, Use, Wait
 from app.models.load_failures import OUT_OF_MEMORY, MemoryTaken, pause_after, problem_of, refusal, with_numbers
 from app.models.resident import (
     SHORTEST_TURN,
@@ -28,10 +28,12 @@ from app.models.resident import (
     Reason,
     Resident,
     State,
+    Suspended,
     Waiter,
 )
-from app.models.switches import Switches
-from app.models.unfreed import uncounted, unfreed_by
+from app.models.resident_memory import ResidentMemory
+from app.models.switch_advice import SwitchAdvice
+from app.models.unfreed import unfreed_by
 from app.progress import format_bytes
 from engine.errors import EngineError, LoadStopped, OutOfMemory
 from engine.freed_memory import release_frames, return_freed_memory, trim
@@ -73,8 +75,8 @@ class Residents(Generic[LoadedT]):
         self._load: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
-        self.switches = Switches()
-        self._advising: set[asyncio.Task[None]] = set()
+        self.memory = ResidentMemory(loader, self._models, self._limits, clock)
+        self.advice = SwitchAdvice(loader, self.memory, self._models)
         self.is_closed = False  # whether the server is shutting down
 
     def __iter__(self) -> Iterator[Resident[LoadedT]]:
@@ -93,6 +95,9 @@ class Residents(Generic[LoadedT]):
         model.loaded, model.state = loaded, State.LOADED
         model.loaded_at = model.last_used = self._clock()
         model.parked = None
+        if model.suspended is not None:
+            loaded.resume(model.suspended)
+            model.suspended = None
         return model
 
     @property
@@ -108,24 +113,6 @@ class Residents(Generic[LoadedT]):
     def retry_seconds(self, model: Resident[LoadedT]) -> float:
         """Return the seconds until a model that could not be loaded is tried again."""
         return max(0.0, model.retry_at - self._clock())
-
-    def ledger(self, available: Mapping[str, int], held: Mapping[str, int] = NOT_MEASURED) -> Ledger:
-        """Return the memory of all models, next to the `available` bytes of the machine and those of the process."""
-        entries = self._entries()
-        rest = uncounted(held, entries)
-        unfreed = {memory: sum(self._left(memory, size)) for memory, size in rest.items()}
-        return Ledger(available, entries, self._limits, unfreed)
-
-    def _entries(self) -> list[Entry]:
-        return [model.entry(self._clock()) for model in self if model.loaded or model.parked]
-
-    def _left(self, memory: str, size: int) -> Iterator[int]:
-        """Yield the bytes that each model did not free, if no entry counts `size` bytes of the process."""
-        return (model.unfreed[memory].left(size) for model in self if memory in model.unfreed)
-
-    async def measured_ledger(self) -> Ledger:
-        available = await asyncio.to_thread(self._loader.available)
-        return self.ledger(available, await asyncio.to_thread(self._loader.process_memory))
 
     @asynccontextmanager
     async def use(
@@ -165,6 +152,9 @@ class Residents(Generic[LoadedT]):
         """Decide again after a request has left a model, and once its engine has ended requests without a client."""
         model.last_used = self._clock()
         self._check_engine(model)
+        if model.suspended is not None and not model.uses.total():  # all clients have left
+            model.suspended = None
+            self._cancel_load(model)
         self._notify()
         if not model.uses.total() and model.is_used and not self.is_closed:
             asyncio.get_running_loop().call_later(POLL_SECONDS, self._on_release, model)
@@ -216,12 +206,17 @@ class Residents(Generic[LoadedT]):
             model.waiters.remove(waiter)
         elif granted.done() and not granted.cancelled() and granted.exception() is None:
             model.uses[waiter.service] -= 1
-        task = model.task
-        if not model.waiters and task is not None and task.fraction <= KEEP_LOADING:
-            task.is_stopped = True
-        if not model.waiters and model.state is State.WAITING and task is None:
-            model.state = State.UNLOADED
+        self._cancel_load(model)
         self._notify()
+
+    def _cancel_load(self, model: Resident[LoadedT]) -> None:
+        """Stop the load of a model if no request waits for it any more, unless most of it is done."""
+        if model.is_wanted:
+            return
+        if model.task is not None and model.task.fraction <= KEEP_LOADING:
+            model.task.is_stopped = True
+        if model.state is State.WAITING and model.task is None:
+            model.state = State.UNLOADED
 
     # -- decisions
 
@@ -240,7 +235,7 @@ class Residents(Generic[LoadedT]):
 
     def _next_to_load(self) -> Resident[LoadedT] | None:
         """Return the model to load next: that of the most urgent request, then of the oldest one."""
-        waiting = [model for model in self if model.waiters and model.state is State.WAITING]
+        waiting = [model for model in self if model.is_wanted and model.state is State.WAITING]
         return min(waiting, key=Resident.urgency, default=None)
 
     def _on_load_end(self, task: asyncio.Task[None]) -> None:
@@ -257,7 +252,7 @@ class Residents(Generic[LoadedT]):
                 await self._free_memory(model)
                 await self._load_once(model, task)
         except LoadStopped:
-            model.state = State.WAITING if model.waiters else State.UNLOADED
+            model.state = State.WAITING if model.is_wanted else State.UNLOADED
         except Exception as error:  # noqa: BLE001 # whatever the files contain: the requests that wait get the error
             self._on_load_failure(model, error)
         finally:
@@ -305,7 +300,7 @@ class Residents(Generic[LoadedT]):
         An allocation failed although the model fits according to the ledger, so the missing bytes are not known.
         """
         model.parked = None
-        for other in map(self.of, self.ledger({}).idle):
+        for other in map(self.of, self.memory.ledger({}).idle):
             if not other.is_used:
                 await self._switch(other, model)
         await asyncio.to_thread(return_freed_memory)
@@ -314,9 +309,9 @@ class Residents(Generic[LoadedT]):
         """Unload what has to be unloaded. Returns the bytes that the model may use of each memory."""
         wanted = needs.useful
         while True:
-            task.check()
+            self._check_load(model, task)
             self._changed.clear()
-            ledger = await self.measured_ledger()
+            ledger = await self.memory.measured_ledger()
             match ledger.plan(wanted, model.name if model.parked is not None else ""):
                 case Fits():
                     return {memory: ledger.free(memory) for memory in wanted}
@@ -327,18 +322,26 @@ class Residents(Generic[LoadedT]):
                         if victim.is_used:  # a request arrived while another victim was unloaded
                             break
                         await self._switch(victim, model)
+                case Wait(names) if background := self._suspendable(model, names):
+                    await self._switch(background, model)
                 case Wait(names):
                     await self._wait_for_end(model, names)
                 case Blocked(names):
                     task.stage = f"waiting for the memory of {self._titled(names)}"
-                    for other in map(self.of, names):
-                        if self.switches.is_first(other.name, model.name):
-                            self._advise(other, model)
+                    for other in names:
+                        self.advice.ask(other, model.name)
                     await self._changed.wait()
                 case Never() if needs.least is not None and wanted is not needs.least:
                     wanted = needs.least
                 case Never() as verdict:
                     raise await asyncio.to_thread(self._refusal, model, verdict)
+
+    def _check_load(self, model: Resident[LoadedT], task: LoadTask) -> None:
+        """Raise LoadStopped if a load that waits for memory is to end, or to let a more urgent one go first."""
+        task.check()
+        first = self._next_to_load()
+        if self.is_closed or (first is not None and first.urgency() < model.urgency()):
+            raise LoadStopped("The load was stopped")
 
     def _refusal(self, model: Resident[LoadedT], verdict: Never) -> InglenookError:
         """Return the error for a model that does not fit. Runs on a thread."""
@@ -350,8 +353,14 @@ class Residents(Generic[LoadedT]):
         """Unload a model, or drop its parked cache, so that another one fits."""
         victim.parked, was_loaded = None, victim.loaded is not None
         await self._unload(victim, Reason.MEMORY)
-        if was_loaded and self.switches.note(victim.name, model.name, self._clock()):
-            self._advise(victim, model)
+        if was_loaded:
+            self.advice.note_switch(victim.name, model.name, self._clock())
+
+    def _suspendable(self, model: Resident[LoadedT], names: Sequence[str]) -> Resident[LoadedT] | None:
+        """Return a model whose requests are less urgent than the one that waits for `model`, and can be suspended."""
+        if model.urgency()[0] is ServiceClass.BACKGROUND:
+            return None
+        return next((other for other in map(self.of, names) if other.is_used and other.can_be_suspended), None)
 
     async def _wait_for_end(self, model: Resident[LoadedT], names: Sequence[str]) -> None:
         """Let busy models admit requests until their turns end, and wait for the next change."""
@@ -374,6 +383,12 @@ class Residents(Generic[LoadedT]):
         problem = problem_of(error, model.title)
         model.state, model.problem, model.retry_at = State.FAILED, problem, self._clock() + pause_after(problem)
         model.refuse(problem)
+        self._end_suspended(model, problem.message)
+
+    def _end_suspended(self, model: Resident[LoadedT], problem: str) -> None:
+        suspended, model.suspended = model.suspended, None
+        if suspended is not None:
+            suspended.end(problem)
 
     def _on_engine_failure(self, model: Resident[LoadedT], problem: str) -> None:
         """Unload a model whose engine failed, so that it is loaded again. Refuse it if that has happened too often."""
@@ -391,32 +406,30 @@ class Residents(Generic[LoadedT]):
     # -- unloading
 
     async def _unload(self, model: Resident[LoadedT], reason: Reason) -> None:
-        """Return the memory of a model that no request uses."""
+        """Return the memory of a model. Its requests, if it has any, are suspended."""
         loaded = model.loaded
         if loaded is None:
             return
         model.state = State.UNLOADING
         try:
-            memories, before = loaded.memories(), await self._uncounted(model)
-            model.parked = await self._close(model, loaded, parks=reason in PARKING)
+            memories, before = loaded.memories(), await self.memory.uncounted(model)
+            if reason is Reason.MEMORY and model.can_be_suspended:
+                model.suspended, model.parked = await self._suspend(model, loaded)
+            else:
+                model.parked = await self._close(model, loaded, parks=reason in PARKING)
             model.loaded = loaded = None
             await asyncio.to_thread(trim)  # the engine trimmed before its tokenizer was freed
-            model.unfreed = unfreed_by(memories, before, await self._uncounted(model), model.unfreed)
+            model.unfreed = unfreed_by(memories, before, await self.memory.uncounted(model), model.unfreed)
             if model.unfreed:
                 numbers = ", ".join(f"{format_bytes(it.num_bytes)} ({name})" for name, it in model.unfreed.items())
                 log.warning("%s was unloaded, but did not free %s", model.title, numbers)
         finally:
             model.loaded = loaded = None
-            model.state = State.WAITING if model.waiters else State.UNLOADED
+            model.state = State.WAITING if model.is_wanted else State.UNLOADED
             model.yields_at = None
             model.unloads[reason] += 1
             log.info("unloaded %s (%s)", model.title, reason.value)
             self._notify()
-
-    async def _uncounted(self, model: Resident[LoadedT]) -> Mapping[str, int]:
-        """Measure the bytes of the process that no entry counts, except that of a model while it is loaded."""
-        held = await asyncio.to_thread(self._loader.process_memory)
-        return uncounted(held, self._entries(), model.name if model.loaded else "")
 
     async def _close(self, model: Resident[LoadedT], loaded: LoadedT, *, parks: bool = False) -> "ParkedCache | None":
         """Close a loaded model. Its errors are only logged: the memory is measured again before the next load."""
@@ -426,29 +439,15 @@ class Residents(Generic[LoadedT]):
             log.exception("%s was not closed cleanly", model.title)
             return None
 
-    # -- advice
-
-    def _advise(self, one: Resident[LoadedT], other: Resident[LoadedT]) -> None:
-        """Find out in the background what would let two models fit together."""
-        task = asyncio.create_task(self._make_advice(one, other))
-        self._advising.add(task)
-        task.add_done_callback(self._advising.discard)
-
-    async def _make_advice(self, one: Resident[LoadedT], other: Resident[LoadedT]) -> None:
-        ledger = await self.measured_ledger()
-        everyone = [entry.name for entry in ledger.entries]
-        available = {memory: ledger.free(memory, everyone) for memory in ledger.available}
+    async def _suspend(
+        self, model: Resident[LoadedT], loaded: LoadedT
+    ) -> "tuple[Suspended | None, ParkedCache | None]":
+        """Close a loaded model, and return its requests. If that fails, they end."""
         try:
-            advice = await asyncio.to_thread(self._loader.together, (one.name, other.name), available)
-        except (InglenookError, OSError):  # its load reports the error
-            return
-        others = [model for model in self if model.loaded and model is not one and model is not other]
-        if not advice.remedy and not others:
-            return
-        titles = ", ".join(model.title for model in others)
-        advice = advice if advice.remedy else replace(advice, remedy=f"Both fit without {titles}: ingle unload.")
-        self.switches.advice[one.title, other.title] = advice
-        log.warning("%s and %s do not fit together: %s. %s", one.title, other.title, advice.numbers, advice.remedy)
+            return await loaded.suspend()
+        except Exception:
+            log.exception("the requests of %s could not be suspended", model.title)
+            return None, None
 
     async def load(self, name: str, *, pinned: bool | None = None, keep_alive: float | None = None) -> None:
         """Load a model if it is not loaded. `pinned`: see `Resident`; None: unchanged. `keep_alive`: see `use`."""
@@ -495,11 +494,11 @@ class Residents(Generic[LoadedT]):
         self.is_closed = True
         for model in self:
             model.refuse(EngineError("The server is shutting down"))
+            self._end_suspended(model, "The server is shutting down")
             if model.task is not None:
                 model.task.is_stopped = True
         self._changed.set()
-        for advising in self._advising:
-            advising.cancel()
+        self.advice.close()
         if self._load is not None:
             await asyncio.wait((self._load,))
         await asyncio.gather(*(self._close(model, model.loaded) for model in self if model.loaded is not None))

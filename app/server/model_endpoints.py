@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.generation.generic_tools import ToolSupport
+from app.models.advice import Advice
 from app.models.details import Kind
 from app.models.ledger import Bytes, Ledger
 from app.models.resident import Resident, State
-from app.models.switches import Advice
 from app.progress import Unit
 from app.server.dialects.openai.errors import error_body
 from app.server.http.endpoint import LINES, Endpoint
@@ -156,9 +156,9 @@ class OwnModelEndpoints:
         ]
 
     async def report(self, request: Request) -> Response:
-        models, ledger = await self._models.descriptions(), await self._models.residents.measured_ledger()
+        models, ledger = await self._models.descriptions(), await self._models.residents.memory.measured_ledger()
         reports = [self._report(model) for model in models]
-        advice = self._models.residents.switches.advice
+        advice = self._models.residents.advice.given
         return json_reply(ModelReports(reports, _memory_reports(ledger), [*starmap(_advice_report, advice.items())]))
 
     def _report(self, model: ModelDescription) -> ModelReport:

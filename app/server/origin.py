@@ -59,7 +59,7 @@ def origin_of(request: Request, fields: OriginFields, reply: str = "") -> Origin
     """
     return replace(
         caller_origin(request),
-        service=_service_class(fields, request.headers),
+        service=class_of(request, fields),
         priority=fields.priority or 0,
         cache_salt=caller_of(request).cache_salt + (fields.cache_salt or ""),
         stored=fields.store is not False,
@@ -84,19 +84,20 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-def _service_class(fields: OriginFields, headers: Mapping[str, str]) -> ServiceClass:
+def class_of(request: Request, fields: OriginFields | None = None) -> ServiceClass:
+    """Return the class of a request with these fields, or without any. Raises InvalidRequest if its header has an
+    unknown one.
+    """
+    in_header = _class_in(request.headers)
+    if fields is None:
+        return ServiceClass.NORMAL if in_header is None else in_header
     candidates = (
         CLASS_NAMES.get(fields.service_class or ""),
-        _class_in(headers),
+        in_header,
         _CLASS_OF_TIER.get(fields.service_tier or ""),
         _CLASS_OF_PURPOSE[fields.purpose],
     )
     return next(one for one in candidates if one is not None)
-
-
-def class_of_header(request: Request) -> ServiceClass | None:
-    """Return the class in the header of a request; None: it has none. Raises InvalidRequest if it is unknown."""
-    return _class_in(request.headers)
 
 
 def _class_in(headers: Mapping[str, str]) -> ServiceClass | None:

@@ -25,10 +25,9 @@ from app.models.residents import Residents
 from app.server.http.errors import InvalidRequest
 from app.server.http.holds import EarlyEvents, Wait, holds_of
 from app.server.model_names import ModelNames
-from app.server.origin import class_of_header
+from app.server.origin import OriginFields, class_of
 from app.server.refusals import NO_TEXT, NO_VECTORS, RANKS_ONLY, Refusal
 from engine.errors import EngineError, OutOfMemory
-from engine.request import ServiceClass
 from quant.errors import InglenookError
 
 NO_WAIT = "x-ingle-wait"  # header with which a client asks not to wait for a load: 0
@@ -129,6 +128,7 @@ class ServedModels:
         self,
         request: Request,
         name: str | None,
+        fields: OriginFields | None = None,
         *,
         streams: bool = False,
         events: EarlyEvents | None = None,
@@ -136,14 +136,14 @@ class ServedModels:
     ) -> Served[ChatService]:
         """Return the service of the model that a request names, which stays loaded until the response has been sent.
 
-        If the model is not loaded, the request waits for it; a client that `streams` gets the `events` meanwhile, by
-        default pings. From this request on, the model is unloaded `keep_alive` seconds after its last use; below 0:
-        when its memory is needed; None: as before. Raises InvalidRequest if there is no such model or if it generates
-        no text, and the errors of its load.
+        `fields` are those that determine the class of the request. If the model is not loaded, the request waits for
+        it; a client that `streams` gets the `events` meanwhile, by default pings. From this request on, the model is
+        unloaded `keep_alive` seconds after its last use; below 0: when its memory is needed; None: as before. Raises
+        InvalidRequest if there is no such model or if it generates no text, and the errors of its load.
         """
         found = await self.names.find(name)
         await self._check_kind(found.key, "chat", NO_TEXT)
-        service = await self._held(request, found.key, keep_alive, streams=streams, events=events)
+        service = await self._held(request, found.key, keep_alive, fields, streams=streams, events=events)
         if not isinstance(service, ChatService):
             raise NO_TEXT.error()
         return Served(service, found.reply_name, found.key)
@@ -173,11 +173,12 @@ class ServedModels:
         request: Request,
         key: str,
         keep_alive: float | None,
+        fields: OriginFields | None = None,
         *,
         streams: bool = False,
         events: EarlyEvents | None = None,
     ) -> Service:
-        service, model = class_of_header(request) or ServiceClass.NORMAL, self.residents.of(key)
+        service, model = class_of(request, fields), self.residents.of(key)
         if model.loaded is None and request.query_params.get("autoload", "true") not in ("1", "true", ""):
             raise InvalidRequest(f"model: {model.title} is not loaded", "Leave out autoload.", parameter="model")
         use = self.residents.use(key, service, waits=request.headers.get(NO_WAIT) != "0", keep_alive=keep_alive)

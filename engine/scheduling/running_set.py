@@ -74,6 +74,16 @@ class RunningSet:
         request.status = RequestStatus.FINISHED
         self._release(request)
 
+    def withdraw(self, request: Request) -> None:
+        """Remove a request that holds no blocks, as if it were preempted, so that another scheduler can queue it."""
+        if self.running.pop(request.id, None):
+            self.waiting.promote_followers(request)
+            request.num_preemptions += 1
+        else:
+            self.waiting.remove(request.id)
+        request.status = RequestStatus.WAITING
+        request.num_computed = request.num_scheduled = 0
+
     def set_status(self, request: Request, status: RequestStatus) -> None:
         """Set a request's status. If it computes a beam, the results of its group get the same status."""
         request.status = status

@@ -287,6 +287,23 @@ class Scheduler:
         self.flush(FLUSH_SECONDS)
         return events
 
+    def suspend(self) -> list[Request]:
+        """Take all requests out, so that another scheduler can `resume` them. No step may be under way.
+
+        Their full blocks stay cached. The requests are in order of priority.
+        """
+        requests = [*self._requests.running.values(), *self._requests.waiting]
+        for request in requests:
+            self._memory.release(request)
+            self._requests.withdraw(request)
+        self.flush(FLUSH_SECONDS)
+        return sorted(requests, key=priority_key)
+
+    def resume(self, requests: Iterable[Request]) -> None:
+        """Queue requests that another scheduler of the same model suspended."""
+        for request in requests:
+            self._requests.waiting.add(request)
+
     @property
     def device_pools(self) -> tuple[BlockPool, ...]:
         """The index of the device pools, one per group."""

@@ -1,9 +1,10 @@
 """Drives an engine over the hash model and compares its tokens with the expected ones."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.core import Engine
-from engine.request import PROGRAM, FinishReason, Origin, Request
+from engine.request import PROGRAM, FinishReason, Origin, Request, TokenEvent
 from engine.sampling_params import BeamParams, SamplingParams
 from engine.scheduling.beam import BeamGroup
 from tests.support.hash_model import HashTicket, expected_output, variant_of
@@ -60,7 +61,10 @@ class Run:
         return results
 
     def step(self) -> None:
-        for event in self.engine.step():
+        self.record(self.engine.step())
+
+    def record(self, events: Iterable[TokenEvent]) -> None:
+        for event in events:
             assert event.request_id not in self.finished
             if event.token_id is not None:
                 self.outputs[event.request_id].append(event.token_id)

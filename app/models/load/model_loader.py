@@ -4,9 +4,9 @@ Its methods run on threads, except `start` and `close` of the loaded models, whi
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from app.errors import ModelNotFound
 from app.generation.embedding_service import EmbeddingService
@@ -16,6 +16,7 @@ from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import TokenStreams
+from app.models.advice import Advice
 from app.models.decode_rate import DecodeRate, decode_rate, remember_rate
 from app.models.details import ModelFacts, details_of
 from app.models.fit import advice, fit_stored, memory_plans
@@ -32,10 +33,9 @@ from app.models.load.planned_memory import (
     memory_name,
     tokenizer_bytes,
 )
-from app.models.resident import LoadTask, Needs
+from app.models.resident import LoadTask, Needs, Suspended
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
-from app.models.switches import Advice
 from app.progress import Progress, Report, Unit
 from app.settings.settings import Settings
 from engine.backends.device_choice import gpu_for
@@ -47,6 +47,7 @@ from engine.kv.budget import USEFUL_CONTEXT
 from engine.kv.parked_cache import ParkedCache
 from engine.load_options import LoadControl, LoadOptions
 from engine.loading import open_checkpoint
+from engine.request import FinishReason
 from engine.system_memory import available_memory, resident_bytes, total_memory
 from engine.turns import Turns
 from quant.errors import InglenookError
@@ -77,6 +78,16 @@ class TaskProgress:
 
     def say(self, line: str) -> None:
         self._shown.say(line)
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendedReplies:
+    """See `app.models.resident.Suspended`."""
+
+    streams: TokenStreams
+
+    def end(self, problem: str) -> None:
+        self.streams.end_all(FinishReason.ERROR, problem)
 
 
 class LoadedChat:
@@ -130,13 +141,32 @@ class LoadedChat:
     def needs_restart(self) -> bool:
         return self._model.engine.config.backend == CUDA
 
+    def can_suspend(self, requests: int) -> bool:
+        return self.service.streams.can_suspend(requests)
+
+    async def suspend(self) -> tuple[SuspendedReplies, ParkedCache | None]:
+        suspended = SuspendedReplies(self.service.streams)
+        try:
+            return suspended, await self._close(self.service.suspend())
+        except BaseException as error:
+            suspended.end(str(error))
+            raise
+
+    def resume(self, suspended: Suspended) -> None:
+        if not isinstance(suspended, SuspendedReplies):
+            raise TypeError("the requests were suspended by another kind of model")
+        self.service.streams.resume(suspended.streams)
+
     async def close(self, *, parks: bool) -> ParkedCache | None:
+        return await self._close(self.service.stop(parks=parks))
+
+    async def _close(self, stop: Awaitable[ParkedCache | None]) -> ParkedCache | None:
         if self._preparing is not None:
             self._preparing.cancel()
         seconds = self.service.streams.state().decode_seconds
         measured = DecodeRate(self._model.engine.config.backend, decode_rate(self.weight_bytes, seconds))
         try:
-            parked = await self.service.stop(parks=parks)
+            parked = await stop
         finally:
             self._renderer.close()
         await asyncio.to_thread(remember_rate, self._settings.state_dir, measured)
@@ -166,6 +196,15 @@ class LoadedEmbedder:
     @property
     def failure(self) -> str:
         return self.service.failure
+
+    def can_suspend(self, requests: int) -> bool:
+        return False
+
+    async def suspend(self) -> tuple[Suspended, ParkedCache | None]:
+        raise TypeError("the requests of an embedding model cannot be suspended")
+
+    def resume(self, suspended: Suspended) -> None:
+        raise TypeError("the requests of an embedding model cannot be suspended")
 
     async def close(self, *, parks: bool) -> ParkedCache | None:
         await self.service.stop()

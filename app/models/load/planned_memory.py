@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from app.models.advice import Advice, Share
 from app.models.ledger import HOST
-from app.models.switches import Advice, Share
 from engine.fit import MemoryPlan
 
 # Bytes of a tokenizer per token of its vocabulary. Measured: 260 to 420, for 32,000 to 262,144 tokens.

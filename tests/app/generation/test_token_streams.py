@@ -181,3 +181,51 @@ def test_stop_ends_each_request_once() -> None:
                 assert ends == [FinishReason.ABORT]
 
     asyncio.run(main())
+
+
+def test_suspended_requests_continue_with_the_next_engine() -> None:
+    """One is aborted meanwhile. A later request gets another id."""
+
+    async def main() -> None:
+        engine, runner = controlled_engine(VOCABULARY)
+        runner.steps_allowed = steps = threading.Semaphore(10)
+        first, then = TokenStreams(engine), TokenStreams(controlled_engine(VOCABULARY)[0])
+        await first.start()
+        with first.open() as stream, first.open() as leaving:
+            request, aborted = submit(stream), submit(leaving)
+            batches = [await asyncio.wait_for(anext(stream), HANGING_SECONDS)]
+            assert not first.can_suspend(1)
+            assert first.can_suspend(2)
+            suspending = asyncio.create_task(first.suspend())
+            await asyncio.sleep(0.01)
+            steps.release()
+            await suspending
+            leaving.abort(aborted.id)
+            await then.start()
+            then.resume(first)
+            with then.open() as other:
+                late = submit(other, max_tokens=3)
+                assert late.id > request.id
+                batches += await asyncio.wait_for(read(stream), HANGING_SECONDS)
+                await asyncio.wait_for(read(other), HANGING_SECONDS)
+            assert [live.id for live in then.requests()] == []
+        await then.stop()
+        assert tokens_of(batches, request) == expected_output(request.prompt_ids, 100)
+        assert len(aborted.output_ids) < 100
+
+    asyncio.run(main())
+
+
+def test_suspended_requests_end_with_the_reason() -> None:
+    async def main() -> None:
+        streams = TokenStreams(hash_engine()[0])
+        await streams.start()
+        with streams.open() as stream:
+            submit(stream, max_tokens=100_000)
+            await asyncio.wait_for(anext(stream), HANGING_SECONDS)
+            await streams.suspend()
+            streams.end_all(FinishReason.ERROR, "the file is gone")
+            last = [event for events in await asyncio.wait_for(read(stream), HANGING_SECONDS) for event in events][-1]
+        assert (last.finish, last.error) == (FinishReason.ERROR, "the file is gone")
+
+    asyncio.run(main())

@@ -86,7 +86,7 @@ class Machine:
 
     def check_nothing_is_left(self) -> None:
         """Assert that no model is loaded, and that no load has left memory, processes, or files of this test."""
-        assert self.residents.ledger({}).entries == []
+        assert self.residents.memory.ledger({}).entries == []
         assert all(engine._is_closed for engine in self.engines)
         assert all(encoder._is_closed for encoder in self.encoders)
         assert all(renderer._child is None for renderer in self.renderers)

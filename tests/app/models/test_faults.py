@@ -119,7 +119,7 @@ async def check_failure(
         await machine.use("a")
     machine.clock.seconds += seconds + 1
     await machine.use("a")
-    assert [entry.name for entry in residents.ledger({}).entries] == ["a", "b"]
+    assert [entry.name for entry in residents.memory.ledger({}).entries] == ["a", "b"]
 
 
 @pytest.mark.parametrize("fault", ALLOCATIONS)

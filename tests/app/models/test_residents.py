@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,17 +15,29 @@ import pytest
 from app.errors import ModelNotFound
 from app.models import resident
 from app.models import residents as module
+from app.models.advice import Advice, Share
 from app.models.ledger import HOST, Bytes, Use
 from app.models.load_failures import FAILED_SECONDS, FULL_SECONDS
-from app.models.resident import DoesNotFit, LoadTask, ModelBusy, Needs, Policy, State
+from app.models.resident import DoesNotFit, LoadTask, ModelBusy, Needs, Policy, Reason, State, Suspended
 from app.models.residents import MAX_RESTARTS, Residents
-from app.models.switches import MANY_SWITCHES, SWITCH_WINDOW, Advice, Share
+from app.models.switch_advice import MANY_SWITCHES, SWITCH_WINDOW
 from engine.errors import EngineError, LoadStopped, OutOfMemory
 from engine.kv.parked_cache import ParkedCache
 from engine.request import ServiceClass
 from tests.app.server.live_server import Clock
 
 BACKGROUND = ServiceClass.BACKGROUND
+
+
+@dataclass
+class Requests:
+    """The suspended requests of a model."""
+
+    of: str
+    ended: list[str]  # takes the problem with which they end
+
+    def end(self, problem: str) -> None:
+        self.ended.append(problem)
 
 
 class Model:
@@ -43,6 +56,20 @@ class Model:
 
     def memories(self) -> Mapping[str, Bytes]:
         return {HOST: Bytes(weights=self._computer.sizes[self.name])}
+
+    def can_suspend(self, requests: int) -> bool:
+        return requests in self._computer.suspends
+
+    async def suspend(self) -> tuple[Requests, ParkedCache | None]:
+        self._computer.loaded.remove(self.name)
+        if self._computer.suspending_fails:
+            raise RuntimeError("no memory")
+        return Requests(self.name, self._computer.ended), None
+
+    def resume(self, suspended: Suspended) -> None:
+        assert isinstance(suspended, Requests)
+        assert suspended.of == self.name
+        self._computer.resumed.append(self.name)
 
     async def close(self, *, parks: bool) -> ParkedCache | None:
         await asyncio.sleep(0)
@@ -65,6 +92,10 @@ class Computer:
         self.parked: dict[str, int] = {}  # bytes of the cache of each model that is parked when it is unloaded
         self.adopted: list[str] = []
         self.advised: list[tuple[str, str]] = []  # pairs of models for which advice was asked
+        self.suspends: set[int] = set()  # numbers of requests that a model can suspend
+        self.suspending_fails = False
+        self.resumed: list[str] = []  # models whose suspended requests continued
+        self.ended: list[str] = []  # the problems with which suspended requests ended
         self.most = 0
         self._may_load = threading.Event()
         self._may_load.set()
@@ -213,6 +244,143 @@ def test_background_requests_yield_at_once(clock: Clock) -> None:
             await until(lambda: residents.of("a").yields_at is not None)
             assert not residents.of("a").admits(clock())
         assert await waiting == "b"
+
+    run(ask())
+
+
+@pytest.fixture
+def suspending() -> Computer:
+    """A computer on which one of two models fits, and one request of a model can be suspended."""
+    computer = Computer(100, a=60, b=60)
+    computer.suspends = {1}
+    return computer
+
+
+def test_background_request_waits_until_an_urgent_one_has_ended(suspending: Computer, clock: Clock) -> None:
+    async def ask() -> None:
+        residents = Residents(suspending, clock=clock)
+        async with residents.use("a", BACKGROUND):
+            async with residents.use("b"):
+                assert residents.of("a").state is State.WAITING
+                assert residents.of("a").needs_server
+                assert suspending.loads == ["a", "b"]
+                assert not suspending.resumed
+            clock.seconds += 100  # the turn of b ends
+            await until(lambda: suspending.resumed == ["a"])
+            assert residents.of("a").state is State.LOADED
+        assert suspending.loads == ["a", "b", "a"]
+        assert residents.of("a").unloads == {Reason.MEMORY: 1}
+
+    run(ask())
+
+
+@pytest.mark.parametrize("services", [[BACKGROUND, BACKGROUND], [BACKGROUND, ServiceClass.NORMAL]])
+def test_model_with_other_requests_is_not_suspended(
+    services: list[ServiceClass], suspending: Computer, clock: Clock
+) -> None:
+    """Neither beside a request of a user, nor if a request cannot be suspended."""
+
+    async def ask() -> None:
+        residents = Residents(suspending, clock=clock)
+        async with residents.use("a", services[0]), residents.use("a", services[1]):
+            waiting = asyncio.create_task(use(residents, "b"))
+            await until(lambda: residents.of("a").yields_at is not None)
+            await asyncio.sleep(0.02)
+            assert suspending.loaded == ["a"]
+        clock.seconds += 100
+        assert await waiting == "b"
+        assert not suspending.resumed
+
+    run(ask())
+
+
+def test_background_requests_do_not_suspend_each_other(suspending: Computer, clock: Clock) -> None:
+    async def ask() -> None:
+        residents = Residents(suspending, clock=clock)
+        async with residents.use("a", BACKGROUND):
+            waiting = asyncio.create_task(use(residents, "b", BACKGROUND))
+            await until(lambda: residents.of("a").yields_at is not None)
+            await asyncio.sleep(0.02)
+            assert suspending.loaded == ["a"]
+        assert await waiting == "b"
+
+    run(ask())
+
+
+def test_suspended_request_ends_if_its_model_cannot_be_loaded_again(suspending: Computer, clock: Clock) -> None:
+    async def ask() -> None:
+        residents = Residents(suspending, clock=clock)
+        async with residents.use("a", BACKGROUND):
+            suspending.errors["a"] = [ValueError("the file is gone")]
+            await use(residents, "b")
+            clock.seconds += 100
+            await until(lambda: bool(suspending.ended))
+            assert residents.of("a").state is State.FAILED
+        assert suspending.ended == ["a could not be loaded"]
+        assert residents.of("a").suspended is None
+
+    run(ask())
+
+
+def test_model_is_not_loaded_again_for_clients_that_have_left(suspending: Computer, clock: Clock) -> None:
+    async def ask() -> None:
+        residents = Residents(suspending, clock=clock)
+        async with residents.use("b"), residents.use("b"):
+            pass
+        leaving = asyncio.Event()
+
+        async def background() -> None:
+            async with residents.use("a", BACKGROUND):
+                await leaving.wait()
+
+        clock.seconds += 100
+        client = asyncio.create_task(background())
+        await until(lambda: suspending.loaded == ["a"])
+        async with residents.use("b"):
+            leaving.set()
+            await client
+            await until(lambda: residents.of("a").state is State.UNLOADED)
+            assert not residents.of("a").needs_server
+        clock.seconds += 100
+        await asyncio.sleep(0.02)
+        assert suspending.loaded == ["b"]
+
+    run(ask())
+
+
+def test_requests_that_cannot_be_suspended_after_all_have_ended(suspending: Computer, clock: Clock) -> None:
+    async def ask() -> None:
+        residents = Residents(suspending, clock=clock)
+        suspending.suspending_fails = True
+        async with residents.use("a", BACKGROUND):
+            assert await use(residents, "b") == "b"
+            assert residents.of("a").state is State.UNLOADED
+
+    run(ask())
+
+
+def test_urgent_request_does_not_wait_for_a_background_load_that_waits_for_memory(clock: Clock) -> None:
+    computer = Computer(100, a=60, b=60, c=30)
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        async with residents.use("b"):
+            waiting = asyncio.create_task(use(residents, "a", BACKGROUND))
+            await until(lambda: residents.of("b").yields_at is not None)
+            assert await use(residents, "c") == "c"
+            assert not waiting.done()
+        clock.seconds += 100
+        assert await waiting == "a"
+
+    run(ask())
+
+
+def test_suspended_requests_end_when_the_server_ends(suspending: Computer, clock: Clock) -> None:
+    async def ask() -> None:
+        residents = Residents(suspending, clock=clock)
+        async with residents.use("a", BACKGROUND), residents.use("b"):
+            await residents.close()
+            assert suspending.ended == ["The server is shutting down"]
 
     run(ask())
 
@@ -530,7 +698,7 @@ def test_no_load_is_planned_on_memory_that_an_unload_did_not_free(
         await use(residents, "a")
         await residents.unload("a")
         assert "a was unloaded, but did not free 150.0 MB (host)" in caplog.text
-        ledger = await residents.measured_ledger()
+        ledger = await residents.memory.measured_ledger()
         assert (ledger.unfreed[HOST], ledger.free(HOST)) == (150_000_000, 350_000_000)
         with pytest.raises(OutOfMemory, match=r"b needs 450.0 MB of memory.* 350.0 MB of 500.0 MB"):
             await use(residents, "b")
@@ -626,7 +794,7 @@ def test_cache_of_an_unloaded_model_is_used_by_its_next_load(clock: Clock) -> No
             clock.seconds += 100
         assert computer.adopted == ["a"]
         assert residents.of("b").parked is not None
-        assert [entry.use for entry in (await residents.measured_ledger()).entries] == [Use.IDLE, Use.PARKED]
+        assert [entry.use for entry in (await residents.memory.measured_ledger()).entries] == [Use.IDLE, Use.PARKED]
 
     run(ask())
 
@@ -756,9 +924,9 @@ def test_models_that_replace_each_other_cause_advice_once(clock: Clock, caplog: 
         for count in range(4 * MANY_SWITCHES):
             await use(residents, "ab"[count % 2])
             clock.seconds += 50
-        await until(lambda: bool(residents.switches.advice))
+        await until(lambda: bool(residents.advice.given))
         assert len(computer.advised) == 1
-        [(titles, advice)] = residents.switches.advice.items()
+        [(titles, advice)] = residents.advice.given.items()
         assert (set(titles), advice.remedy) == ({"a", "b"}, "Both fit with context = 5.")
         assert advice.shares[HOST] == Share((60, 60), 100)
 
@@ -789,13 +957,13 @@ def test_advice_names_other_models_and_those_that_are_pinned(clock: Clock) -> No
         for count in range(MANY_SWITCHES + 1):
             await use(residents, "ab"[count % 2])
             clock.seconds += 50
-        await until(lambda: bool(residents.switches.advice))
-        [advice] = residents.switches.advice.values()
+        await until(lambda: bool(residents.advice.given))
+        [advice] = residents.advice.given.values()
         assert advice.remedy == "Both fit without pinned: ingle unload."
         computer.sizes["c"] = 80
         waiting = asyncio.create_task(use(residents, "c"))
-        await until(lambda: ("pinned", "c") in residents.switches.advice)
-        assert residents.switches.advice["pinned", "c"].remedy == "Both fit with context = 5."
+        await until(lambda: ("pinned", "c") in residents.advice.given)
+        assert residents.advice.given["pinned", "c"].remedy == "Both fit with context = 5."
         waiting.cancel()
         await residents.close()
 

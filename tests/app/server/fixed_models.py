@@ -7,11 +7,11 @@ from app.errors import ModelNotFound
 from app.generation.embedding_service import EmbeddingService
 from app.generation.recent_replies import RecentReplies
 from app.generation.service import ChatService
+from app.models.advice import Advice
 from app.models.details import ModelDetails, ModelFacts
 from app.models.ledger import HOST, Bytes
-from app.models.resident import LoadTask, Needs
+from app.models.resident import LoadTask, Needs, Suspended
 from app.models.residents import Residents
-from app.models.switches import Advice
 from app.server.model_names import GivenModel, ModelNames
 from app.server.served_models import LoadedModel, ServedModels
 from engine.kv.parked_cache import ParkedCache
@@ -38,6 +38,15 @@ class FixedModel:
     @property
     def failure(self) -> str:
         return self.service.failure
+
+    def can_suspend(self, requests: int) -> bool:
+        return False
+
+    async def suspend(self) -> tuple[Suspended, ParkedCache | None]:
+        raise NotImplementedError
+
+    def resume(self, suspended: Suspended) -> None:
+        raise NotImplementedError
 
     async def close(self, *, parks: bool) -> ParkedCache | None:
         await self.service.stop()

@@ -12,11 +12,12 @@ from app.generation.recent_replies import RecentReplies
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import TokenStreams
+from app.models.advice import Advice, Share
 from app.models.details import ModelDetails, ModelFacts
 from app.models.ledger import HOST, Bytes
-from app.models.resident import LoadTask, Needs
+from app.models.load.model_loader import SuspendedReplies
+from app.models.resident import LoadTask, Needs, Suspended
 from app.models.residents import Residents
-from app.models.switches import Advice, Share
 from app.server.application import AccessPolicy, ServerContext, create_application
 from app.server.model_names import GivenModel, ModelNames
 from app.server.served_models import LoadedModel, ServedModels
@@ -24,7 +25,7 @@ from app.text.encoder_tokenizer import from_json
 from app.text.tokenizer import Tokenizer
 from engine.kv.parked_cache import ParkedCache
 from tests.app.server.dialects.openai.test_embeddings import DigestEmbedder
-from tests.app.server.live_server import controlled_engine
+from tests.app.server.live_server import ControlledRunner, controlled_engine
 from tests.app.server.served_application import ServedApplication
 from tests.app.text.small_wordpiece import document
 
@@ -56,6 +57,20 @@ class HashLoaded:
     def failure(self) -> str:
         return self.service.failure
 
+    def can_suspend(self, requests: int) -> bool:
+        return isinstance(self.service, ChatService) and self.service.streams.can_suspend(requests)
+
+    async def suspend(self) -> tuple[Suspended, ParkedCache | None]:
+        assert isinstance(self.service, ChatService)
+        await self.service.suspend()
+        self.is_closed = True
+        return SuspendedReplies(self.service.streams), None
+
+    def resume(self, suspended: Suspended) -> None:
+        assert isinstance(suspended, SuspendedReplies)
+        assert isinstance(self.service, ChatService)
+        self.service.streams.resume(suspended.streams)
+
     async def close(self, *, parks: bool) -> ParkedCache | None:
         await self.service.stop()
         self.is_closed = True
@@ -72,6 +87,7 @@ class HashLoader:
         self.path = Path(__file__)  # of all models
         self.errors: dict[str, Exception] = {}
         self.loads: list[str] = []
+        self.runners: dict[str, ControlledRunner] = {}  # the runner of the last load of each model
         self.recent = RecentReplies()
         self._tokenizer = tokenizer
         self._renderer = renderer
@@ -137,7 +153,7 @@ class HashLoader:
     def _service(self, name: str) -> ChatService | EmbeddingService:
         if name == DIGEST:
             return EmbeddingService(name, from_json(document()), DigestEmbedder())
-        engine, _ = controlled_engine(self._tokenizer.vocab_size, context=CONTEXT)
+        engine, self.runners[name] = controlled_engine(self._tokenizer.vocab_size, context=CONTEXT)
         return ChatService(name, self._tokenizer, TokenStreams(engine), self._renderer, recent=self.recent)
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import TokenStreams
+from app.models.advice import Advice, Share
 from app.models.load_failures import FULL_SECONDS
 from app.models.resident import State
-from app.models.switches import Advice, Share
+from app.text.tokenizer import Tokenizer
 from engine.errors import OutOfMemory
 from quant.errors import ModelFileError
 from tests.app.server.loading_server import DIGEST, LoadingServer
@@ -77,7 +79,7 @@ def test_loaded_model_whose_files_are_removed_is_listed_and_answers(server: Load
 
 
 def test_models_that_do_not_fit_together_are_reported(server: LoadingServer, http: httpx.Client) -> None:
-    server.residents.switches.advice["a", "b"] = Advice({"host": Share((50, 60), 100)}, "Both fit with context = 5.")
+    server.residents.advice.given["a", "b"] = Advice({"host": Share((50, 60), 100)}, "Both fit with context = 5.")
     assert http.get("/inglenook/models").json()["advice"] == [
         {
             "models": ["a", "b"],
@@ -213,3 +215,37 @@ def test_engine_report_counts_the_tokens_of_all_loaded_models(server: LoadingSer
     http.post("/inglenook/unload", json={"model": "a"})
     report = http.get("/inglenook/engine", params={"model": "a"}).json()
     assert (report["generated_tokens"], report["tiers"]) == (replies[1], [])
+
+
+def test_background_reply_waits_for_an_urgent_one_of_another_model(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+) -> None:
+    """The models do not fit together. The background reply is complete, and the same as without the other request."""
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 200, "ignore_eos": True}
+    background = {**body, "model": "a", "service_class": "background"}
+
+    def ask(http: httpx.Client, body: dict[str, Any]) -> str:
+        answer = http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        text: str = answer.json()["choices"][0]["message"]["content"]
+        return text
+
+    with (
+        LoadingServer(tokenizer, renderer, memory=60) as server,
+        httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http,
+        ThreadPoolExecutor() as clients,
+    ):
+        alone = ask(http, background)
+        with server.loader.runners["a"].held() as steps:
+            late = clients.submit(ask, http, background)
+            steps.release(20)
+            other = clients.submit(ask, http, {**body, "model": "b"})
+
+            def is_suspended() -> bool:
+                steps.release()
+                return server.residents.of("a").suspended is not None
+
+            until(is_suspended)
+            assert other.result(60)
+        assert late.result(60) == alone
+        assert server.loader.loads == ["a", "b", "a"]

@@ -60,9 +60,10 @@ class AnthropicEndpoints:
 
     async def create_message(self, request: Request) -> Reply:
         body = await read_body(request, MESSAGES)
-        origin = origin_of(request, body.origin_fields())
+        fields = body.origin_fields()
+        origin = origin_of(request, fields)
         conversation = body.conversation(self._changing_lines)
-        served = await self._models.chat(request, body.model, streams=bool(body.stream))
+        served = await self._models.chat(request, body.model, fields, streams=bool(body.stream))
         options = body.generation_options(served.service.sampling)
         counts = TokenCounts()
         replies = served.service.reply(conversation, options, origin, counts)

@@ -77,7 +77,7 @@ class LlamaCppEndpoints:
 
     async def _served(self, request: Request, body: GeneratingRequest) -> Served[ChatService]:
         body.check()
-        return await self._models.chat(request, body.model, streams=bool(body.stream))
+        return await self._models.chat(request, body.model, body.origin_fields(), streams=bool(body.stream))
 
 
 async def _reply(

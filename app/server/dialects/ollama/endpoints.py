@@ -97,7 +97,8 @@ class OllamaEndpoints:
 
     async def _service(self, request: Request, body: GeneratingRequest) -> ChatService:
         name, keep_alive = body.required_name(), body.keep_alive_seconds()
-        return (await self._models.chat(request, name, streams=body.streams, keep_alive=keep_alive)).service
+        fields = body.origin_fields()
+        return (await self._models.chat(request, name, fields, streams=body.streams, keep_alive=keep_alive)).service
 
     async def _load_or_unload(self, request: Request, body: GeneratingRequest) -> DoneReason:
         """Load the model of a request without a prompt. If it is not to be kept, unload it instead."""

@@ -120,7 +120,12 @@ class OpenAIEndpoints:
         self, request: Request, body: GenerationRequest, events: EarlyEvents | None = None
     ) -> Served[ChatService]:
         return await self._models.chat(
-            request, body.model, streams=bool(body.stream), events=events, keep_alive=body.ttl
+            request,
+            body.model,
+            body.origin_fields(),
+            streams=bool(body.stream),
+            events=events,
+            keep_alive=body.ttl,
         )
 
 

@@ -147,11 +147,12 @@ class ResponseEndpoints:
 
         `events` are sent while the request waits for its model; None: events of this API.
         """
-        origin, owner = origin_of(request, body.origin_fields()), _owner(request)
+        fields = body.origin_fields()
+        origin, owner = origin_of(request, fields), _owner(request)
         earlier = await self._earlier(body.previous_response_id, owner)
         queue = QueuedEvents(self._models, body)
         served = await self._models.chat(
-            request, body.model, streams=bool(body.stream), events=events or queue, keep_alive=body.ttl
+            request, body.model, fields, streams=bool(body.stream), events=events or queue, keep_alive=body.ttl
         )
         return ResponseReply(served, body, origin, owner, self._stored, queue.response), earlier
 

@@ -1,0 +1,78 @@
+"""Requests that one engine suspends continue in the next engine of the same model, with the tokens that they have."""
+
+import itertools
+import random
+
+import pytest
+
+from engine.request import Origin, Request, ServiceClass
+from tests.engine.hash_run import Run
+from tests.engine.test_hash_model import GROUPS, Load
+from tests.support.hash_model import HashRunner, hash_engine
+
+
+def next_engine(run: Run, runner: HashRunner, *, parks: bool, **options: object) -> HashRunner:
+    """Suspend the requests of a run, and resume them in another engine. If the first one `parks`, with its cache."""
+    events, requests = run.engine.suspend()
+    run.record(events)
+    assert {request.id for request in requests} == run.requests.keys() - run.finished.keys()
+    index = run.engine._scheduler.device_pools
+    run.engine.assert_empty()
+    run.engine.close()
+    engine, after = hash_engine(**options)  # type: ignore[arg-type]
+    if parks:
+        after.pools = runner.pools
+        engine.adopt(index)
+    engine.resume(requests)
+    engine._ids = itertools.count(max(run.requests) + 1)  # a run needs other ids than those of ended requests
+    run.engine = engine
+    return after
+
+
+@pytest.mark.share(1, "groups")
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("groups", GROUPS)
+def test_random_load_over_several_engines_gives_no_wrong_token(groups: str, depth: int) -> None:
+    """With families, grown prompts, preempted requests, and drafts, and with the cache parked or dropped."""
+    rng = random.Random(f"{groups} {depth}")
+    options = {"num_blocks": 26, "depth": depth, "budget": 48, "groups": GROUPS[groups], "host_blocks": 20}
+    engine, runner = hash_engine(**options, drafts=True)  # type: ignore[arg-type]
+    run, load, engines = Run(engine), Load(rng), 1
+    while len(run.requests) < 150:
+        for prompt in load.arrivals():
+            origin = Origin(rng.choice(list(ServiceClass)))
+            run.submit(prompt, origin, rng.choice([1, 1, 3]), max_tokens=rng.randrange(1, 60), ignore_eos=True)
+        run.step()
+        if rng.random() < 0.1:
+            engines += 1
+            runner = next_engine(run, runner, parks=rng.random() < 0.7, drafts=True, seed=engines, **options)
+    run.run_out()
+    run.check()
+    assert engines > 3
+
+
+def computed(run: Run, request: Request, *, parks: bool) -> int:
+    """Suspend a run, and return how many tokens the next engine computes for the rest of its only request."""
+    runner = run.engine._runner
+    assert isinstance(runner, HashRunner)
+    next_engine(run, runner, parks=parks)
+    known = request.num_tokens
+    run.run_out()
+    run.check()
+    return run.engine.state().counters.computed_tokens - (request.num_tokens - known)
+
+
+def test_parked_blocks_are_not_computed_again() -> None:
+    counts = []
+    for parks in (True, False):
+        engine, _ = hash_engine()
+        run = Run(engine)
+        request = run.submit(tuple(range(100, 300)), max_tokens=50, ignore_eos=True)
+        while len(request.output_ids) < 20:
+            run.step()
+        cached = request.num_cached
+        counts.append(computed(run, request, parks=parks))
+        assert request.num_cached == cached  # as reported when it first started
+        assert request.queue_seconds >= 0
+    assert counts[0] <= 16
+    assert counts[1] >= 219
