@@ -90,7 +90,7 @@ class ParkedPools(ParkedCache):
 class ParkedCopies(ParkedCache):
     """The host pools of a device with its own memory, with copies of the blocks that were cached on the device.
 
-    The most recently used blocks are copied back to the pools of the next engine, as many as fit.
+    They are copied back to the pools of the next engine. If not all of them fit, those that were used last are kept.
     """
 
     def __init__(
