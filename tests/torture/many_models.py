@@ -4,13 +4,15 @@
     python -m tests.torture.many_models caches MODEL MODEL [--turns 8]
     python -m tests.torture.many_models stream MODEL LARGE_MODEL [--rounds 10]
     python -m tests.torture.many_models agents MODEL MODEL [--seconds 120]
+    python -m tests.torture.many_models background MODEL MODEL [--rounds 10]
     python -m tests.torture.many_models ledger MODEL MODEL ... [--embedding FOLDER] [--requests 300]
 
 `replies`: eight clients send requests to random models, of which any two fit. Each reply must equal that of a server
 with this model alone. `caches`: a conversation whose model is unloaded between turns computes only new tokens.
 `stream`: seconds between tokens of one model while another one loads. `agents`: two clients alternate between two
-models of which one fits. `ledger`: the bytes that the ledger counts, next to the memory of the process, after random
-loads, unloads, and requests.
+models of which one fits. `background`: a long background reply of one model must be the same if requests for the other
+one, which does not fit beside it, arrive meanwhile; these do not wait for its end. `ledger`: the bytes that the ledger
+counts, next to the memory of the process, after random loads, unloads, and requests.
 """
 
 import argparse
@@ -264,6 +266,33 @@ def turns(server: Server, model: Path, seconds: float) -> tuple[int, float]:
     return count, longest
 
 
+def background(models: Sequence[Path], rounds: int) -> None:
+    """Send requests to the second model during a background reply of the first one."""
+    first, second = models
+    limit = max(map(alone_bytes, models)) + ROOM
+    options = ("--memory", f"{limit / 1e9:.3f}GB", "--kv-disk-gb", "0")
+    prompt = " ".join(random.Random(1).choices(WORDS, k=100))
+    body = {
+        "model": name_of(first), "prompt": prompt, "max_tokens": 1500, "ignore_eos": True, "seed": 1,
+        "temperature": 0.9, "frequency_penalty": 0.2, "drafts": False, "service_class": "background",
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as home, served(Path(home), models, *options) as server:
+        expected = content(server.post("/v1/completions", body))
+        with ThreadPoolExecutor(1) as client:
+            late = client.submit(server.post, "/v1/completions", body)
+            waits: list[float] = []
+            while not late.done() and len(waits) < rounds:
+                time.sleep(2)
+                began = time.monotonic()
+                use(server, name_of(second))
+                waits.append(time.monotonic() - began)
+            done_last = late.done()
+            is_equal = content(late.result()) == expected
+        unloads = server.metric("unloads_total", reason="memory", model_name=name_of(first))
+    print(f"{'equal' if is_equal else 'DIFFERENT'}; suspended at most {unloads:.0f} times; {len(waits)} other requests")
+    print(f"they took {min(waits):.2f} to {max(waits):.2f} s{', the last one after its end' if done_last else ''}")
+
+
 def ledger(models: Sequence[Path], embedding: Path | None, steps: int) -> None:
     every, draw = [*models, *([embedding] if embedding else [])], random.Random(3)
     worst, worst_step, differences = 0.0, "", []
@@ -308,7 +337,7 @@ def thread_count(server: Server) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("attack", choices=["replies", "caches", "stream", "agents", "ledger"])
+    parser.add_argument("attack", choices=["replies", "caches", "stream", "agents", "background", "ledger"])
     parser.add_argument("models", type=Path, nargs="+")
     parser.add_argument("--embedding", type=Path)
     parser.add_argument("--requests", type=int, default=600)
@@ -324,6 +353,8 @@ def main() -> None:
             caches(given.models, given.turns, stored=not given.not_stored)
         case "stream":
             stream(given.models, given.rounds)
+        case "background":
+            background(given.models, given.rounds)
         case "ledger":
             ledger(given.models, given.embedding, given.requests)
         case "agents":
