@@ -290,7 +290,7 @@ def test_reply_to_a_real_prompt_is_the_same_with_drafts(
 
     counts = asyncio.run(main())
     print(f"{case}: {counts.total()} drafted tokens")
-    assert not counts["wrong", True]
+    assert not counts["wrong", True] or CASES[case].count > 1  # a wrong token of one choice may be right in another one
     assert counts["wrong", False] or CASES[case].grammar or CASES[case].tools  # grammars may reject all of them
     assert counts["right", True] > 0
     assert counts["random", True] > 0
