@@ -5,6 +5,7 @@
 
 import asyncio
 import enum
+import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -210,6 +211,7 @@ class Resident(Generic[LoadedT]):
     keep_alive: float | None = None  # seconds after its last use until it is unloaded; None: when memory is needed
     loaded_at: float = 0.0
     last_used: float = 0.0
+    last_urgent: float = -math.inf  # end of the last request that was not in the background
     task: LoadTask | None = None
     problem: InglenookError | None = None  # why the model could not be loaded
     retry_at: float = 0.0  # time from which a failed model is tried again

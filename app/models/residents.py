@@ -10,6 +10,7 @@ measured time of a switch; then they wait until the other model has had its turn
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -49,6 +50,9 @@ PARKING = (Reason.MEMORY, Reason.IDLE)  # reasons for which the cache stays in m
 MAX_RESTARTS, RESTART_SECONDS = 3, 600.0  # how often a model whose engine failed is loaded again in this time
 NOT_MEASURED: Mapping[str, int] = {}
 POLL_SECONDS = 0.25  # seconds between two checks whether the turn of a model has ended
+# For background requests, a model is unloaded only if no request of another class has used it for PATIENT_GAP seconds,
+# until they have waited for PATIENCE seconds.
+PATIENT_GAP, PATIENCE = 30.0, 600.0
 KEEP_LOADING = 0.5  # a load without waiting requests continues if more than this share is done
 
 
@@ -146,6 +150,8 @@ class Residents(Generic[LoadedT]):
             yield loaded
         finally:
             model.uses[service] -= 1
+            if service is not ServiceClass.BACKGROUND:
+                model.last_urgent = self._clock()
             self._on_release(model)
 
     def _on_release(self, model: Resident[LoadedT]) -> None:
@@ -317,6 +323,8 @@ class Residents(Generic[LoadedT]):
                     return {memory: ledger.free(memory) for memory in wanted}
                 case Unload([model.name]):
                     model.parked = None
+                case Unload(names) if self._is_patient(model) and not self._are_unused(names):
+                    await self._wait_for_change()
                 case Unload(names):
                     for victim in map(self.of, names):
                         if victim.is_used:  # a request arrived while another victim was unloaded
@@ -364,15 +372,30 @@ class Residents(Generic[LoadedT]):
 
     async def _wait_for_end(self, model: Resident[LoadedT], names: Sequence[str]) -> None:
         """Let busy models admit requests until their turns end, and wait for the next change."""
-        now, others = self._clock(), [self.of(name) for name in names]
-        for other in others:
+        now, is_patient = self._clock(), self._is_patient(model)
+        for other in map(self.of, names):
             in_background = other.entry(now).use is Use.BACKGROUND
+            if is_patient and not in_background:
+                continue
             ends = now if in_background else now + other.turn(max(model.load_seconds, other.load_seconds))
             other.yields_at = ends if other.yields_at is None else min(ends, other.yields_at)
         if model.task is not None:
             model.task.stage = f"waiting for {self._titled(names)}"
+        await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
+
+    def _is_patient(self, model: Resident[LoadedT]) -> bool:
+        """Whether only background requests wait for a model, and not for long."""
+        service, arrival = model.urgency()
+        return service is ServiceClass.BACKGROUND and self._clock() - arrival < PATIENCE
+
+    def _are_unused(self, names: Sequence[str]) -> bool:
+        """Whether no request of another class has used one of the models lately, as far as they are loaded."""
+        used = [other.last_urgent for other in map(self.of, names) if other.loaded is not None]
+        return self._clock() - max(used, default=-math.inf) >= PATIENT_GAP
 
     def _titled(self, names: Sequence[str]) -> str:
         return ", ".join(self.of(name).title for name in names)

@@ -191,6 +191,9 @@ def report(tally: Tally, samples: list[tuple[float, int, int]]) -> bool:
     print(f"{sum(tally.statuses.values())} requests, {len(tally.failures)} failures")
     for failure in tally.failures[:20]:
         print("  ", failure)
+    tenths = [samples[number * len(samples) // 10 : (number + 1) * len(samples) // 10] for number in range(10)]
+    medians = [statistics.median(memory for memory, _, _ in tenth) for tenth in tenths if tenth]
+    print("memory in MB, by tenths:", " ".join(f"{median:.0f}" for median in medians))
     third = max(1, len(samples) // 3)
     is_flat = True
     for name, column in zip(("memory in MB", "threads", "descriptors"), zip(*samples, strict=True), strict=True):

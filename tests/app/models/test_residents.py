@@ -19,7 +19,7 @@ from app.models.advice import Advice, Share
 from app.models.ledger import HOST, Bytes, Use
 from app.models.load_failures import FAILED_SECONDS, FULL_SECONDS
 from app.models.resident import DoesNotFit, LoadTask, ModelBusy, Needs, Policy, Reason, State, Suspended
-from app.models.residents import MAX_RESTARTS, Residents
+from app.models.residents import MAX_RESTARTS, PATIENCE, PATIENT_GAP, Residents
 from app.models.switch_advice import MANY_SWITCHES, SWITCH_WINDOW
 from engine.errors import EngineError, LoadStopped, OutOfMemory
 from engine.kv.parked_cache import ParkedCache
@@ -307,6 +307,42 @@ def test_background_requests_do_not_suspend_each_other(suspending: Computer, clo
     run(ask())
 
 
+def test_background_request_waits_for_a_pause_of_the_other_requests(clock: Clock) -> None:
+    """While a user sends messages to one model, it is not unloaded between them, and not made to yield."""
+    computer = Computer(100, a=60, b=60)
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        await use(residents, "b")
+        waiting = asyncio.create_task(use(residents, "a", BACKGROUND))
+        for _ in range(5):
+            clock.seconds += PATIENT_GAP - 1
+            await asyncio.sleep(0.02)
+            assert await use(residents, "b") == "b"
+        assert computer.loads == ["b"]
+        clock.seconds += PATIENT_GAP
+        assert await waiting == "a"
+
+    run(ask())
+
+
+def test_background_request_gets_its_turn_in_the_end(clock: Clock) -> None:
+    computer = Computer(100, a=60, b=60)
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        async with residents.use("b"):
+            waiting = asyncio.create_task(use(residents, "a", BACKGROUND))
+            await asyncio.sleep(0.02)
+            assert residents.of("b").yields_at is None
+            clock.seconds += PATIENCE
+            await until(lambda: residents.of("b").yields_at is not None)
+        clock.seconds += 100
+        assert await waiting == "a"
+
+    run(ask())
+
+
 def test_suspended_request_ends_if_its_model_cannot_be_loaded_again(suspending: Computer, clock: Clock) -> None:
     async def ask() -> None:
         residents = Residents(suspending, clock=clock)
@@ -366,7 +402,7 @@ def test_urgent_request_does_not_wait_for_a_background_load_that_waits_for_memor
         residents = Residents(computer, clock=clock)
         async with residents.use("b"):
             waiting = asyncio.create_task(use(residents, "a", BACKGROUND))
-            await until(lambda: residents.of("b").yields_at is not None)
+            await until(lambda: residents.of("a").task is not None)
             assert await use(residents, "c") == "c"
             assert not waiting.done()
         clock.seconds += 100
@@ -867,12 +903,20 @@ def test_random_clients_all_get_their_models_and_never_too_much_memory(
 ) -> None:
     """Eight clients use five models, of which any two fit, and some clients leave while they wait."""
     monkeypatch.setattr(resident, "SHORTEST_TURN", 0.01)
+    monkeypatch.setattr(module, "PATIENT_GAP", 0.01)
+    monkeypatch.setattr(module, "PATIENCE", 0.05)
     computer, draw = Computer(100, a=30, b=40, c=50, d=45, e=20), random.Random(seed)
+    computer.suspends = {1, 3}
+
+    async def hold(residents: Residents[Model], name: str, service: ServiceClass) -> str:
+        async with residents.use(name, service) as model:
+            await asyncio.sleep(draw.random() * (0.1 if service is BACKGROUND else 0.01))
+            return model.name
 
     async def client(residents: Residents[Model]) -> None:
         for _ in range(12):
             name, service = draw.choice("abcde"), draw.choice(list(ServiceClass))
-            asking = asyncio.create_task(use(residents, name, service))
+            asking = asyncio.create_task(hold(residents, name, service))
             if draw.random() < 0.2:
                 await asyncio.sleep(draw.random() * 0.01)
                 asking.cancel()
@@ -883,7 +927,7 @@ def test_random_clients_all_get_their_models_and_never_too_much_memory(
     async def ask() -> None:
         residents = Residents(computer)
         await asyncio.gather(*(client(residents) for _ in range(8)))
-        assert all(model.uses.total() == 0 and not model.waiters for model in residents)
+        assert all(model.uses.total() == 0 and not model.is_wanted for model in residents)
         assert computer.most <= computer.memory
         await residents.close()
         assert not computer.loaded
