@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Generic
@@ -22,7 +22,7 @@ from engine.kv.blocks import BlockPool
 from engine.kv.disk.store import DiskStore
 from engine.kv.parked_cache import ParkedCache
 from engine.kv.transfers import BlockTransfer
-from engine.request import PROGRAM, Origin, Request, TokenEvent, message_ends
+from engine.request import PROGRAM, FinishReason, Origin, Request, TokenEvent, message_ends
 from engine.sampling_params import SamplingParams
 from engine.scheduling.priority import WEIGHTS
 from engine.scheduling.scheduler import Scheduler
@@ -251,15 +251,24 @@ class Engine(Generic[TicketT]):
             events += self._collect()
         return events, self._scheduler.suspend()
 
-    def reserve_ids(self, requests: Iterable[Request]) -> None:
-        """Give later requests other ids than those of `requests`, which an earlier engine suspended. Call this before
-        any request exists; any thread may call it.
+    def continue_ids(self, earlier: "Engine[TicketT]") -> None:
+        """Give later requests other ids than those of an earlier engine. Call this before any request exists; any
+        thread may call it.
         """
-        self._ids = itertools.count(1 + max((request.id for request in requests), default=0))
+        self._ids = earlier._ids
 
-    def resume(self, requests: Iterable[Request]) -> None:
-        """Continue requests that an earlier engine suspended, and whose ids are reserved."""
-        self._scheduler.resume(requests)
+    def resume(self, requests: Sequence[Request]) -> list[TokenEvent]:
+        """Continue requests that an earlier engine suspended, after `continue_ids`. Returns the ends of those that this
+        engine cannot continue.
+        """
+        fitting = [request for request in requests if max(request.prompt_ids, default=0) < self.vocab_size]
+        problem = "The model has been replaced by one with a smaller vocabulary"
+        events = [
+            TokenEvent(request.id, None, finish=FinishReason.ERROR, error=problem)
+            for request in requests
+            if request not in fitting
+        ]
+        return events + self._scheduler.resume(fitting)
 
     def flush(self, seconds: float = 60.0) -> None:
         """Wait for copies under way, and write dirty blocks to files. No write starts later than `seconds` from now."""
@@ -282,9 +291,17 @@ class Engine(Generic[TicketT]):
 
         Returns None if nothing is cached, or if the cache cannot be parked.
         """
-        park, index, hosts = self._park, self._scheduler.device_pools, self._scheduler.host_pools
-        self.close()
-        if park is None or not all(pool.num_free == pool.num_usable for pool in (*index, *hosts)):
+        park, self._park = self._park, None
+        try:
+            self._end_all()
+            return None if park is None else self._parked(park)
+        finally:
+            del park  # it would keep the cache in the memory of the device
+            self.close()
+
+    def _parked(self, park: Park) -> ParkedCache | None:
+        index, hosts = self._scheduler.device_pools, self._scheduler.host_pools
+        if not all(pool.num_free == pool.num_usable for pool in (*index, *hosts)):
             return None
         parked = park(index, hosts)
         return parked if parked.num_bytes else None
@@ -298,13 +315,17 @@ class Engine(Generic[TicketT]):
         if self._is_closed:
             return
         self._is_closed, self._park = True, None
+        self._end_all()
+        with ExitStack() as parts:  # each part is closed even if another one fails
+            for close in (trim, self._turn.close, self._runner.close, self._scheduler.close):
+                parts.callback(close)
+
+    def _end_all(self) -> None:
+        """End all requests without events."""
         try:
             self.abort_all()
         except Exception:  # the engine may have failed in any state; its memory is freed in any case
             log.exception("requests were not ended cleanly before the engine was closed")
-        with ExitStack() as parts:  # each part is closed even if another one fails
-            for close in (trim, self._turn.close, self._runner.close, self._scheduler.close):
-                parts.callback(close)
 
     def _check_open(self) -> None:
         if self._is_closed:

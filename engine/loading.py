@@ -173,7 +173,9 @@ def _same_device(
     gpu = gpu_for(options)
     if gpu and engine.config.backend == "cuda":
         return cuda_device(gpu, replace(options, host_memory=0, turns=None), model)
-    return host_device(replace(options, device="cpu") if gpu else options, model, path, stored)
+    if gpu:  # the engine's model could not be loaded there, and the planned memory is that of the GPU
+        options = replace(options, device="cpu", host_memory=0)
+    return host_device(options, model, path, stored)
 
 
 def compile_gpu_kernels(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> None:
@@ -221,9 +223,19 @@ def _load_on(
         undo.pop_all()
         undo.callback(engine.close)
         if parked and fitted:
-            engine.adopt(parked.take_index(loaded.kv))
+            _adopt(engine, parked, loaded.kv)
         undo.pop_all()
     return engine
+
+
+def _adopt(engine: ModelEngine, parked: ParkedCache, kv: KVCache) -> None:
+    """Let an engine use a parked cache, unless it cannot be copied to the device."""
+    try:
+        index = parked.take_index(kv)
+    except RuntimeError as problem:
+        log.warning("the parked KV cache is dropped: %s", first_line(problem))
+        return
+    engine.adopt(index)
 
 
 def _engine(

@@ -126,6 +126,7 @@ class Request:
     num_scheduled: int = 0  # number of tokens that are computed or part of a step under way
     cache: TokenSources = NO_TOKENS  # sources of its prompt tokens when it first started
     num_preemptions: int = 0
+    num_suspensions: int = 0  # how often another engine continued it
     queue: QueueTimes = field(default_factory=QueueTimes)
     # number of prompt positions whose log-probabilities have been returned or are being computed
     num_prompt_logprobs: int = 0
@@ -154,6 +155,11 @@ class Request:
         # A beam's next token is known only when all beams have delivered. Grammar masks and penalties depend on the
         # previous token.
         return self.constraint is None and not self.params.needs_reply and not isinstance(self.params, BeamSampling)
+
+    @property
+    def is_restarted(self) -> bool:
+        """Whether it has lost its slot after it had started."""
+        return bool(self.num_preemptions or self.num_suspensions)
 
     @property
     def can_be_suspended(self) -> bool:

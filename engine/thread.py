@@ -66,21 +66,21 @@ class EngineThread:
         parked, self._parked = self._parked, None
         return parked
 
-    def suspend(self, *, parks: bool = False) -> tuple[list[Request], ParkedCache | None]:
-        """Stop as `stop` does, but take the requests out without an event, so that another thread can `resume` them.
+    def suspend(self) -> ParkedCache | None:
+        """Stop the thread, close the engine, and return its cache. The requests end without an event, so that another
+        thread can `resume` them.
 
         All of them must be able to be suspended. If the engine fails meanwhile, they end with an event.
         """
-        suspended: list[Request] = []
-        self._parks = parks
-        self._commands.put(lambda: self._suspend(suspended))
+        self._parks = True
+        self._commands.put(self._suspend)
         self._thread.join()
         parked, self._parked = self._parked, None
-        return suspended, parked
+        return parked
 
-    def resume(self, requests: Sequence[Request]) -> None:
-        """Continue requests that another thread suspended. Call this before any other request is submitted."""
-        self._engine.reserve_ids(requests)
+    def resume(self, requests: Sequence[Request], earlier: "EngineThread") -> None:
+        """Continue requests that an earlier thread suspended. Call this before any other request is submitted."""
+        self._engine.continue_ids(earlier._engine)
         self._commands.put(lambda: self._resume(requests))
 
     def submit(
@@ -166,9 +166,10 @@ class EngineThread:
             log.exception("the engine failed")
             self._failure = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
             self._fail_all_requests()
-        # the cache is dropped if there is no memory to describe it, or if it cannot be copied
-        with contextlib.suppress(MemoryError, RuntimeError):
+        try:
             self._parked = self._engine.park() if self._parks and not self._failure else None
+        except (MemoryError, RuntimeError) as error:
+            log.warning("the KV cache is dropped, because it could not be kept: %s", error)
         self._engine.close()
         self._deliver = _ignore  # the callback usually belongs to the owner of this object: a reference cycle
 
@@ -218,8 +219,7 @@ class EngineThread:
 
     def _resume(self, requests: Sequence[Request]) -> list[TokenEvent]:
         self._live.update(request.id for request in requests)
-        self._engine.resume(requests)
-        return []
+        return self._engine.resume(requests)
 
     def _abort(self, request_id: int) -> list[TokenEvent]:
         return self._engine.abort(request_id)
@@ -228,10 +228,9 @@ class EngineThread:
         self._engine.forget(token_ids, origin, kept=kept)
         return []
 
-    def _suspend(self, suspended: list[Request]) -> list[TokenEvent]:
+    def _suspend(self) -> list[TokenEvent]:
         self._stopping = True
         events, requests = self._engine.suspend()
-        suspended += requests
         self._live -= {request.id for request in requests}
         return events
 

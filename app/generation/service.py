@@ -69,6 +69,11 @@ class Preparation:
             self._waiting -= 1
             self._moved_at = self._clock()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether any request is not ready."""
+        return self._waiting > 0
+
     def problem(self) -> str:
         """Return the reason why requests are stuck, or an empty string if no request is stuck."""
         silence = self._clock() - self._moved_at if self._waiting else 0.0

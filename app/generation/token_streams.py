@@ -61,28 +61,31 @@ class TokenStreams:
         return await asyncio.to_thread(partial(self._thread.stop, parks=parks))
 
     def can_suspend(self, streams: int) -> bool:
-        """Whether this is the number of streams with requests, and all of them could continue in a later engine."""
-        running = self._live.values()
-        return len({live.stream for live in running}) == streams and all(it.request.can_be_suspended for it in running)
+        """Whether `streams` streams have requests, all of these run in the background, and a later engine could
+        continue them.
+        """
+        requests = self.requests()
+        in_background = all(one.origin.service is ServiceClass.BACKGROUND for one in requests)
+        is_possible = in_background and all(one.can_be_suspended for one in requests)
+        return is_possible and len({live.stream for live in self._live.values()}) == streams
 
     async def suspend(self) -> ParkedCache | None:
         """Stop the engine's thread after the steps under way, close the engine, and return its KV cache.
 
-        The requests stay here, until the streams of a later engine `resume` them, or until `stop`.
+        The requests stay here, until the streams of a later engine `resume` them, or until `end_all`.
         """
         self._stopping = True
-        _, parked = await asyncio.to_thread(partial(self._thread.suspend, parks=True))
-        return parked
+        return await asyncio.to_thread(self._thread.suspend)
 
     def resume(self, suspended: "TokenStreams") -> None:
         """Continue the requests that other streams suspended. Call this after `start`, before any request exists."""
         self._live, suspended._live = suspended._live, {}
         for live in self._live.values():
             live.stream.move_to(self)
-        self._thread.resume([live.request for live in self._live.values()])
+        self._thread.resume(self.requests(), suspended._thread)
 
     def end_all(self, reason: FinishReason = FinishReason.ABORT, error: str = "") -> None:
-        """End all requests that a suspended engine has left, with an event for each reader."""
+        """End all requests with an event for each reader. A running engine continues to compute them."""
         self._route([TokenEvent(request_id, None, finish=reason, error=error) for request_id in self._live])
 
     async def __aenter__(self) -> Self:
@@ -308,6 +311,20 @@ class TokenStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendedReplies:
+    """See `app.models.resident.Suspended`."""
+
+    streams: TokenStreams
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.streams.requests()
+
+    def end(self, problem: str) -> None:
+        self.streams.end_all(FinishReason.ERROR, problem)
 
 
 def _wake(reader: asyncio.Future[None]) -> None:

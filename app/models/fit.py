@@ -12,7 +12,6 @@ from pathlib import Path
 from app.errors import AppError, ModelNotFound, Offline
 from app.models.decode_rate import expected_speed, is_fluent, likely_rate, measured_rate
 from app.models.hub_listing import list_repository
-from app.models.load.draft_models import planned_draft_model
 from app.models.load.kernel_preparation import chat_options, common_options
 from app.models.machine_memory import is_likely_to_fit, machine_memory
 from app.models.remote_headers import choices_of, remote_headers
@@ -211,7 +210,7 @@ def plan_loading(
 
 
 def memory_plan(stored: StoredModel, settings: Settings) -> MemoryPlan:
-    """Return the memory that loading a stored model would take, with its draft model if that is stored.
+    """Return the memory that loading a stored model would take. It does not include a draft model.
 
     Raises ModelFileError, UnsupportedModel, UnsupportedTier, or UnsupportedQuantization.
     """
@@ -221,11 +220,7 @@ def memory_plan(stored: StoredModel, settings: Settings) -> MemoryPlan:
 def memory_plans(stored: StoredModel, variants: Sequence[Settings]) -> list[MemoryPlan]:
     """Return what `memory_plan` returns, for several settings with the same `quantize`."""
     with open_checkpoint(stored.path, variants[0].quantize_method) as checkpoint:
-        return [_with_draft_model(plan_memory(checkpoint, chat_options(it)), stored, it) for it in variants]
-
-
-def _with_draft_model(plan: MemoryPlan, stored: StoredModel, settings: Settings) -> MemoryPlan:
-    return replace(plan, draft=planned_draft_model(stored, settings, chat_options(settings)))
+        return [plan_memory(checkpoint, chat_options(settings)) for settings in variants]
 
 
 def recommended_fit(settings: Settings, progress: Progress | None = None) -> ModelFit:

@@ -61,8 +61,13 @@ class DoesNotFit(AppError):
 class Suspended(Protocol):
     """The requests of a model that was unloaded while they ran."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether all of them have ended."""
+        ...
+
     def end(self, problem: str) -> None:
-        """End all of them, because the model could not be loaded again, or is not any more."""
+        """End all of them with this error, because their model will not be loaded again."""
         ...
 
 
@@ -92,9 +97,9 @@ class Loaded(Protocol):
         """Why no request can be served any more; empty if one can."""
         ...
 
-    def can_suspend(self, requests: int) -> bool:
-        """Whether these are all requests that generate, and they could wait until the model is loaded again, without
-        losing what they have so far.
+    def can_suspend(self, uses: int) -> bool:
+        """Whether `uses` requests generate, all of them in the background, and can wait until the model is loaded again
+        without losing what they have so far.
         """
         ...
 
@@ -124,6 +129,7 @@ class LoadTask:
     total: int | None = None
     unit: Unit = "bytes"
     is_stopped: bool = False
+    is_committed: bool = False  # whether other models have been unloaded for it
 
     @property
     def fraction(self) -> float:
@@ -205,6 +211,7 @@ class Resident(Generic[LoadedT]):
     loaded: LoadedT | None = None
     parked: "ParkedCache | None" = None  # KV cache of an earlier load, which the next one uses
     suspended: Suspended | None = None  # background requests that continue when it is loaded again
+    suspended_at: float = 0.0
     unfreed: Mapping[str, Unfreed] = field(default_factory=dict)  # memory -> what its unloads did not free
     state: State = State.UNLOADED
     is_pinned: bool = False  # whether the model is never unloaded for another one
@@ -212,6 +219,8 @@ class Resident(Generic[LoadedT]):
     loaded_at: float = 0.0
     last_used: float = 0.0
     last_urgent: float = -math.inf  # end of the last request that was not in the background
+    lets_others_load: bool = False  # whether its load, which waits for a pause of other models, is after theirs
+    keeps_until: float = 0.0  # time until which its background requests are not suspended
     task: LoadTask | None = None
     problem: InglenookError | None = None  # why the model could not be loaded
     retry_at: float = 0.0  # time from which a failed model is tried again
@@ -284,9 +293,9 @@ class Resident(Generic[LoadedT]):
         return min(max(SWITCHES * switch_seconds, SHORTEST_TURN), LONGEST_TURN)
 
     def urgency(self) -> tuple[int, float]:
-        """Return the class and the arrival of the most urgent request that waits. Suspended requests come last."""
+        """Return the class and the arrival of the most urgent request that waits, or else of the suspension."""
         waiting = [(waiter.service, waiter.arrival) for waiter in self.waiters]
-        return min(waiting, default=(ServiceClass.BACKGROUND, self.last_used))
+        return min(waiting, default=(ServiceClass.BACKGROUND, self.suspended_at))
 
     def grant(self) -> None:
         """Admit all requests that wait."""

@@ -29,7 +29,6 @@ from app.models.resident import (
     Reason,
     Resident,
     State,
-    Suspended,
     Waiter,
 )
 from app.models.resident_memory import ResidentMemory
@@ -46,9 +45,9 @@ if TYPE_CHECKING:  # not imported at run time: it imports torch
 
 log = logging.getLogger(__name__)
 
+CLOSING = "The server is shutting down"
 PARKING = (Reason.MEMORY, Reason.IDLE)  # reasons for which the cache stays in memory, as long as it fits
 MAX_RESTARTS, RESTART_SECONDS = 3, 600.0  # how often a model whose engine failed is loaded again in this time
-NOT_MEASURED: Mapping[str, int] = {}
 POLL_SECONDS = 0.25  # seconds between two checks whether the turn of a model has ended
 # For background requests, a model is unloaded only if no request of another class has used it for PATIENT_GAP seconds,
 # until they have waited for PATIENCE seconds.
@@ -158,7 +157,7 @@ class Residents(Generic[LoadedT]):
         """Decide again after a request has left a model, and once its engine has ended requests without a client."""
         model.last_used = self._clock()
         self._check_engine(model)
-        if model.suspended is not None and not model.uses.total():  # all clients have left
+        if model.suspended is not None and model.suspended.is_empty:  # all clients have left
             model.suspended = None
             self._cancel_load(model)
         self._notify()
@@ -168,7 +167,7 @@ class Residents(Generic[LoadedT]):
     def _check(self, model: Resident[LoadedT]) -> None:
         """Raise the error of a model that failed, unless it may be tried again."""
         if self.is_closed:
-            raise EngineError("The server is shutting down")
+            raise EngineError(CLOSING)
         self._check_engine(model)
         if model.problem is not None and self.retry_seconds(model):
             raise model.problem.with_traceback(None)  # otherwise it would keep the frames of all requests
@@ -242,7 +241,7 @@ class Residents(Generic[LoadedT]):
     def _next_to_load(self) -> Resident[LoadedT] | None:
         """Return the model to load next: that of the most urgent request, then of the oldest one."""
         waiting = [model for model in self if model.is_wanted and model.state is State.WAITING]
-        return min(waiting, key=Resident.urgency, default=None)
+        return min(waiting, key=lambda model: (model.lets_others_load, model.urgency()), default=None)
 
     def _on_load_end(self, task: asyncio.Task[None]) -> None:
         self._load = None
@@ -267,6 +266,7 @@ class Residents(Generic[LoadedT]):
                 model.parked = None
             for other in self:
                 other.yields_at = None
+                other.lets_others_load = other.lets_others_load and other is model
 
     async def _try_to_load(self, model: Resident[LoadedT], task: LoadTask) -> bool:
         """Load a model. Returns False if an allocation failed. Raises its other errors."""
@@ -286,6 +286,7 @@ class Residents(Generic[LoadedT]):
         needs = await asyncio.to_thread(self._loader.needs, model.name)
         allotted = await self._make_room(model, needs, task)
         model.state, started = State.LOADING, self._clock()
+        has_waited_long = model.urgency()[0] is ServiceClass.BACKGROUND and not self._is_patient(model)
         try:
             loaded = await asyncio.to_thread(self._loader.load, model.name, allotted, task, model.parked)
         except OutOfMemory as error:
@@ -298,6 +299,7 @@ class Residents(Generic[LoadedT]):
             await self._close(model, loaded)
             raise
         model.loads, model.problem, model.load_seconds = model.loads + 1, None, self._clock() - started
+        model.keeps_until = self._clock() + model.turn(model.load_seconds) if has_waited_long else 0.0
         log.info("loaded %s in %.1f s", model.title, model.load_seconds)
 
     async def _free_memory(self, model: Resident[LoadedT]) -> None:
@@ -324,14 +326,16 @@ class Residents(Generic[LoadedT]):
                 case Unload([model.name]):
                     model.parked = None
                 case Unload(names) if self._is_patient(model) and not self._are_unused(names):
-                    await self._wait_for_change()
+                    await self._wait_for_pause(model)
                 case Unload(names):
                     for victim in map(self.of, names):
                         if victim.is_used:  # a request arrived while another victim was unloaded
                             break
                         await self._switch(victim, model)
                 case Wait(names) if background := self._suspendable(model, names):
-                    await self._switch(background, model)
+                    await self._switch(background, model, suspends=True)
+                case Wait(names) if self._is_patient(model) and not self._are_in_background(names):
+                    await self._wait_for_pause(model)
                 case Wait(names):
                     await self._wait_for_end(model, names)
                 case Blocked(names):
@@ -345,11 +349,27 @@ class Residents(Generic[LoadedT]):
                     raise await asyncio.to_thread(self._refusal, model, verdict)
 
     def _check_load(self, model: Resident[LoadedT], task: LoadTask) -> None:
-        """Raise LoadStopped if a load that waits for memory is to end, or to let a more urgent one go first."""
+        """Raise LoadStopped if the load was stopped, the server is closing, or a more urgent model waits.
+
+        A load for which models have been unloaded goes on, or requests for these would stop it again and again.
+        """
         task.check()
-        first = self._next_to_load()
-        if self.is_closed or (first is not None and first.urgency() < model.urgency()):
+        others = () if task.is_committed else self._others_to_load(model)
+        if self.is_closed or any(other.urgency() < model.urgency() for other in others):
             raise LoadStopped("The load was stopped")
+
+    def _others_to_load(self, model: Resident[LoadedT]) -> Sequence[Resident[LoadedT]]:
+        waiting = [other for other in self if other.is_wanted and other.state is State.WAITING]
+        return [other for other in waiting if other is not model and not other.lets_others_load]
+
+    async def _wait_for_pause(self, model: Resident[LoadedT]) -> None:
+        """Wait until other models are used less. Raises LoadStopped if another model waits, which may fit."""
+        if self._others_to_load(model):
+            model.lets_others_load = True
+            raise LoadStopped("Another model is loaded first")
+        if model.task is not None:
+            model.task.stage = "waiting for a pause of other models"
+        await self._wait_for_change()
 
     def _refusal(self, model: Resident[LoadedT], verdict: Never) -> InglenookError:
         """Return the error for a model that does not fit. Runs on a thread."""
@@ -357,26 +377,29 @@ class Residents(Generic[LoadedT]):
         capacity = min(size, self._limits.get(verdict.memory, size))
         return refusal(model.title, verdict, capacity, self._loader.remedy(model.name))
 
-    async def _switch(self, victim: Resident[LoadedT], model: Resident[LoadedT]) -> None:
-        """Unload a model, or drop its parked cache, so that another one fits."""
+    async def _switch(self, victim: Resident[LoadedT], model: Resident[LoadedT], *, suspends: bool = False) -> None:
+        """Unload a model, or drop its parked cache, so that another one fits. See `_unload`."""
         victim.parked, was_loaded = None, victim.loaded is not None
-        await self._unload(victim, Reason.MEMORY)
+        await self._unload(victim, Reason.MEMORY, suspends=suspends)
+        if model.task is not None:
+            model.task.is_committed = model.task.is_committed or was_loaded
         if was_loaded:
             self.advice.note_switch(victim.name, model.name, self._clock())
 
     def _suspendable(self, model: Resident[LoadedT], names: Sequence[str]) -> Resident[LoadedT] | None:
-        """Return a model whose requests are less urgent than the one that waits for `model`, and can be suspended."""
-        if model.urgency()[0] is ServiceClass.BACKGROUND:
-            return None
-        return next((other for other in map(self.of, names) if other.is_used and other.can_be_suspended), None)
+        """Return one of the models whose requests are to be suspended, if this lets `model` load for a request of a
+        higher class.
+        """
+        used = [other for other in map(self.of, names) if other.is_used]
+        is_urgent = model.urgency()[0] is not ServiceClass.BACKGROUND
+        may_be = all(other.can_be_suspended and self._clock() >= other.keeps_until for other in used)
+        return used[0] if used and is_urgent and may_be else None
 
     async def _wait_for_end(self, model: Resident[LoadedT], names: Sequence[str]) -> None:
         """Let busy models admit requests until their turns end, and wait for the next change."""
-        now, is_patient = self._clock(), self._is_patient(model)
+        now = self._clock()
         for other in map(self.of, names):
             in_background = other.entry(now).use is Use.BACKGROUND
-            if is_patient and not in_background:
-                continue
             ends = now if in_background else now + other.turn(max(model.load_seconds, other.load_seconds))
             other.yields_at = ends if other.yields_at is None else min(ends, other.yields_at)
         if model.task is not None:
@@ -397,6 +420,10 @@ class Residents(Generic[LoadedT]):
         used = [other.last_urgent for other in map(self.of, names) if other.loaded is not None]
         return self._clock() - max(used, default=-math.inf) >= PATIENT_GAP
 
+    def _are_in_background(self, names: Sequence[str]) -> bool:
+        """Whether all requests of the models run in the background."""
+        return not any(self.of(name).entry(self._clock()).use is Use.BUSY for name in names)
+
     def _titled(self, names: Sequence[str]) -> str:
         return ", ".join(self.of(name).title for name in names)
 
@@ -409,6 +436,7 @@ class Residents(Generic[LoadedT]):
         self._end_suspended(model, problem.message)
 
     def _end_suspended(self, model: Resident[LoadedT], problem: str) -> None:
+        """End the requests of a model that will not be loaded again."""
         suspended, model.suspended = model.suspended, None
         if suspended is not None:
             suspended.end(problem)
@@ -428,16 +456,16 @@ class Residents(Generic[LoadedT]):
 
     # -- unloading
 
-    async def _unload(self, model: Resident[LoadedT], reason: Reason) -> None:
-        """Return the memory of a model. Its requests, if it has any, are suspended."""
+    async def _unload(self, model: Resident[LoadedT], reason: Reason, *, suspends: bool = False) -> None:
+        """Return the memory of a model that no request uses, or that `suspends` its requests."""
         loaded = model.loaded
         if loaded is None:
             return
         model.state = State.UNLOADING
         try:
             memories, before = loaded.memories(), await self.memory.uncounted(model)
-            if reason is Reason.MEMORY and model.can_be_suspended:
-                model.suspended, model.parked = await self._suspend(model, loaded)
+            if suspends:
+                model.parked = await self._suspend(model, loaded)
             else:
                 model.parked = await self._close(model, loaded, parks=reason in PARKING)
             model.loaded = loaded = None
@@ -462,15 +490,18 @@ class Residents(Generic[LoadedT]):
             log.exception("%s was not closed cleanly", model.title)
             return None
 
-    async def _suspend(
-        self, model: Resident[LoadedT], loaded: LoadedT
-    ) -> "tuple[Suspended | None, ParkedCache | None]":
-        """Close a loaded model, and return its requests. If that fails, they end."""
+    async def _suspend(self, model: Resident[LoadedT], loaded: LoadedT) -> "ParkedCache | None":
+        """Close a loaded model, and keep its requests for its next load. If that fails, they end."""
         try:
-            return await loaded.suspend()
+            suspended, parked = await loaded.suspend()
         except Exception:
             log.exception("the requests of %s could not be suspended", model.title)
-            return None, None
+            return await self._close(model, loaded)
+        if not suspended.is_empty:
+            model.suspended, model.suspended_at = suspended, self._clock()
+        if self.is_closed:
+            self._end_suspended(model, CLOSING)
+        return parked
 
     async def load(self, name: str, *, pinned: bool | None = None, keep_alive: float | None = None) -> None:
         """Load a model if it is not loaded. `pinned`: see `Resident`; None: unchanged. `keep_alive`: see `use`."""
@@ -481,7 +512,7 @@ class Residents(Generic[LoadedT]):
     async def unload(self, name: str) -> bool:
         """Unload a model as soon as no request uses it. Returns whether it was loaded."""
         model = self.of(name)
-        if model.task is not None and not model.waiters:
+        if model.task is not None and not model.is_wanted:
             model.task.is_stopped = True
         if model.loaded is None:
             return False
@@ -516,8 +547,8 @@ class Residents(Generic[LoadedT]):
         """Refuse all requests, stop the load, and unload all models."""
         self.is_closed = True
         for model in self:
-            model.refuse(EngineError("The server is shutting down"))
-            self._end_suspended(model, "The server is shutting down")
+            model.refuse(EngineError(CLOSING))
+            self._end_suspended(model, CLOSING)
             if model.task is not None:
                 model.task.is_stopped = True
         self._changed.set()

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from app.generation.conversation import Conversation
 from app.generation.service import ChatService
 from app.generation.template import MAX_TEXT_CHARS
-from app.generation.token_streams import TokenStreams
+from app.generation.token_streams import SuspendedReplies, TokenStreams
 from app.models.decode_rate import decode_rate
 from app.server.dialects.openai.chat_requests import ChatMessage, TemplateVariables
 from app.server.http.endpoint import Endpoint
@@ -188,6 +188,13 @@ class OwnEndpoints:
             if resident.loaded is not None and isinstance(service := resident.loaded.service, ChatService):
                 yield number, service.name, service.streams
 
+    def _streams_with_requests(self) -> Iterator[tuple[int, TokenStreams]]:
+        """Yield the number and the streams of each model that is loaded, or has suspended requests."""
+        yield from ((number, streams) for number, _, streams in self._streams())
+        for number, resident in enumerate(self._models.residents):
+            if isinstance(resident.suspended, SuspendedReplies):
+                yield number, resident.suspended.streams
+
     async def abort(self, request: Request) -> Response:
         body = await read_body(request, self._abort_decoder)
         return json_reply(Aborted(self._end_requests(request, lambda name, _: name == body.id, FinishReason.ABORT)))
@@ -204,7 +211,7 @@ class OwnEndpoints:
         """End requests that match and that the caller may see. Returns whether there were any."""
         found = [
             (streams, one.id)
-            for number, _, streams in self._streams()
+            for number, streams in self._streams_with_requests()
             for one in streams.requests()
             if is_meant(_id_of(number, one), one) and may_see(request, one.origin)
         ]

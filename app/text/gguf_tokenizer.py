@@ -65,7 +65,7 @@ class _Scheme:
 
 
 def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
-    """Return the tokenizer of a GGUF file's `metadata` (arrays are tuples).
+    """Return the tokenizer of a GGUF file's `metadata`.
 
     Raises UnsupportedTokenizer for an unknown model or pre-tokenizer, and ModelFileError for a malformed vocabulary.
     """

@@ -75,7 +75,7 @@ class Drafter:
         if followed.expects_draft is None:  # a plan asks several times
             reached = tuple(self.acceptance.reach(draft))[1:]
             count, _ = best_count(reached, self._seconds, Room(decoding=1, most=len(reached)))
-            followed.expects_draft = count > 0 or (self._model is not None and self._model.expects_draft())
+            followed.expects_draft = count > 0 or (self._model is not None and self._model.expects_draft(request))
         return followed.expects_draft
 
     def close(self) -> None:

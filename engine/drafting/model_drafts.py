@@ -54,10 +54,12 @@ class ModelDrafts:
         ready = [request for request in able if missing[request.id] <= chunk]
         return self._draft(ready, depth, self._least(len(ready), plan.rate, room)) if ready else {}
 
-    def expects_draft(self) -> bool:
+    def expects_draft(self, request: Request) -> bool:
         """Whether a draft for a request that runs alone is expected to pay, or a trial is due. Call this once for each
         token.
         """
+        if not self._model.can_follow(request):
+            return False
         rate, _ = best_count((), self._seconds, ALONE)
         expects = self._depth(1, 0, rate, ALONE) > 0
         self._since_trial += 0.0 if expects else self._seconds(ALONE.known)

@@ -151,7 +151,7 @@ class KVMemory:
         held.num_published, held.junction, held.borders = prefix.blocks, prefix.junction * BLOCK_SIZE, None
         if not self._bring(held, prefix.blocks, prefix.sources, stop):
             return False
-        if not request.num_preemptions:
+        if not request.is_restarted:
             request.cache = prefix.token_sources([group.pool for group in self.groups])
         self.disk.touch(held, prefix.blocks)
         for number, group in enumerate(self.groups):
@@ -330,7 +330,7 @@ class KVMemory:
         if arrival.failed:
             self._empty_tables(held)
         else:
-            if not held.request.num_preemptions:
+            if not held.request.is_restarted:
                 held.request.cache += TokenSources(restore_seconds=arrival.seconds)
             self.publish(held.request, on_disk=arrival.reads)
         return Arrived(held.request, not arrival.failed)

@@ -60,7 +60,7 @@ class ParkedCache(ABC):
     def _take(self) -> tuple[Sequence[Tensor], Sequence[BlockPool]]:
         """Return the pools and their index, and drop them here, because only one engine may use them."""
         taken = self._pools, self._index
-        self._pools, self._index, self.num_bytes = (), (), 0
+        self._pools, self._index, self._groups, self.num_bytes = (), (), (), 0
         return taken
 
 
@@ -72,12 +72,15 @@ class ParkedPools(ParkedCache):
     ) -> None:
         """Park a cache. Its host pools are dropped."""
         super().__init__(cache_salt, kv.groups, kv.pools, index)
+        self._given: Sequence[BlockPool] = ()  # the index, after the pools have been taken
 
     def fitted(self, config: EngineConfig, groups: Sequence[KVGroup]) -> EngineConfig | None:
         """See `ParkedCache`. No pool may be smaller than in `config`; the result has the sizes of the pools."""
+        if not self._belongs_to(config, groups):
+            return None
         sizes = [len(pool) for pool in self._pools]
         fits = all(size >= wanted for size, wanted in zip(sizes, config.pool_sizes, strict=True))
-        return config.with_pools(sizes) if self._belongs_to(config, groups) and fits else None
+        return config.with_pools(sizes) if fits else None
 
     def take_pools(self) -> Sequence[Tensor]:
         pools, self._given = self._take()

@@ -75,10 +75,10 @@ class RunningSet:
         self._release(request)
 
     def withdraw(self, request: Request) -> None:
-        """Remove a request that holds no blocks, as if it were preempted, so that another scheduler can queue it."""
+        """Remove a request that holds no blocks, so that another scheduler can queue it."""
         if self.running.pop(request.id, None):
             self.waiting.promote_followers(request)
-            request.num_preemptions += 1
+            request.num_suspensions += 1
         else:
             self.waiting.remove(request.id)
         request.status = RequestStatus.WAITING

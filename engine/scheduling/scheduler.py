@@ -299,10 +299,16 @@ class Scheduler:
         self.flush(FLUSH_SECONDS)
         return sorted(requests, key=priority_key)
 
-    def resume(self, requests: Iterable[Request]) -> None:
-        """Queue requests that another scheduler of the same model suspended."""
+    def resume(self, requests: Iterable[Request]) -> list[TokenEvent]:
+        """Queue requests that another scheduler of the same model suspended. Returns the ends of those for which the
+        context is too short now.
+        """
+        events: list[TokenEvent] = []
         for request in requests:
             self._requests.waiting.add(request)
+            if request.num_tokens >= self._memory.max_tokens(request):
+                events += self._end(request, FinishReason.LENGTH)
+        return events
 
     @property
     def device_pools(self) -> tuple[BlockPool, ...]:
@@ -344,7 +350,7 @@ class Scheduler:
 
     def _count_prompt(self, request: Request) -> None:
         """Count the sources of a request's prompt tokens, once, when the request first starts."""
-        if not request.num_preemptions:
+        if not request.is_restarted:
             self._counters.prompt_tokens += len(request.prompt_ids)
             self._counters.prompts += request.cache
 

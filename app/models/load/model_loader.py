@@ -6,7 +6,7 @@ Its methods run on threads, except `start` and `close` of the loaded models, whi
 import asyncio
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from app.errors import ModelNotFound
 from app.generation.embedding_service import EmbeddingService
@@ -15,12 +15,13 @@ from app.generation.recent_replies import RecentReplies
 from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
-from app.generation.token_streams import TokenStreams
+from app.generation.token_streams import SuspendedReplies, TokenStreams
 from app.models.advice import Advice
 from app.models.decode_rate import DecodeRate, decode_rate, remember_rate
 from app.models.details import ModelFacts, details_of
 from app.models.fit import advice, fit_stored, memory_plans
 from app.models.ledger import HOST, Bytes
+from app.models.load.draft_models import planned_draft_model
 from app.models.load.kernel_preparation import chat_options, common_options
 from app.models.load.load_errors import converting_load_errors
 from app.models.load.loaded_encoder import is_embedding_model, load_encoder_model
@@ -47,7 +48,6 @@ from engine.kv.budget import USEFUL_CONTEXT
 from engine.kv.parked_cache import ParkedCache
 from engine.load_options import LoadControl, LoadOptions
 from engine.loading import open_checkpoint
-from engine.request import FinishReason
 from engine.system_memory import available_memory, resident_bytes, total_memory
 from engine.turns import Turns
 from quant.errors import InglenookError
@@ -78,16 +78,6 @@ class TaskProgress:
 
     def say(self, line: str) -> None:
         self._shown.say(line)
-
-
-@dataclass(frozen=True, slots=True)
-class SuspendedReplies:
-    """See `app.models.resident.Suspended`."""
-
-    streams: TokenStreams
-
-    def end(self, problem: str) -> None:
-        self.streams.end_all(FinishReason.ERROR, problem)
 
 
 class LoadedChat:
@@ -141,16 +131,11 @@ class LoadedChat:
     def needs_restart(self) -> bool:
         return self._model.engine.config.backend == CUDA
 
-    def can_suspend(self, requests: int) -> bool:
-        return self.service.streams.can_suspend(requests)
+    def can_suspend(self, uses: int) -> bool:
+        return not self.service.preparation.is_busy and self.service.streams.can_suspend(uses)
 
     async def suspend(self) -> tuple[SuspendedReplies, ParkedCache | None]:
-        suspended = SuspendedReplies(self.service.streams)
-        try:
-            return suspended, await self._close(self.service.suspend())
-        except BaseException as error:
-            suspended.end(str(error))
-            raise
+        return SuspendedReplies(self.service.streams), await self._close(self.service.suspend())
 
     def resume(self, suspended: Suspended) -> None:
         if not isinstance(suspended, SuspendedReplies):
@@ -197,7 +182,7 @@ class LoadedEmbedder:
     def failure(self) -> str:
         return self.service.failure
 
-    def can_suspend(self, requests: int) -> bool:
+    def can_suspend(self, uses: int) -> bool:
         return False
 
     async def suspend(self) -> tuple[Suspended, ParkedCache | None]:
@@ -282,7 +267,16 @@ class ModelLoader:
     def _plan(self, name: str) -> LoadPlan:
         settings = self._settings_of(name)
         useful = replace(settings, context=settings.context or USEFUL_CONTEXT)
-        return LoadPlan(*memory_plans(self.stored(name), [settings, useful]))
+        return LoadPlan(*self._memory_plans(name, settings, [settings, useful]))
+
+    def _memory_plans(self, name: str, settings: Settings, variants: Sequence[Settings]) -> list[MemoryPlan]:
+        """Return the plans of a model with variants of its settings, and with its draft model, if it has one."""
+        stored = self.stored(name)
+        plans = memory_plans(stored, variants)
+        if settings.draft_name is None or is_embedding_model(stored):
+            return plans
+        draft = planned_draft_model(stored, settings, chat_options(settings))
+        return [replace(plan, draft=draft) for plan in plans]
 
     def together(self, names: tuple[str, str], available: Mapping[str, int]) -> Advice:
         first, second = names
@@ -302,7 +296,7 @@ class ModelLoader:
         settings = replace(settings, kv_type=kv_type or settings.kv_type)
         contexts = [min(context, settings.context or context) for context in CONTEXTS]
         changed = [replace(settings, context=context) for context in contexts]
-        return (LoadPlan(plan, plan) for plan in memory_plans(self.stored(name), changed))
+        return (LoadPlan(plan, plan) for plan in self._memory_plans(name, settings, changed))
 
     def load(
         self, name: str, allotted: Mapping[str, int], task: LoadTask, parked: ParkedCache | None

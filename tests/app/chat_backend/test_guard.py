@@ -27,8 +27,8 @@ def work(left):
         raise RuntimeError("broken")
     if how == "exit":
         os._exit(3)
-    if how == "wait":
-        time.sleep(1000)
+    while how == "wait":
+        time.sleep(0.1)  # a signal right before a longer sleep would be handled after it
     os.kill(os.getpid(), getattr(signal, how))
     time.sleep(1000)
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +36,11 @@ class Requests:
 
     of: str
     ended: list[str]  # takes the problem with which they end
+    uses: Counter[ServiceClass]  # uses of the model
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.uses.total()
 
     def end(self, problem: str) -> None:
         self.ended.append(problem)
@@ -57,14 +63,14 @@ class Model:
     def memories(self) -> Mapping[str, Bytes]:
         return {HOST: Bytes(weights=self._computer.sizes[self.name])}
 
-    def can_suspend(self, requests: int) -> bool:
-        return requests in self._computer.suspends
+    def can_suspend(self, uses: int) -> bool:
+        return uses in self._computer.suspends
 
     async def suspend(self) -> tuple[Requests, ParkedCache | None]:
         self._computer.loaded.remove(self.name)
         if self._computer.suspending_fails:
             raise RuntimeError("no memory")
-        return Requests(self.name, self._computer.ended), None
+        return Requests(self.name, self._computer.ended, self._computer.uses[self.name]), None
 
     def resume(self, suspended: Suspended) -> None:
         assert isinstance(suspended, Requests)
@@ -96,6 +102,7 @@ class Computer:
         self.suspending_fails = False
         self.resumed: list[str] = []  # models whose suspended requests continued
         self.ended: list[str] = []  # the problems with which suspended requests ended
+        self.uses: dict[str, Counter[ServiceClass]] = {}  # uses of the models whose requests can be suspended
         self.most = 0
         self._may_load = threading.Event()
         self._may_load.set()
@@ -259,6 +266,7 @@ def suspending() -> Computer:
 def test_background_request_waits_until_an_urgent_one_has_ended(suspending: Computer, clock: Clock) -> None:
     async def ask() -> None:
         residents = Residents(suspending, clock=clock)
+        suspending.uses["a"] = residents.of("a").uses
         async with residents.use("a", BACKGROUND):
             async with residents.use("b"):
                 assert residents.of("a").state is State.WAITING
@@ -282,6 +290,7 @@ def test_model_with_other_requests_is_not_suspended(
 
     async def ask() -> None:
         residents = Residents(suspending, clock=clock)
+        suspending.uses["a"] = residents.of("a").uses
         async with residents.use("a", services[0]), residents.use("a", services[1]):
             waiting = asyncio.create_task(use(residents, "b"))
             await until(lambda: residents.of("a").yields_at is not None)
@@ -297,6 +306,7 @@ def test_model_with_other_requests_is_not_suspended(
 def test_background_requests_do_not_suspend_each_other(suspending: Computer, clock: Clock) -> None:
     async def ask() -> None:
         residents = Residents(suspending, clock=clock)
+        suspending.uses["a"] = residents.of("a").uses
         async with residents.use("a", BACKGROUND):
             waiting = asyncio.create_task(use(residents, "b", BACKGROUND))
             await until(lambda: residents.of("a").yields_at is not None)
@@ -346,6 +356,7 @@ def test_background_request_gets_its_turn_in_the_end(clock: Clock) -> None:
 def test_suspended_request_ends_if_its_model_cannot_be_loaded_again(suspending: Computer, clock: Clock) -> None:
     async def ask() -> None:
         residents = Residents(suspending, clock=clock)
+        suspending.uses["a"] = residents.of("a").uses
         async with residents.use("a", BACKGROUND):
             suspending.errors["a"] = [ValueError("the file is gone")]
             await use(residents, "b")
@@ -361,6 +372,7 @@ def test_suspended_request_ends_if_its_model_cannot_be_loaded_again(suspending: 
 def test_model_is_not_loaded_again_for_clients_that_have_left(suspending: Computer, clock: Clock) -> None:
     async def ask() -> None:
         residents = Residents(suspending, clock=clock)
+        suspending.uses["a"] = residents.of("a").uses
         async with residents.use("b"), residents.use("b"):
             pass
         leaving = asyncio.Event()
@@ -387,6 +399,7 @@ def test_model_is_not_loaded_again_for_clients_that_have_left(suspending: Comput
 def test_requests_that_cannot_be_suspended_after_all_have_ended(suspending: Computer, clock: Clock) -> None:
     async def ask() -> None:
         residents = Residents(suspending, clock=clock)
+        suspending.uses["a"] = residents.of("a").uses
         suspending.suspending_fails = True
         async with residents.use("a", BACKGROUND):
             assert await use(residents, "b") == "b"
@@ -414,6 +427,7 @@ def test_urgent_request_does_not_wait_for_a_background_load_that_waits_for_memor
 def test_suspended_requests_end_when_the_server_ends(suspending: Computer, clock: Clock) -> None:
     async def ask() -> None:
         residents = Residents(suspending, clock=clock)
+        suspending.uses["a"] = residents.of("a").uses
         async with residents.use("a", BACKGROUND), residents.use("b"):
             await residents.close()
             assert suspending.ended == ["The server is shutting down"]
@@ -421,7 +435,8 @@ def test_suspended_requests_end_when_the_server_ends(suspending: Computer, clock
     run(ask())
 
 
-def test_urgent_requests_load_first() -> None:
+def test_urgent_requests_load_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENT_GAP", 0.0)
     computer = Computer(100, a=100, b=100, c=100)
 
     async def ask() -> None:
@@ -926,6 +941,7 @@ def test_random_clients_all_get_their_models_and_never_too_much_memory(
 
     async def ask() -> None:
         residents = Residents(computer)
+        computer.uses = {name: residents.of(name).uses for name in "abcde"}
         await asyncio.gather(*(client(residents) for _ in range(8)))
         assert all(model.uses.total() == 0 and not model.is_wanted for model in residents)
         assert computer.most <= computer.memory

@@ -39,7 +39,7 @@ class FixedModel:
     def failure(self) -> str:
         return self.service.failure
 
-    def can_suspend(self, requests: int) -> bool:
+    def can_suspend(self, uses: int) -> bool:
         return False
 
     async def suspend(self) -> tuple[Suspended, ParkedCache | None]:

@@ -11,11 +11,10 @@ from app.generation.embedding_service import EmbeddingService
 from app.generation.recent_replies import RecentReplies
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
-from app.generation.token_streams import TokenStreams
+from app.generation.token_streams import SuspendedReplies, TokenStreams
 from app.models.advice import Advice, Share
 from app.models.details import ModelDetails, ModelFacts
 from app.models.ledger import HOST, Bytes
-from app.models.load.model_loader import SuspendedReplies
 from app.models.resident import LoadTask, Needs, Suspended
 from app.models.residents import Residents
 from app.server.application import AccessPolicy, ServerContext, create_application
@@ -57,8 +56,8 @@ class HashLoaded:
     def failure(self) -> str:
         return self.service.failure
 
-    def can_suspend(self, requests: int) -> bool:
-        return isinstance(self.service, ChatService) and self.service.streams.can_suspend(requests)
+    def can_suspend(self, uses: int) -> bool:
+        return isinstance(self.service, ChatService) and self.service.streams.can_suspend(uses)
 
     async def suspend(self) -> tuple[Suspended, ParkedCache | None]:
         assert isinstance(self.service, ChatService)

@@ -10,6 +10,9 @@ from app.models.fit import memory_plan
 from app.models.load import loaded_model
 from app.models.load.draft_models import find_draft_model, known_draft_model
 from app.models.load.loaded_model import ChatModel, load_model
+from app.models.load.model_loader import ModelLoader
+from app.models.load.planned_memory import LoadPlan
+from app.models.store import ModelStore
 from app.models.stored_model import LOCAL_FILE, StoredModel, stored_model
 from app.progress import SilentProgress
 from app.settings.settings import Settings
@@ -17,7 +20,7 @@ from app.text.tokenizer import Tokenizer
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.errors import UnsupportedModel
 from engine.load_options import LoadOptions
-from engine.loading import ModelEngine, load_engine
+from engine.loading import DRAFT_CONTEXT, ModelEngine, load_engine
 from tests.app.models.tiny_model import settings_in
 from tests.support.random_gguf import SIZES, write
 
@@ -98,19 +101,25 @@ def test_auto_without_a_known_model_says_so(tmp_path: Path, tokenizer: Tokenizer
     assert progress.said == ["No small model is known that could draft for target.gguf."]
 
 
+def planned(target: Path, settings: Settings) -> LoadPlan:
+    given = {"target": stored(target)}
+    return ModelLoader(settings, ModelStore(settings), given, {}, SilentProgress())._plan("target")
+
+
 def test_memory_of_the_draft_model_is_planned(tmp_path: Path, target: Path) -> None:
     other = made(tmp_path / "other.gguf", seed=1)
-    alone = memory_plan(stored(target), settings_of(tmp_path, "none"))
-    both = memory_plan(stored(target), settings_of(tmp_path, other))
-    own = memory_plan(stored(other), settings_of(tmp_path, "none"))
-    assert alone.draft == 0
-    assert both.draft == own.least > own.weights
-    assert both.least == alone.least + both.draft
-    assert both.most == alone.most + both.draft
+    settings = replace(settings_of(tmp_path, other), context=0)
+    alone = planned(target, replace(settings, draft="none"))
+    both = planned(target, settings)
+    own = memory_plan(stored(other), replace(settings, context=DRAFT_CONTEXT))
+    assert alone.plan.draft == alone.useful.draft == 0
+    assert both.plan.draft == both.useful.draft == own.least > own.weights
+    assert both.plan.least == alone.plan.least + own.least
+    assert both.plan.most == alone.plan.most + own.least
 
 
 def test_draft_model_that_is_not_stored_yet_takes_no_planned_memory(tmp_path: Path, target: Path) -> None:
-    assert memory_plan(stored(target), settings_of(tmp_path, "qwen3:0.6b")).draft == 0
+    assert planned(target, settings_of(tmp_path, "qwen3:0.6b")).plan.draft == 0
 
 
 def test_load_leaves_memory_for_the_draft_model(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +131,7 @@ def test_load_leaves_memory_for_the_draft_model(tmp_path: Path, target: Path, mo
 
     monkeypatch.setattr(loaded_model, "load_engine", load)
     settings = settings_of(tmp_path, made(tmp_path / "other.gguf", seed=1))
-    plan = memory_plan(stored(target), settings)
+    plan = planned(target, settings).plan
     model = load_model(stored(target), settings, SilentProgress(), plan.allotted(LoadOptions(), plan.most))
     assert options[0].draft_memory == plan.draft
     assert model.needs.total == plan.weights + plan.steps + plan.draft
