@@ -7,7 +7,7 @@ import pytest
 
 from app.generation.token_streams import MAX_BATCH, TokenStream, TokenStreams
 from engine.errors import PromptTooLong
-from engine.request import FinishReason, Request, RequestStatus, TokenEvent
+from engine.request import PROGRAM, FinishReason, Origin, Request, RequestStatus, ServiceClass, TokenEvent
 from engine.sampling_params import SamplingParams
 from tests.app.server.live_server import controlled_engine
 from tests.support.hash_model import VOCABULARY, expected_output, hash_engine
@@ -15,10 +15,11 @@ from tests.support.processes import HANGING_SECONDS
 
 PROMPT = tuple(range(1000, 1040))
 NO_END: frozenset[int] = frozenset()
+BACKGROUND = Origin(ServiceClass.BACKGROUND)
 
 
-def submit(stream: TokenStream, last: int = 7, max_tokens: int = 100) -> Request:
-    return stream.submit((*PROMPT, last), SamplingParams(max_tokens=max_tokens), NO_END)
+def submit(stream: TokenStream, last: int = 7, max_tokens: int = 100, origin: Origin = PROGRAM) -> Request:
+    return stream.submit((*PROMPT, last), SamplingParams(max_tokens=max_tokens), NO_END, origin)
 
 
 async def finished(streams: TokenStreams, *requests: Request) -> None:
@@ -192,10 +193,13 @@ def test_suspended_requests_continue_with_the_next_engine() -> None:
         first, then = TokenStreams(engine), TokenStreams(controlled_engine(VOCABULARY)[0])
         await first.start()
         with first.open() as stream, first.open() as leaving:
-            request, aborted = submit(stream), submit(leaving)
+            request, aborted = submit(stream, origin=BACKGROUND), submit(leaving, origin=BACKGROUND)
             batches = [await asyncio.wait_for(anext(stream), HANGING_SECONDS)]
             assert not first.can_suspend(1)
             assert first.can_suspend(2)
+            with first.open() as urgent:
+                submit(urgent)
+                assert not first.can_suspend(3)
             suspending = asyncio.create_task(first.suspend())
             await asyncio.sleep(0.01)
             steps.release()

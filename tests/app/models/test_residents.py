@@ -5,9 +5,10 @@ import random
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -67,6 +68,7 @@ class Model:
         return uses in self._computer.suspends
 
     async def suspend(self) -> tuple[Requests, ParkedCache | None]:
+        await self._computer.on_unload()
         self._computer.loaded.remove(self.name)
         if self._computer.suspending_fails:
             raise RuntimeError("no memory")
@@ -78,7 +80,9 @@ class Model:
         self._computer.resumed.append(self.name)
 
     async def close(self, *, parks: bool) -> ParkedCache | None:
-        await asyncio.sleep(0)
+        await self._computer.on_unload()
+        if self.name not in self._computer.loaded:  # a suspension has failed
+            return None
         self._computer.loaded.remove(self.name)
         size = self._computer.parked.get(self.name, 0)
         return cast(ParkedCache, SimpleNamespace(num_bytes=size)) if parks and size else None
@@ -104,6 +108,7 @@ class Computer:
         self.ended: list[str] = []  # the problems with which suspended requests ended
         self.uses: dict[str, Counter[ServiceClass]] = {}  # uses of the models whose requests can be suspended
         self.most = 0
+        self.on_unload: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)  # called by each unload
         self._may_load = threading.Event()
         self._may_load.set()
 
@@ -431,6 +436,119 @@ def test_suspended_requests_end_when_the_server_ends(suspending: Computer, clock
         async with residents.use("a", BACKGROUND), residents.use("b"):
             await residents.close()
             assert suspending.ended == ["The server is shutting down"]
+
+    run(ask())
+
+
+def test_model_that_was_unloaded_for_another_one_does_not_stop_its_load(clock: Clock) -> None:
+    """An urgent request for the unloaded model arrives during its unload."""
+    computer = Computer(100, a=60, b=60)
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        await use(residents, "b")
+        clock.seconds += 100
+        late: list[asyncio.Task[str]] = []
+
+        async def arrive() -> None:
+            computer.on_unload = partial(asyncio.sleep, 0)
+            late.append(asyncio.create_task(use(residents, "b", ServiceClass.INTERACTIVE)))
+            await asyncio.sleep(0.01)
+
+        computer.on_unload = arrive
+        assert await use(residents, "a") == "a"
+        assert computer.loads == ["b", "a"]
+        clock.seconds += 100
+        assert await late[0] == "b"
+
+    run(ask())
+
+
+def test_requests_that_end_while_they_are_suspended_cause_no_load(suspending: Computer, clock: Clock) -> None:
+    async def ask() -> None:
+        residents = Residents(suspending, clock=clock)
+        suspending.uses["a"] = residents.of("a").uses
+        ends = asyncio.Event()
+
+        async def background() -> None:
+            async with residents.use("a", BACKGROUND):
+                await ends.wait()
+
+        client = asyncio.create_task(background())
+        await until(lambda: suspending.loaded == ["a"])
+
+        async def leave() -> None:
+            ends.set()
+            await client
+
+        suspending.on_unload = leave
+        async with residents.use("b"):
+            assert residents.of("a").suspended is None
+            assert residents.of("a").state is State.UNLOADED
+
+    run(ask())
+
+
+def test_requests_that_are_suspended_while_the_server_ends_get_an_end(suspending: Computer, clock: Clock) -> None:
+    async def ask() -> None:
+        residents = Residents(suspending, clock=clock)
+        suspending.uses["a"] = residents.of("a").uses
+        closing: list[asyncio.Task[None]] = []
+
+        async def close() -> None:
+            suspending.on_unload = partial(asyncio.sleep, 0)
+            closing.append(asyncio.create_task(residents.close()))
+            await asyncio.sleep(0.01)
+
+        suspending.on_unload = close
+        async with residents.use("a", BACKGROUND):
+            with pytest.raises(EngineError, match="shutting down"):
+                await use(residents, "b")
+            await closing[0]
+            assert suspending.ended == ["The server is shutting down"]
+
+    run(ask())
+
+
+def test_background_load_that_waits_for_a_pause_lets_another_one_go_first(clock: Clock) -> None:
+    computer = Computer(100, a=60, b=60, c=30)
+
+    async def ask() -> None:
+        residents = Residents(computer, clock=clock)
+        async with residents.use("b"):
+            waiting = asyncio.create_task(use(residents, "a", BACKGROUND))
+            await until(lambda: residents.of("a").task is not None)
+            assert await use(residents, "c", BACKGROUND) == "c"
+            assert not waiting.done()
+        clock.seconds += 100
+        assert await waiting == "a"
+
+    run(ask())
+
+
+def test_background_request_that_has_waited_long_gets_a_turn(suspending: Computer, clock: Clock) -> None:
+    """After the load, it is not suspended at once for the requests of the model that had to yield."""
+
+    async def ask() -> None:
+        residents = Residents(suspending, clock=clock)
+        suspending.uses["a"] = residents.of("a").uses
+        async with residents.use("b"):
+            waiting = asyncio.create_task(hold(residents))
+            await until(lambda: residents.of("a").task is not None)
+            clock.seconds += PATIENCE
+            await until(lambda: residents.of("b").yields_at is not None)
+        clock.seconds += 100
+        await until(lambda: suspending.loaded == ["a"])
+        late = asyncio.create_task(use(residents, "b"))
+        await asyncio.sleep(0.05)
+        assert suspending.loaded == ["a"]
+        clock.seconds += resident.LONGEST_TURN
+        assert await late == "b"
+        waiting.cancel()
+
+    async def hold(residents: Residents[Model]) -> None:
+        async with residents.use("a", BACKGROUND):
+            await asyncio.sleep(60)
 
     run(ask())
 

@@ -1,14 +1,14 @@
 """Requests that one engine suspends continue in the next engine of the same model, with the tokens that they have."""
 
-import itertools
 import random
 
 import pytest
 
-from engine.request import Origin, Request, ServiceClass
+from engine.request import FinishReason, Origin, Request, ServiceClass
+from engine.scheduling.priority import MAX_PREEMPTIONS
 from tests.engine.hash_run import Run
 from tests.engine.test_hash_model import GROUPS, Load
-from tests.support.hash_model import HashRunner, hash_engine
+from tests.support.hash_model import VOCABULARY, HashRunner, hash_engine
 
 
 def next_engine(run: Run, runner: HashRunner, *, parks: bool, **options: object) -> HashRunner:
@@ -23,9 +23,9 @@ def next_engine(run: Run, runner: HashRunner, *, parks: bool, **options: object)
     if parks:
         after.pools = runner.pools
         engine.adopt(index)
-    engine.resume(requests)
-    engine._ids = itertools.count(max(run.requests) + 1)  # a run needs other ids than those of ended requests
+    engine.continue_ids(run.engine)
     run.engine = engine
+    run.record(engine.resume(requests))
     return after
 
 
@@ -76,3 +76,43 @@ def test_parked_blocks_are_not_computed_again() -> None:
         assert request.queue_seconds >= 0
     assert counts[0] <= 16
     assert counts[1] >= 219
+
+
+def test_request_that_is_longer_than_the_next_context_ends() -> None:
+    engine, runner = hash_engine()
+    run = Run(engine)
+    long, short = (run.submit(tuple(range(100, 100 + count)), max_tokens=300, ignore_eos=True) for count in (100, 20))
+    while len(short.output_ids) < 50:
+        run.step()
+    next_engine(run, runner, parks=True, context=120)
+    assert run.finished == {long.id: FinishReason.LENGTH}
+    run.run_out()
+    assert run.finished[short.id] is FinishReason.LENGTH
+    assert short.num_tokens == 120
+
+
+def test_request_of_a_larger_vocabulary_ends_with_an_error() -> None:
+    engine, _ = hash_engine()
+    run = Run(engine)
+    request = run.submit((5, VOCABULARY - 1), max_tokens=30, ignore_eos=True)
+    run.step()
+    _, requests = run.engine.suspend()
+    engine, _ = hash_engine()
+    engine.vocab_size = VOCABULARY - 1
+    [event] = engine.resume(requests)
+    assert (event.request_id, event.finish) == (request.id, FinishReason.ERROR)
+    assert not engine.has_requests
+
+
+def test_suspension_is_no_preemption() -> None:
+    """A request that is preempted often gets all blocks that it may need. Suspensions do not count."""
+    engine, runner = hash_engine()
+    run = Run(engine)
+    request = run.submit(tuple(range(100, 120)), max_tokens=60, ignore_eos=True)
+    for _ in range(2 * MAX_PREEMPTIONS):
+        run.step()
+        runner = next_engine(run, runner, parks=True)
+    run.run_out()
+    run.check()
+    assert request.num_preemptions == 0
+    assert request.num_suspensions > MAX_PREEMPTIONS

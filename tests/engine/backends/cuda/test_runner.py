@@ -1,6 +1,7 @@
 """The runner of a GPU: launching steps ahead does not change the results of requests."""
 
 import random
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from engine.backends.cuda import step
+from engine.backends.cuda.gpu import Gpu
 from engine.backends.cuda.memory import GpuMemory
 from engine.config import BLOCK_SIZE, MemoryLimit, Preemption
 from engine.draft import NO_DRAFT, NO_DRAFTS, Source
@@ -211,6 +213,21 @@ def test_parked_cache_is_copied_to_the_next_engine(tiny: Path, device: torch.dev
     alone = engine(tiny, device, **options)
     assert replies(alone, question, [params]) == reply
     assert alone.state().counters.computed_tokens > len(question)
+
+
+@pytest.mark.parametrize("host_cache", [0, 1 << 22])
+def test_unload_that_parks_returns_the_pools_to_the_driver(
+    tiny: Path, device: torch.device, host_cache: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The allocator can return only what nothing references any more."""
+    running = engine(tiny, device, fingerprint="1", host_cache=host_cache)
+    replies(running, prompt(20), [SamplingParams(max_tokens=2, temperature=0)])
+    runner: Any = running._runner
+    pool, was_freed = weakref.ref(runner._step.kv.pools[0]), []
+    del runner
+    monkeypatch.setattr(Gpu, "drop_caches", lambda gpu: was_freed.append(pool() is None))
+    running.park()
+    assert was_freed[-1]
 
 
 def test_cache_is_not_parked_without_host_pools(tiny: Path, device: torch.device) -> None:
