@@ -351,7 +351,7 @@ class Residents(Generic[LoadedT]):
     def _check_load(self, model: Resident[LoadedT], task: LoadTask) -> None:
         """Raise LoadStopped if the load was stopped, the server is closing, or a more urgent model waits.
 
-        A load for which models have been unloaded goes on, or requests for these would stop it again and again.
+        A load for which models have been unloaded is not stopped: requests for these models would stop it every time.
         """
         task.check()
         others = () if task.is_committed else self._others_to_load(model)
@@ -387,8 +387,8 @@ class Residents(Generic[LoadedT]):
             self.advice.note_switch(victim.name, model.name, self._clock())
 
     def _suspendable(self, model: Resident[LoadedT], names: Sequence[str]) -> Resident[LoadedT] | None:
-        """Return one of the models whose requests are to be suspended, if this lets `model` load for a request of a
-        higher class.
+        """Return a model to suspend, if `model` is needed by a request that is not in the background, and all models
+        that use its memory can be suspended.
         """
         used = [other for other in map(self.of, names) if other.is_used]
         is_urgent = model.urgency()[0] is not ServiceClass.BACKGROUND
