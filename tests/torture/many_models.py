@@ -5,14 +5,16 @@
     python -m tests.torture.many_models stream MODEL LARGE_MODEL [--rounds 10]
     python -m tests.torture.many_models agents MODEL MODEL [--seconds 120]
     python -m tests.torture.many_models background MODEL MODEL [--rounds 10]
+    python -m tests.torture.many_models cycles MODEL ... [--rounds 100]
     python -m tests.torture.many_models ledger MODEL MODEL ... [--embedding FOLDER] [--requests 300]
 
 `replies`: eight clients send requests to random models, of which any two fit. Each reply must equal that of a server
 with this model alone. `caches`: a conversation whose model is unloaded between turns computes only new tokens.
 `stream`: seconds between tokens of one model while another one loads. `agents`: two clients alternate between two
 models of which one fits. `background`: a long background reply of one model must be the same if requests for the other
-one, which does not fit beside it, arrive meanwhile; these do not wait for its end. `ledger`: the bytes that the ledger
-counts, next to the memory of the process, after random loads, unloads, and requests.
+one, which does not fit beside it, arrive meanwhile; these do not wait for its end. `cycles`: the memory, threads, and
+descriptors of a server after loads and unloads of each model in turn. `ledger`: the bytes that the ledger counts, next
+to the memory of the process, after random loads, unloads, and requests.
 """
 
 import argparse
@@ -293,6 +295,18 @@ def background(models: Sequence[Path], rounds: int) -> None:
     print(f"they took {min(waits):.2f} to {max(waits):.2f} s{', the last one after its end' if done_last else ''}")
 
 
+def cycles(models: Sequence[Path], rounds: int) -> None:
+    with tempfile.TemporaryDirectory() as home, served(Path(home), models) as server:
+        for number in range(1, rounds + 1):
+            for model in models:
+                use(server, name_of(model))
+                server.unload(name_of(model))
+            if number % 10 == 0:
+                descriptors = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+                counts = f"{thread_count(server)} threads, {descriptors} descriptors"
+                print(f"after {number} loads: {resident_bytes(server) / 1e6:.0f} MB, {counts}", flush=True)
+
+
 def ledger(models: Sequence[Path], embedding: Path | None, steps: int) -> None:
     every, draw = [*models, *([embedding] if embedding else [])], random.Random(3)
     worst, worst_step, differences = 0.0, "", []
@@ -337,7 +351,7 @@ def thread_count(server: Server) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("attack", choices=["replies", "caches", "stream", "agents", "background", "ledger"])
+    parser.add_argument("attack", choices=["replies", "caches", "stream", "agents", "background", "cycles", "ledger"])
     parser.add_argument("models", type=Path, nargs="+")
     parser.add_argument("--embedding", type=Path)
     parser.add_argument("--requests", type=int, default=600)
@@ -355,6 +369,8 @@ def main() -> None:
             stream(given.models, given.rounds)
         case "background":
             background(given.models, given.rounds)
+        case "cycles":
+            cycles(given.models, given.rounds)
         case "ledger":
             ledger(given.models, given.embedding, given.requests)
         case "agents":
