@@ -8,8 +8,8 @@ from app.models.advice import Advice, Share
 from app.models.ledger import HOST
 from engine.fit import MemoryPlan
 
-# Bytes of a tokenizer per token of its vocabulary. Measured: 260 to 420, for 32,000 to 262,144 tokens.
-_TOKEN_BYTES = 400
+# Bytes of a tokenizer per token of its vocabulary. Measured: 260 to 340, for 49,000 to 262,144 tokens, and 420 for 32,000.
+_TOKEN_BYTES = 330
 
 
 def memory_name(gpu: int | None) -> str:
