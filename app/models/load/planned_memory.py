@@ -8,7 +8,7 @@ from app.models.advice import Advice, Share
 from app.models.ledger import HOST
 from engine.fit import MemoryPlan
 
-# Bytes of a tokenizer per token of its vocabulary. Measured: 260 to 340, for 49,000 to 262,144 tokens, and 420 for 32,000.
+# Bytes of a tokenizer per token of its vocabulary. Measured: 260 to 340 for large vocabularies, and 420 for one of 32,000.
 _TOKEN_BYTES = 330
 
 
