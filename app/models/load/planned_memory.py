@@ -8,7 +8,7 @@ from app.models.advice import Advice, Share
 from app.models.ledger import HOST
 from engine.fit import MemoryPlan
 
-# Bytes of a tokenizer per token of its vocabulary. Measured: 260 to 340 with large vocabularies, 420 with 32,000 tokens.
+# Bytes of a tokenizer per token. Measured: 260 to 340 with large vocabularies, and 420 with one of 32,000 tokens.
 _TOKEN_BYTES = 330
 
 
