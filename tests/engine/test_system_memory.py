@@ -93,8 +93,8 @@ def test_allocated_bytes_are_resident() -> None:
     assert 0 < available_memory() <= total_memory()
     before = resident_bytes()
     if before is not None:
-        content = bytearray(b"1" * (64 << 20))
+        content = b"1" * (256 << 20)
         after = resident_bytes()
         assert after is not None
-        assert after - before > 60 << 20
+        assert after - before > 200 << 20  # other threads of this process may free some memory meanwhile
         del content
