@@ -172,7 +172,7 @@ def _same_device(
     """Return the device of an engine, for a model that runs beside it."""
     gpu = gpu_for(options)
     if gpu and engine.config.backend == "cuda":
-        return cuda_device(gpu, replace(options, host_memory=0, turns=None), model)
+        return cuda_device(gpu, replace(options, host_memory=0), model)
     if gpu:  # the engine's model could not be loaded there, and the planned memory is that of the GPU
         options = replace(options, device="cpu", host_memory=0)
     return host_device(options, model, path, stored)

@@ -58,13 +58,9 @@ class EngineThread:
     def stop(self, *, parks: bool = False) -> ParkedCache | None:
         """End every request with an event, stop the thread, and close the engine. If it `parks`, return its cache."""
         if self._thread.is_alive():
-            self._parks = parks
-            self._commands.put(self._stop)
-            self._thread.join()
-        else:
-            self._engine.close()
-        parked, self._parked = self._parked, None
-        return parked
+            return self._end(self._stop, parks=parks)
+        self._engine.close()
+        return None
 
     def suspend(self) -> ParkedCache | None:
         """Stop the thread, close the engine, and return its cache. The requests end without an event, so that another
@@ -72,8 +68,12 @@ class EngineThread:
 
         All of them must be able to be suspended. If the engine fails meanwhile, they end with an event.
         """
-        self._parks = True
-        self._commands.put(self._suspend)
+        return self._end(self._suspend, parks=True)
+
+    def _end(self, last: _Command, *, parks: bool) -> ParkedCache | None:
+        """Run the last command, and wait for the end of the thread."""
+        self._parks = parks
+        self._commands.put(last)
         self._thread.join()
         parked, self._parked = self._parked, None
         return parked

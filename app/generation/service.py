@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -143,13 +143,15 @@ class ChatService:
 
         If it `parks`, return the KV cache.
         """
-        parked, _, _ = await asyncio.gather(self.streams.stop(parks=parks), self._encoding.close(), self.texts.close())
-        await self.grammars.close()
-        return parked
+        return await self._close(self.streams.stop(parks=parks))
 
     async def suspend(self) -> ParkedCache | None:
         """Close the engine and all processes, and return the KV cache. The requests wait in the streams."""
-        parked, _, _ = await asyncio.gather(self.streams.suspend(), self._encoding.close(), self.texts.close())
+        return await self._close(self.streams.suspend())
+
+    async def _close(self, streams: Awaitable[ParkedCache | None]) -> ParkedCache | None:
+        """Close the threads and the processes, while `streams` closes the engine and returns its KV cache."""
+        parked, _, _ = await asyncio.gather(streams, self._encoding.close(), self.texts.close())
         await self.grammars.close()
         return parked
 

@@ -64,10 +64,10 @@ class TokenStreams:
         """Whether `streams` streams have requests, all of these run in the background, and a later engine could
         continue them.
         """
-        requests = self.requests()
-        in_background = all(one.origin.service is ServiceClass.BACKGROUND for one in requests)
-        is_possible = in_background and all(one.can_be_suspended for one in requests)
-        return is_possible and len({live.stream for live in self._live.values()}) == streams
+        running = self._live.values()
+        return len({live.stream for live in running}) == streams and all(
+            live.request.origin.service is ServiceClass.BACKGROUND and live.request.can_be_suspended for live in running
+        )
 
     async def suspend(self) -> ParkedCache | None:
         """Stop the engine's thread after the steps under way, close the engine, and return its KV cache.

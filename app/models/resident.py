@@ -246,8 +246,12 @@ class Resident(Generic[LoadedT]):
     @property
     def can_be_suspended(self) -> bool:
         """Whether its requests, all of them in the background, can wait until it is loaded again."""
-        in_background = set(+self.uses) == {ServiceClass.BACKGROUND}
-        return in_background and self.loaded is not None and self.loaded.can_suspend(self.uses.total())
+        return self._is_in_background and self.loaded is not None and self.loaded.can_suspend(self.uses.total())
+
+    @property
+    def _is_in_background(self) -> bool:
+        """Whether it has uses, all of them by background requests."""
+        return set(+self.uses) == {ServiceClass.BACKGROUND}
 
     @property
     def needs_server(self) -> bool:
@@ -280,7 +284,7 @@ class Resident(Generic[LoadedT]):
         if self.is_pinned or self.state is not State.LOADED:
             return Use.KEPT
         if self.is_used:
-            return Use.BACKGROUND if set(+self.uses) == {ServiceClass.BACKGROUND} else Use.BUSY
+            return Use.BACKGROUND if self._is_in_background else Use.BUSY
         has_turn = self.admits(now) and now - self.loaded_at < self.turn(self.load_seconds)
         return Use.BUSY if has_turn and now - self.last_used < IDLE_GAP else Use.IDLE
 

@@ -240,8 +240,11 @@ class Residents(Generic[LoadedT]):
 
     def _next_to_load(self) -> Resident[LoadedT] | None:
         """Return the model to load next: that of the most urgent request, then of the oldest one."""
-        waiting = [model for model in self if model.is_wanted and model.state is State.WAITING]
-        return min(waiting, key=lambda model: (model.lets_others_load, model.urgency()), default=None)
+        return min(self._waiting(), key=lambda model: (model.lets_others_load, model.urgency()), default=None)
+
+    def _waiting(self) -> Iterator[Resident[LoadedT]]:
+        """Yield the models whose load has not started, although requests need them."""
+        return (model for model in self if model.is_wanted and model.state is State.WAITING)
 
     def _on_load_end(self, task: asyncio.Task[None]) -> None:
         self._load = None
@@ -359,8 +362,7 @@ class Residents(Generic[LoadedT]):
             raise LoadStopped("The load was stopped")
 
     def _others_to_load(self, model: Resident[LoadedT]) -> Sequence[Resident[LoadedT]]:
-        waiting = [other for other in self if other.is_wanted and other.state is State.WAITING]
-        return [other for other in waiting if other is not model and not other.lets_others_load]
+        return [other for other in self._waiting() if other is not model and not other.lets_others_load]
 
     async def _wait_for_pause(self, model: Resident[LoadedT]) -> None:
         """Wait until other models are used less. Raises LoadStopped if another model waits, which may fit."""

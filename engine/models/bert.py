@@ -20,9 +20,9 @@ from engine.checkpoints.metadata import Key, Metadata
 from engine.checkpoints.weights import Weights
 from engine.errors import UnsupportedModel
 from engine.model_config import EncoderConfig
+from engine.models.decoder_config import vocabulary_size
 from quant.kernels.reference import dequantize
 from quant.linear import LinearBackend, QLinear, Use
-from quant.string_array import StringArray
 
 MAX_CONTEXT = 1 << 15
 
@@ -54,8 +54,6 @@ RANKING_NAMES = Names(  # tensor names of cross-encoders
 
 HIDDEN = Key(Keys.LLM.EMBEDDING_LENGTH, "hidden_size")
 HEADS = Key(Keys.Attention.HEAD_COUNT, "num_attention_heads")
-VOCABULARY = Key(Keys.LLM.VOCAB_SIZE, "vocab_size")
-TOKENS = Key(Keys.Tokenizer.LIST)
 EPSILON = Key(Keys.Attention.LAYERNORM_EPS, "layer_norm_eps")
 
 
@@ -70,15 +68,12 @@ def read_config(metadata: Metadata) -> EncoderConfig:
     hidden, heads = metadata.integer(HIDDEN), metadata.integer(HEADS)
     if hidden % heads:
         raise UnsupportedModel(f"{heads} attention heads do not divide a hidden size of {hidden}")
-    tokens = metadata.get(TOKENS)
     return EncoderConfig(
         layers=metadata.integer(Key(Keys.LLM.BLOCK_COUNT, "num_hidden_layers"), maximum=1024),
         hidden=hidden,
         heads=heads,
         mlp_hidden=metadata.integer(Key(Keys.LLM.FEED_FORWARD_LENGTH, "intermediate_size")),
-        vocab_size=metadata.integer(
-            VOCABULARY, len(tokens) if isinstance(tokens, StringArray) else None, maximum=1 << 22
-        ),
+        vocab_size=vocabulary_size(metadata),
         context_length=metadata.integer(Key(Keys.LLM.CONTEXT_LENGTH, "max_position_embeddings"), maximum=MAX_CONTEXT),
         token_types=metadata.integer(Key(Keys.Tokenizer.TOKEN_TYPE_COUNT, "type_vocab_size"), 2, maximum=1024),
         norm_epsilon=metadata.number(EPSILON, 1e-12, minimum=1e-20, maximum=0.1),

@@ -101,7 +101,7 @@ def read_decoder(
         architecture=metadata.architecture,
         layers=(layer,) * metadata.integer(LAYERS, maximum=1024),
         hidden=hidden,
-        vocab_size=metadata.integer(VOCABULARY, _vocabulary(metadata), maximum=1 << 22),
+        vocab_size=vocabulary_size(metadata),
         context_length=metadata.integer(CONTEXT, maximum=MAX_CONTEXT),
         norm=NormRule(metadata.number(EPSILONS[norm], minimum=MIN_EPSILON, maximum=0.1), norm),
         ropes=(read_rope(metadata, head_dim, interleaved=interleaved, partial=partial_rotary),),
@@ -140,9 +140,11 @@ def text_metadata(metadata: Metadata, defaults: Mapping[str, Mapping[str, object
     return metadata.with_defaults(defaults[metadata.architecture])
 
 
-def _vocabulary(metadata: Metadata) -> int | None:
+def vocabulary_size(metadata: Metadata) -> int:
+    """Return the number of tokens that a checkpoint states, or else that a GGUF file lists. Raises UnsupportedModel."""
     tokens = metadata.get(TOKENS)
-    return len(tokens) if isinstance(tokens, StringArray) else None
+    listed = len(tokens) if isinstance(tokens, StringArray) else None
+    return metadata.integer(VOCABULARY, listed, maximum=1 << 22)
 
 
 def with_windows(

@@ -268,10 +268,21 @@ def suspending() -> Computer:
     return computer
 
 
+def suspending_residents(computer: Computer, clock: Clock) -> Residents[Model]:
+    residents = Residents(computer, clock=clock)
+    computer.uses["a"] = residents.of("a").uses
+    return residents
+
+
+async def hold(residents: Residents[Model], left: asyncio.Event) -> None:
+    """Use model a in the background until the client has left."""
+    async with residents.use("a", BACKGROUND):
+        await left.wait()
+
+
 def test_background_request_waits_until_an_urgent_one_has_ended(suspending: Computer, clock: Clock) -> None:
     async def ask() -> None:
-        residents = Residents(suspending, clock=clock)
-        suspending.uses["a"] = residents.of("a").uses
+        residents = suspending_residents(suspending, clock)
         async with residents.use("a", BACKGROUND):
             async with residents.use("b"):
                 assert residents.of("a").state is State.WAITING
@@ -294,8 +305,7 @@ def test_model_with_other_requests_is_not_suspended(
     """Neither beside a request of a user, nor if a request cannot be suspended."""
 
     async def ask() -> None:
-        residents = Residents(suspending, clock=clock)
-        suspending.uses["a"] = residents.of("a").uses
+        residents = suspending_residents(suspending, clock)
         async with residents.use("a", services[0]), residents.use("a", services[1]):
             waiting = asyncio.create_task(use(residents, "b"))
             await until(lambda: residents.of("a").yields_at is not None)
@@ -310,8 +320,7 @@ def test_model_with_other_requests_is_not_suspended(
 
 def test_background_requests_do_not_suspend_each_other(suspending: Computer, clock: Clock) -> None:
     async def ask() -> None:
-        residents = Residents(suspending, clock=clock)
-        suspending.uses["a"] = residents.of("a").uses
+        residents = suspending_residents(suspending, clock)
         async with residents.use("a", BACKGROUND):
             waiting = asyncio.create_task(use(residents, "b", BACKGROUND))
             await until(lambda: residents.of("a").yields_at is not None)
@@ -360,8 +369,7 @@ def test_background_request_gets_its_turn_in_the_end(clock: Clock) -> None:
 
 def test_suspended_request_ends_if_its_model_cannot_be_loaded_again(suspending: Computer, clock: Clock) -> None:
     async def ask() -> None:
-        residents = Residents(suspending, clock=clock)
-        suspending.uses["a"] = residents.of("a").uses
+        residents = suspending_residents(suspending, clock)
         async with residents.use("a", BACKGROUND):
             suspending.errors["a"] = [ValueError("the file is gone")]
             await use(residents, "b")
@@ -376,18 +384,12 @@ def test_suspended_request_ends_if_its_model_cannot_be_loaded_again(suspending: 
 
 def test_model_is_not_loaded_again_for_clients_that_have_left(suspending: Computer, clock: Clock) -> None:
     async def ask() -> None:
-        residents = Residents(suspending, clock=clock)
-        suspending.uses["a"] = residents.of("a").uses
+        residents = suspending_residents(suspending, clock)
         async with residents.use("b"), residents.use("b"):
             pass
         leaving = asyncio.Event()
-
-        async def background() -> None:
-            async with residents.use("a", BACKGROUND):
-                await leaving.wait()
-
         clock.seconds += 100
-        client = asyncio.create_task(background())
+        client = asyncio.create_task(hold(residents, leaving))
         await until(lambda: suspending.loaded == ["a"])
         async with residents.use("b"):
             leaving.set()
@@ -403,8 +405,7 @@ def test_model_is_not_loaded_again_for_clients_that_have_left(suspending: Comput
 
 def test_requests_that_cannot_be_suspended_after_all_have_ended(suspending: Computer, clock: Clock) -> None:
     async def ask() -> None:
-        residents = Residents(suspending, clock=clock)
-        suspending.uses["a"] = residents.of("a").uses
+        residents = suspending_residents(suspending, clock)
         suspending.suspending_fails = True
         async with residents.use("a", BACKGROUND):
             assert await use(residents, "b") == "b"
@@ -431,8 +432,7 @@ def test_urgent_request_does_not_wait_for_a_background_load_that_waits_for_memor
 
 def test_suspended_requests_end_when_the_server_ends(suspending: Computer, clock: Clock) -> None:
     async def ask() -> None:
-        residents = Residents(suspending, clock=clock)
-        suspending.uses["a"] = residents.of("a").uses
+        residents = suspending_residents(suspending, clock)
         async with residents.use("a", BACKGROUND), residents.use("b"):
             await residents.close()
             assert suspending.ended == ["The server is shutting down"]
@@ -466,15 +466,9 @@ def test_model_that_was_unloaded_for_another_one_does_not_stop_its_load(clock: C
 
 def test_requests_that_end_while_they_are_suspended_cause_no_load(suspending: Computer, clock: Clock) -> None:
     async def ask() -> None:
-        residents = Residents(suspending, clock=clock)
-        suspending.uses["a"] = residents.of("a").uses
+        residents = suspending_residents(suspending, clock)
         ends = asyncio.Event()
-
-        async def background() -> None:
-            async with residents.use("a", BACKGROUND):
-                await ends.wait()
-
-        client = asyncio.create_task(background())
+        client = asyncio.create_task(hold(residents, ends))
         await until(lambda: suspending.loaded == ["a"])
 
         async def leave() -> None:
@@ -491,8 +485,7 @@ def test_requests_that_end_while_they_are_suspended_cause_no_load(suspending: Co
 
 def test_requests_that_are_suspended_while_the_server_ends_get_an_end(suspending: Computer, clock: Clock) -> None:
     async def ask() -> None:
-        residents = Residents(suspending, clock=clock)
-        suspending.uses["a"] = residents.of("a").uses
+        residents = suspending_residents(suspending, clock)
         closing: list[asyncio.Task[None]] = []
 
         async def close() -> None:
@@ -530,10 +523,9 @@ def test_background_request_that_has_waited_long_gets_a_turn(suspending: Compute
     """After the load, it is not suspended at once for the requests of the model that had to yield."""
 
     async def ask() -> None:
-        residents = Residents(suspending, clock=clock)
-        suspending.uses["a"] = residents.of("a").uses
+        residents = suspending_residents(suspending, clock)
         async with residents.use("b"):
-            waiting = asyncio.create_task(hold(residents))
+            waiting = asyncio.create_task(hold(residents, asyncio.Event()))
             await until(lambda: residents.of("a").task is not None)
             clock.seconds += PATIENCE
             await until(lambda: residents.of("b").yields_at is not None)
@@ -545,10 +537,6 @@ def test_background_request_that_has_waited_long_gets_a_turn(suspending: Compute
         clock.seconds += resident.LONGEST_TURN
         assert await late == "b"
         waiting.cancel()
-
-    async def hold(residents: Residents[Model]) -> None:
-        async with residents.use("a", BACKGROUND):
-            await asyncio.sleep(60)
 
     run(ask())
 
@@ -1041,7 +1029,7 @@ def test_random_clients_all_get_their_models_and_never_too_much_memory(
     computer, draw = Computer(100, a=30, b=40, c=50, d=45, e=20), random.Random(seed)
     computer.suspends = {1, 3}
 
-    async def hold(residents: Residents[Model], name: str, service: ServiceClass) -> str:
+    async def use_briefly(residents: Residents[Model], name: str, service: ServiceClass) -> str:
         async with residents.use(name, service) as model:
             await asyncio.sleep(draw.random() * (0.1 if service is BACKGROUND else 0.01))
             return model.name
@@ -1049,7 +1037,7 @@ def test_random_clients_all_get_their_models_and_never_too_much_memory(
     async def client(residents: Residents[Model]) -> None:
         for _ in range(12):
             name, service = draw.choice("abcde"), draw.choice(list(ServiceClass))
-            asking = asyncio.create_task(hold(residents, name, service))
+            asking = asyncio.create_task(use_briefly(residents, name, service))
             if draw.random() < 0.2:
                 await asyncio.sleep(draw.random() * 0.01)
                 asking.cancel()
