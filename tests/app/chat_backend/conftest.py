@@ -2,16 +2,16 @@
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 
 from app.chat_backend.client import TerminalClient
+from app.chat_backend.engine import server
 from app.generation.template import ChatTemplateRenderer
 from app.history.history import History
-from app.process import engine_lease
 from app.process.instance import Instance, recorded
 from app.server.model_names import ANY_MODEL
 from app.settings.settings import Settings, load_settings
@@ -48,7 +48,8 @@ def running(settings: Settings, hash_server: LiveServer) -> Iterator[LiveServer]
 @pytest.fixture
 def clients(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Clients:
     """Return a function that creates clients which share one history."""
-    monkeypatch.setattr(engine_lease, "_LOCK_SECONDS", 0.0)  # the clients of one process have one lease
+    # leases tell processes apart: of two clients in one process, only the first would get one
+    monkeypatch.setattr(server, "hold_lease", lambda *_: nullcontext())
 
     @asynccontextmanager
     async def client() -> AsyncIterator[TerminalClient]:

@@ -18,9 +18,10 @@ from app.generation.conversation import Message
 from app.generation.template import ChatTemplateRenderer
 from app.text.detokenizer import IncrementalDetokenizer
 from app.text.tokenizer import Tokenizer
-from tests.app.server.live_server import LiveServer, controlled_engine
+from engine.core import Engine
+from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine
 from tests.app.server.test_disconnects import hang_up, message, read_all, send
-from tests.support.hash_model import expected_output
+from tests.support.hash_model import HashTicket, expected_output
 from tests.support.processes import until
 
 CONTEXT = 512  # tokens
@@ -29,9 +30,16 @@ WORDS = ["why", "how", "when", "does", "a", "model", "of", "the", "sea", "answer
 
 
 @pytest.fixture
-def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
-    """A server whose KV memory is that of one context, so that running requests are preempted."""
-    engine, _ = controlled_engine(tokenizer.vocab_size, context=CONTEXT, running=8, budget=64, contexts=1)
+def controlled(tokenizer: Tokenizer) -> tuple[Engine[HashTicket], ControlledRunner]:
+    """An engine whose KV memory is that of one context, so that running requests are preempted."""
+    return controlled_engine(tokenizer.vocab_size, context=CONTEXT, running=8, budget=64, contexts=1)
+
+
+@pytest.fixture
+def server(
+    controlled: tuple[Engine[HashTicket], ControlledRunner], tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+) -> Iterator[LiveServer]:
+    engine, _ = controlled
     with LiveServer("hash", engine, tokenizer, renderer) as server:
         yield server
         until(lambda: not engine.has_work)
@@ -124,7 +132,9 @@ def test_replies_under_random_traces_equal_single_replies(server: LiveServer, ca
         assert text == expected(server, question, count), (question, count)
 
 
-def test_prompt_that_cannot_fit_is_refused_beside_50_others(server: LiveServer) -> None:
+def test_prompt_that_cannot_fit_is_refused_beside_50_others(
+    server: LiveServer, controlled: tuple[Engine[HashTicket], ControlledRunner]
+) -> None:
     """The pool holds one context. The refusal names the limit, and the other replies are those of single requests."""
     rng = random.Random(0)
     questions = [" ".join(rng.choices(WORDS, k=rng.randrange(1, 60))) for _ in range(50)]
@@ -135,10 +145,12 @@ def test_prompt_that_cannot_fit_is_refused_beside_50_others(server: LiveServer) 
         return await read_all(server, long), time.monotonic() - began
 
     async def run() -> tuple[list[bytes], tuple[bytes, float]]:
-        others = [asyncio.create_task(read_all(server, message(text, max_tokens=30))) for text in questions]
-        await asyncio.sleep(0.05)
-        answer = await refused()
-        assert not all(task.done() for task in others)
+        with controlled[1].held():
+            others = [asyncio.create_task(read_all(server, message(text, max_tokens=30))) for text in questions]
+            while len(server.streams._live) < len(others):
+                await asyncio.sleep(0.01)
+            answer = await refused()
+            assert not any(task.done() for task in others)
         return await asyncio.gather(*others), answer
 
     replies, (refusal, seconds) = asyncio.run(run())

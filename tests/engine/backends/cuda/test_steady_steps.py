@@ -33,9 +33,10 @@ def card(monkeypatch: pytest.MonkeyPatch) -> IdleCard:
 
 @pytest.fixture
 def engine(card: IdleCard, tmp_path: Path) -> ModelEngine:
+    """An engine without drafts: whether one pays depends on the time that a step of this card takes."""
     path = make(tmp_path, heads=2, kv_heads=1, layers=LAYERS).path
     with without_compilation():
-        return card.engine(path, context_length=64)
+        return card.engine(path, context_length=64, drafts=False)
 
 
 def steady(card: IdleCard, engine: ModelEngine, requests: int, steps: int) -> list[Counts]:
