@@ -3,7 +3,7 @@ server.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -48,13 +48,14 @@ from app.server.origin import CLASS_NAMES, caller_of
 from app.server.own_endpoints import OwnEndpoints
 from app.server.page.endpoints import PageEndpoints
 from app.server.served_models import ServedModels
-from engine.freed_memory import return_freed_memory
+from engine.freed_memory import return_freed_memory, trim
 from engine.request import ServiceClass
 from quant.errors import InglenookError
 
 LARGE_REQUEST_BYTES = 1 << 20  # bytes of a request's body and its reply together
 # seconds before the trim, so that more requests and the work for disconnected clients can end first
-TRIM_DELAY_SECONDS = 1.0
+TRIM_DELAY_SECONDS = 1.0  # after a large request
+TRIM_PERIOD_SECONDS = 60.0
 
 Status: TypeAlias = Literal["ok", "unavailable"]
 
@@ -160,11 +161,15 @@ def _application(endpoints: Sequence[Endpoint], models: ServedModels, context: S
 
 
 class MemoryTrim:
-    """ASGI middleware around all others: returns freed memory to the system after large requests."""
+    """ASGI middleware around all others: returns freed memory to the system after large requests, and once a minute
+    while there are requests.
+
+    By itself, the C library returns only what is free at the end of a pool, not between objects that live longer.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._is_due = False
+        self._due: set[Callable[[], None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = 0
@@ -183,13 +188,19 @@ class MemoryTrim:
         try:
             await self._app(scope, counted_receive, counted_send)
         finally:
-            if size >= LARGE_REQUEST_BYTES and not self._is_due:
-                self._is_due = True
-                asyncio.get_running_loop().call_later(TRIM_DELAY_SECONDS, self._trim)
+            self._plan(trim, TRIM_PERIOD_SECONDS)
+            if size >= LARGE_REQUEST_BYTES:
+                self._plan(return_freed_memory, TRIM_DELAY_SECONDS)
 
-    def _trim(self) -> None:
-        self._is_due = False
-        asyncio.get_running_loop().run_in_executor(None, return_freed_memory)
+    def _plan(self, work: Callable[[], None], seconds: float) -> None:
+        """Do `work` after some seconds, unless that is already planned."""
+        if work not in self._due:
+            self._due.add(work)
+            asyncio.get_running_loop().call_later(seconds, self._start, work)
+
+    def _start(self, work: Callable[[], None]) -> None:
+        self._due.remove(work)
+        asyncio.get_running_loop().run_in_executor(None, work)
 
 
 def _health_endpoints(models: ServedModels) -> list[Endpoint]:

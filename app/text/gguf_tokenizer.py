@@ -134,8 +134,8 @@ _DEFAULT_IDS = {"llama": {KEYS.BOS_ID: 1, KEYS.EOS_ID: 2}}
 
 
 def _read_tokens(fields: CheckedFields, default_ids: Mapping[str, int]) -> _Tokens:
-    texts = _read_texts(fields)
-    size = len(texts)
+    texts = fields.array(KEYS.LIST, str)
+    size, vocab = len(texts), _ids_by_text(texts)
     typed = KEYS.TOKEN_TYPE in fields
     types = _per_token(fields, KEYS.TOKEN_TYPE, int, size) if typed else (TokenType.NORMAL,) * size
     special = {key: _token_id(fields, key, size, default_ids.get(key)) for key in (KEYS.BOS_ID, *ENDING_IDS)}
@@ -148,11 +148,13 @@ def _read_tokens(fields: CheckedFields, default_ids: Mapping[str, int]) -> _Toke
     strips_right = _strips_right(fields)
     control = {texts[id_]: ControlToken(id_, strip_right=strips_right(texts[id_])) for id_ in sorted(markup)}
     control.pop("", None)
+    for text in control:
+        del vocab[text]
     found_in_text = (texts[id_] for id_ in sorted(user_defined - markup))
     return _Tokens(
         texts=texts,
         types=types,
-        vocab={text: id_ for id_, text in enumerate(texts) if text and text not in control},
+        vocab=vocab,
         control=ControlTokens(control),
         user_defined=tuple(AddedToken(t, normalized=False, rstrip=strips_right(t)) for t in found_in_text if t),
         verbatim=user_defined | markup,
@@ -177,21 +179,23 @@ def _strips_right(fields: CheckedFields) -> Callable[[str], bool]:
     return lambda text: is_phi3 and text not in ("<unk>", "<s>", "<|endoftext|>")
 
 
-def _read_texts(fields: CheckedFields) -> Sequence[str]:
-    texts = fields.array(KEYS.LIST, str)
-    named = [text for text in texts if text]
-    if not named:
+def _ids_by_text(texts: Sequence[str]) -> dict[str, int]:
+    """Return the id of each token, without those that have no text."""
+    ids = {text: id_ for id_, text in enumerate(texts)}
+    ids.pop("", None)
+    if not ids:
         raise malformed(f"{KEYS.LIST} contains no tokens")
     try:
-        "".join(named).encode()
+        "".join(ids).encode()
     except UnicodeEncodeError:
         raise malformed(f"{KEYS.LIST} contains a token that is not valid UTF-8") from None
-    if max(map(len, named)) > MAX_TOKEN_CHARACTERS:
+    if max(map(len, ids)) > MAX_TOKEN_CHARACTERS:
         raise malformed(f"{KEYS.LIST} contains a token of more than {MAX_TOKEN_CHARACTERS} characters")
-    if len(set(named)) != len(named):
-        text, count = collections.Counter(named).most_common(1)[0]
-        raise malformed(f"{KEYS.LIST} contains {text!r} {count} times")
-    return texts
+    if len(ids) < len(texts):  # some have no text, or are repeated
+        text, count = collections.Counter(filter(None, texts)).most_common(1)[0]
+        if count > 1:
+            raise malformed(f"{KEYS.LIST} contains {text!r} {count} times")
+    return ids
 
 
 def _listed_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str]]:

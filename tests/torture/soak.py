@@ -6,7 +6,8 @@
 Clients send requests of every API to a running `ingle serve`: chats and completions, streamed and not, with tools,
 schemas, grammars, log-probabilities, long prompts, bad values, and embeddings. A third of the requests disconnect
 early. The report has the statuses, and the memory, threads, and descriptors of the server over time. The memory is the
-resident memory without pages of files, since the system can drop those.
+resident memory without pages of files, since the system can drop those. KV caches, which grow until they are full, are
+counted apart.
 
 With `--requests`, each tenth sends the same requests, so that their speeds can be compared. A share of them (`--share`)
 names the other model, and the memory should suffice for one of both. With `--kills`, the server is killed (SIGKILL)
@@ -35,6 +36,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.torture.random_requests import (
     EMBEDDING,
@@ -60,13 +62,25 @@ class Server:
     process: "subprocess.Popen[bytes]"
     port: int
 
-    def usage(self) -> tuple[float, int, int]:
-        """Return the resident memory without pages of files in MB, the number of threads, and that of descriptors."""
+    def usage(self) -> "Usage":
+        """Return what the server uses now. Raises OSError or HTTPException if it has exited."""
+        _, body = exchange(self.port, ("GET", "/inglenook/models", None), None)
+        models = json.loads(body)["models"]
+        caches = sum(model["parked"] + model["memory"].get("host", {}).get("touched", 0) for model in models)
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
         figures = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         descriptors = len(os.listdir(f"/proc/{self.process.pid}/fd"))
         resident = sum(int(figures[name].split()[0]) for name in ("RssAnon", "RssShmem"))
-        return resident / 1000, int(figures["Threads"]), descriptors
+        return Usage(resident / 1000 - caches / 1e6, caches / 1e6, int(figures["Threads"]), descriptors)
+
+
+class Usage(NamedTuple):
+    """What a server uses at one time."""
+
+    memory: float  # MB, without KV caches and pages of files
+    caches: float  # MB of KV caches, of loaded and unloaded models
+    threads: int
+    descriptors: int
 
 
 @contextmanager
@@ -163,12 +177,13 @@ def soak(server: Server, length: Length, streams: int, mix: Mix) -> bool:
     threads = [threading.Thread(target=send_requests, args=(server, tally, seeds, stop, mix)) for _ in range(streams)]
     for thread in threads:
         thread.start()
-    samples: list[tuple[float, int, int]] = []
+    samples: list[Usage] = []
     end = math.inf if length.requests else time.monotonic() + 60 * length.minutes
     began = time.monotonic()
     while time.monotonic() < end and any(thread.is_alive() for thread in threads) and server.process.poll() is None:
         time.sleep(SAMPLE_SECONDS)
-        samples.append(server.usage())
+        with suppress(OSError, http.client.HTTPException):  # it has exited
+            samples.append(server.usage())
     stop.set()
     for thread in threads:
         thread.join(REQUEST_SECONDS)
@@ -185,25 +200,29 @@ def report_tenths(times: Sequence[float]) -> None:
     print(f"the last tenth has {rates[-1] / rates[0]:.1%} of the speed of the first")
 
 
-def report(tally: Tally, samples: list[tuple[float, int, int]]) -> bool:
+def report(tally: Tally, samples: Sequence[Usage]) -> bool:
     for (kind, status), count in sorted(tally.statuses.items()):
         print(f"{kind:12} {status}  {count}")
     print(f"{sum(tally.statuses.values())} requests, {len(tally.failures)} failures")
     for failure in tally.failures[:20]:
         print("  ", failure)
-    tenths = [samples[number * len(samples) // 10 : (number + 1) * len(samples) // 10] for number in range(10)]
-    medians = [statistics.median(memory for memory, _, _ in tenth) for tenth in tenths if tenth]
-    print("memory in MB, by tenths:", " ".join(f"{median:.0f}" for median in medians))
-    third = max(1, len(samples) // 3)
-    is_flat = True
-    for name, column in zip(("memory in MB", "threads", "descriptors"), zip(*samples, strict=True), strict=True):
-        middle, last = (statistics.median(part) for part in (column[third : 2 * third] or column, column[-third:]))
-        print(
-            f"{name:12} first {column[0]:.0f}, middle third {middle:.0f}, last third {last:.0f}, max {max(column):.0f}"
-        )
-        is_flat = is_flat and last <= 1.1 * middle + 8
-    print("flat" if is_flat else "GROWS")
-    return is_flat and not tally.failures
+    columns = {name: [getattr(sample, name) for sample in samples] for name in Usage._fields}
+    for name in ("memory", "caches"):
+        column = columns[name]
+        tenths = [column[number * len(column) // 10 : (number + 1) * len(column) // 10] for number in range(10)]
+        medians = [statistics.median(tenth) for tenth in tenths if tenth]
+        print(f"{name} in MB, by tenths:", " ".join(f"{median:.0f}" for median in medians))
+    growing = [name for name, column in columns.items() if _grows(name, column) and name != "caches"]
+    print(f"GROWS: {', '.join(growing)}" if growing else "flat")
+    return not growing and not tally.failures
+
+
+def _grows(name: str, column: Sequence[float]) -> bool:
+    """Print the middle and the last third of the run. Return whether the last one is clearly higher."""
+    third = max(1, len(column) // 3)
+    middle, last = (statistics.median(part) for part in (column[third : 2 * third] or column, column[-third:]))
+    print(f"{name:12} first {column[0]:.0f}, middle third {middle:.0f}, last third {last:.0f}, max {max(column):.0f}")
+    return last > 1.1 * middle + 8
 
 
 def kill_repeatedly(model: str, folder: Path, kills: int) -> bool:

@@ -16,10 +16,16 @@ SCOPE: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
 
 def trims(monkeypatch: pytest.MonkeyPatch, *sizes: tuple[int, int]) -> int:
-    """Return how often memory is trimmed for successive requests of these (body size, reply size) pairs."""
+    """Return how often large requests trim memory, for successive requests of these (body size, reply size) pairs."""
     done: list[bool] = []
     monkeypatch.setattr(application, "return_freed_memory", lambda: done.append(True))
     monkeypatch.setattr(application, "TRIM_DELAY_SECONDS", 0.01)
+    handle(*sizes)
+    return len(done)
+
+
+def handle(*sizes: tuple[int, int]) -> None:
+    """Handle successive requests of these (body size, reply size) pairs, and wait for the trims that are due."""
 
     async def main() -> None:
         left = list(sizes)
@@ -41,7 +47,6 @@ def trims(monkeypatch: pytest.MonkeyPatch, *sizes: tuple[int, int]) -> int:
         await asyncio.get_running_loop().shutdown_default_executor()
 
     asyncio.run(main())
-    return len(done)
 
 
 def test_memory_is_returned_after_large_requests_and_replies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +57,15 @@ def test_memory_is_returned_after_large_requests_and_replies(monkeypatch: pytest
 
 def test_memory_of_concurrent_requests_is_returned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trims(monkeypatch, *[(LARGE_REQUEST_BYTES, 0)] * 5) == 1
+
+
+def test_memory_is_returned_once_per_period_while_there_are_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[bool] = []
+    monkeypatch.setattr(application, "trim", lambda: done.append(True))
+    monkeypatch.setattr(application, "TRIM_PERIOD_SECONDS", 0.01)
+    for period in range(1, 3):
+        handle(*[(1000, 1000)] * 5)
+        assert len(done) == period
 
 
 def resident_bytes() -> int:
