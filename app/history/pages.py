@@ -12,6 +12,7 @@ from app.history.column_types import Row, Value
 from app.history.schema import PAGE_SIZE
 
 _TABLE_LEAF, _INDEX_LEAF, _INDEX_INTERIOR = 0x0D, 0x0A, 0x02
+_LEAST_CELL = 6  # bytes that the smallest row takes on a page, with its pointer
 _INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}  # serial type -> bytes of the integer
 
 Pages = Sequence[bytes]
@@ -51,6 +52,13 @@ def table_cells(page: bytes, number: int) -> list[int]:
     return _cells(page, head, 8) if page[head : head + 1] == bytes([_TABLE_LEAF]) else []
 
 
+def states_possible_rows(page: bytes, number: int) -> bool:
+    """Whether as many rows as the header of a page states fit on it. Otherwise the header is damaged."""
+    head = 100 if number == 0 else 0
+    count = int.from_bytes(page[head + 3 : head + 5], "big")
+    return count * _LEAST_CELL <= len(page) - head
+
+
 def row_at(pages: Pages, page: bytes, offset: int) -> tuple[int, Row]:
     """Return the id and the columns of the row at `offset`. Raises MalformedRow.
 
@@ -87,10 +95,10 @@ def is_suspect(page: bytes, number: int, num_pages: int) -> bool:
     head = 100 if number == 0 else 0
     if len(page) < PAGE_SIZE:
         return bool(page.strip(b"\0"))
-    kind, free, count, start = struct.unpack_from(">BHHH", page, head)
+    kind, free, _, start = struct.unpack_from(">BHHH", page, head)
     if kind == _TABLE_LEAF:
         cells = _cells(page, head, 8)
-        return len(cells) < count or start not in (min(cells, default=PAGE_SIZE), free)
+        return not states_possible_rows(page, number) or start not in (min(cells, default=PAGE_SIZE), free)
     # an overflow page or a free page starts with the number of another page
     return kind not in (_INDEX_LEAF, _INDEX_INTERIOR) and int.from_bytes(page[:4], "big") > num_pages
 

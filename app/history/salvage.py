@@ -13,7 +13,17 @@ from pathlib import Path
 from app.history.column_types import NUMBER, OPTIONAL_NUMBER, ColumnType, Row, Value, is_id
 from app.history.digests import is_sound
 from app.history.files import read_start, shm_path, wal_path
-from app.history.pages import MalformedRow, Pages, index_entries, is_cut, is_suspect, read_pages, row_at, table_cells
+from app.history.pages import (
+    MalformedRow,
+    Pages,
+    index_entries,
+    is_cut,
+    is_suspect,
+    read_pages,
+    row_at,
+    states_possible_rows,
+    table_cells,
+)
 from app.history.records import State
 from app.history.schema import COLUMNS
 from app.history.wal import Frame, read_wal
@@ -121,12 +131,16 @@ def _all_rows(pages: Pages) -> Iterator[FoundRow | None]:
 
 
 def _rows(pages: Pages, page: bytes, number: int) -> Iterator[FoundRow | None]:
-    """Yield the rows of a page that belong to the history's tables; None for an unreadable one."""
+    """Yield the rows of a page that belong to the history's tables; None for an unreadable one.
+
+    If the header states more rows than fit, most of its entries never were rows, so unreadable ones are left out.
+    """
     for offset in table_cells(page, number):
         try:
             found = _found(*row_at(pages, page, offset))
         except MalformedRow:
-            yield None
+            if states_possible_rows(page, number):
+                yield None
         else:
             if found is not None:
                 yield found

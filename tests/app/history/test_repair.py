@@ -143,10 +143,11 @@ def test_window_draft_without_digest_is_saved(filled: Path, tmp_path: Path) -> N
         assert "typed" in [chat.beginning for chat in history.chats.listed()]
 
 
-def test_lost_messages_are_counted(filled: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", [b"", b"\r\0\0\xff\xff"], ids=["of any kind", "of a table, with 65,535 rows"])
+def test_lost_messages_are_counted(filled: Path, tmp_path: Path, start: bytes) -> None:
     content = bytearray(filled.read_bytes())
-    offset = content.index(b"userquestion 3 lorem")
-    content[offset - offset % 4096 : offset - offset % 4096 + 4096] = os.urandom(4096)
+    page = content.index(b"userquestion 3 lorem") // 4096 * 4096
+    content[page : page + 4096] = start + os.urandom(4096 - len(start))
     filled.write_bytes(content)
     with History(tmp_path) as history:
         [notice] = history.notices
