@@ -20,7 +20,7 @@ from app.client.http import HTTPClient, Remedies, ServerUnreachable, default_sam
 from app.generation.cache_report import EMPTY_REPORT, PromptTokensDetails
 from app.generation.conversation import Message
 from app.generation.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta
-from app.models.ledger import Bytes
+from app.models.residency.ledger import Bytes
 from app.process.instance import BoxInstance, Instance
 from app.progress import Progress, StageProgress, Unit
 from engine.request import FinishReason

@@ -11,7 +11,7 @@ import click
 
 from app.commands.output import as_json, echo_table, echo_wide_table
 from app.errors import AppError
-from app.models.ledger import Bytes
+from app.models.residency.ledger import Bytes
 from app.process.instance import Instance, running_instances
 from app.settings.api_keys import own_key
 from app.settings.settings import load_settings

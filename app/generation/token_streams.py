@@ -315,7 +315,7 @@ class TokenStream:
 
 @dataclass(frozen=True, slots=True)
 class SuspendedReplies:
-    """See `app.models.resident.Suspended`."""
+    """See `app.models.residency.resident.Suspended`."""
 
     streams: TokenStreams
 

@@ -5,7 +5,7 @@ They do not read the model. `app.models.fit` gives exact numbers.
 
 from collections.abc import Mapping
 
-from app.models.ledger import HOST
+from app.models.residency.ledger import HOST
 from app.settings.settings import Settings
 
 _ROOM = 1.15  # bytes of memory per byte of the files, with a context of medium length

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from app.models.machine_memory import memory_limits
 from app.models.pulls import Pulls
-from app.models.resident import Policy
-from app.models.residents import Residents
+from app.models.residency.resident import Policy
+from app.models.residency.residents import Residents
 from app.models.sources import pull
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel

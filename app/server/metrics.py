@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from app.generation.latencies import Histogram, Latencies
 from app.generation.service import ChatService
-from app.models.resident import Reason, State
+from app.models.residency.resident import Reason, State
 from app.server.origin import CLASS_NAMES
 from app.server.served_models import ServedModels
 from engine.counters import EngineState

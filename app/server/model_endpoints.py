@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.generation.generic_tools import ToolSupport
-from app.models.advice import Advice
 from app.models.details import Kind
-from app.models.ledger import Bytes, Ledger
-from app.models.resident import Resident, State
+from app.models.residency.advice import Advice
+from app.models.residency.ledger import Bytes, Ledger
+from app.models.residency.resident import Resident, State
 from app.progress import Unit
 from app.server.dialects.openai.errors import error_body
 from app.server.http.endpoint import LINES, Endpoint

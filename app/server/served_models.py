@@ -19,9 +19,9 @@ from app.generation.options import API_DEFAULTS, DefaultSampling
 from app.generation.recent_replies import RecentReplies
 from app.generation.service import ChatService
 from app.models.details import Kind, ModelDetails, ModelFacts
-from app.models.ledger import Bytes
-from app.models.resident import Loaded, ModelBusy, Resident, State
-from app.models.residents import Residents
+from app.models.residency.ledger import Bytes
+from app.models.residency.resident import Loaded, ModelBusy, Resident, State
+from app.models.residency.residents import Residents
 from app.server.http.errors import InvalidRequest
 from app.server.http.holds import EarlyEvents, Wait, holds_of
 from app.server.model_names import ModelNames

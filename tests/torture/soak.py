@@ -75,7 +75,7 @@ class Server:
 
 
 class Usage(NamedTuple):
-    """What a server uses at one time."""
+    """The memory and the handles that a server has at one time."""
 
     memory: float  # MB, without KV caches and pages of files
     caches: float  # MB of KV caches, of loaded and unloaded models

@@ -16,11 +16,9 @@ from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import SuspendedReplies, TokenStreams
-from app.models.advice import Advice
 from app.models.decode_rate import DecodeRate, decode_rate, remember_rate
 from app.models.details import ModelFacts, details_of
 from app.models.fit import advice, fit_stored, memory_plans
-from app.models.ledger import HOST, Bytes
 from app.models.load.draft_models import planned_draft_model
 from app.models.load.kernel_preparation import chat_options, common_options
 from app.models.load.load_errors import converting_load_errors
@@ -34,7 +32,9 @@ from app.models.load.planned_memory import (
     memory_name,
     tokenizer_bytes,
 )
-from app.models.resident import LoadTask, Needs, Suspended
+from app.models.residency.advice import Advice
+from app.models.residency.ledger import HOST, Bytes
+from app.models.residency.resident import LoadTask, Needs, Suspended
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.progress import Progress, Report, Unit
@@ -81,7 +81,7 @@ class TaskProgress:
 
 
 class LoadedChat:
-    """A loaded model that generates text. See `app.models.resident.Loaded`."""
+    """A loaded model that generates text. See `app.models.residency.resident.Loaded`."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class LoadedChat:
 
 
 class LoadedEmbedder:
-    """A loaded model that returns vectors or ranks documents. See `app.models.resident.Loaded`."""
+    """A loaded model that returns vectors or ranks documents. See `app.models.residency.resident.Loaded`."""
 
     weight_bytes = 0
     needs_restart = False
@@ -197,7 +197,7 @@ class LoadedEmbedder:
 
 
 class ModelLoader:
-    """Loads the models of one server. See `app.models.resident.Loader`."""
+    """Loads the models of one server. See `app.models.residency.resident.Loader`."""
 
     def __init__(
         self,

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from app.models.advice import Advice, Share
-from app.models.ledger import HOST
+from app.models.residency.advice import Advice, Share
+from app.models.residency.ledger import HOST
 from engine.fit import MemoryPlan
 
 # Bytes of a tokenizer per token. Measured: 260 to 340 with large vocabularies, and 420 with one of 32,000 tokens.

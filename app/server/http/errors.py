@@ -33,7 +33,7 @@ from app.errors import (
 )
 from app.generation.attachments import AttachmentRefused
 from app.generation.conversation import InvalidMessage
-from app.models.resident import DoesNotFit, ModelBusy
+from app.models.residency.resident import DoesNotFit, ModelBusy
 from app.server.http.endpoint import Endpoint, ErrorFormat
 from engine.errors import EngineError, InvalidSampling, PromptTooLong, UnsupportedModel
 from quant.errors import InglenookError, ModelFileError

@@ -107,10 +107,10 @@ def test_warnings_are_printed_as_without_a_file(file: LogFile, tmp_path: Path, m
     monkeypatch.setattr(root, "handlers", [])  # those of the test runner
     monkeypatch.setattr(sys, "stderr", stderr)
     with logged_to(file):
-        logging.getLogger("app.models.residents").info("loaded")
+        logging.getLogger("app.models.residency.residents").info("loaded")
         logging.getLogger("engine.core").info("noise")
         logging.getLogger("engine.core").warning("slow")
-    logging.getLogger("app.models.residents").info("afterwards")
+    logging.getLogger("app.models.residency.residents").info("afterwards")
     assert messages(log_path(tmp_path / "state")) == ["loaded", "slow"]
     assert stderr.getvalue() == "slow\n"
     assert root.handlers == []

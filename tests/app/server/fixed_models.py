@@ -7,11 +7,11 @@ from app.errors import ModelNotFound
 from app.generation.embedding_service import EmbeddingService
 from app.generation.recent_replies import RecentReplies
 from app.generation.service import ChatService
-from app.models.advice import Advice
 from app.models.details import ModelDetails, ModelFacts
-from app.models.ledger import HOST, Bytes
-from app.models.resident import LoadTask, Needs, Suspended
-from app.models.residents import Residents
+from app.models.residency.advice import Advice
+from app.models.residency.ledger import HOST, Bytes
+from app.models.residency.resident import LoadTask, Needs, Suspended
+from app.models.residency.residents import Residents
 from app.server.model_names import GivenModel, ModelNames
 from app.server.served_models import LoadedModel, ServedModels
 from engine.kv.parked_cache import ParkedCache

@@ -12,11 +12,11 @@ from app.generation.recent_replies import RecentReplies
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import SuspendedReplies, TokenStreams
-from app.models.advice import Advice, Share
 from app.models.details import ModelDetails, ModelFacts
-from app.models.ledger import HOST, Bytes
-from app.models.resident import LoadTask, Needs, Suspended
-from app.models.residents import Residents
+from app.models.residency.advice import Advice, Share
+from app.models.residency.ledger import HOST, Bytes
+from app.models.residency.resident import LoadTask, Needs, Suspended
+from app.models.residency.residents import Residents
 from app.server.application import AccessPolicy, ServerContext, create_application
 from app.server.model_names import GivenModel, ModelNames
 from app.server.served_models import LoadedModel, ServedModels

@@ -11,9 +11,9 @@ import pytest
 
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import TokenStreams
-from app.models.advice import Advice, Share
-from app.models.load_failures import FULL_SECONDS
-from app.models.resident import State
+from app.models.residency.advice import Advice, Share
+from app.models.residency.load_failures import FULL_SECONDS
+from app.models.residency.resident import State
 from app.text.tokenizer import Tokenizer
 from engine.errors import OutOfMemory
 from quant.errors import ModelFileError

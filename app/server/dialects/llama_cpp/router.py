@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.models.resident import Resident
+from app.models.residency.resident import Resident
 from app.server.dialects.llama_cpp.errors import ERRORS, error_body
 from app.server.dialects.llama_cpp.fields import LOAD, UNLOAD
 from app.server.dialects.llama_cpp.requests import RoutedModel

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from app.generation.generic_tools import ToolSupport
 from app.models.details import ModelDetails
-from app.models.ledger import HOST
+from app.models.residency.ledger import HOST
 from app.server.dialects.ollama.errors import ERRORS
 from app.server.dialects.ollama.fields import SHOW
 from app.server.dialects.ollama.requests import ShowRequest

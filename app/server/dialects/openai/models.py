@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.models.resident import Resident, State
+from app.models.residency.resident import Resident, State
 from app.server.dialects.openai.reports import VERSION
 from app.server.http.endpoint import Endpoint
 from app.server.http.errors import client_message

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from app.models.ledger import HOST
 from app.models.load import model_loader
 from app.models.load.model_loader import ModelLoader
-from app.models.resident import LoadTask
+from app.models.residency.ledger import HOST
+from app.models.residency.resident import LoadTask
 from app.models.store import ModelStore
 from app.progress import SilentProgress
 from engine.checkpoints.safetensors import SafetensorsCheckpoint

@@ -5,9 +5,9 @@ from typing import TypeAlias
 
 import pytest
 
-from app.models.advice import Advice, Share
-from app.models.ledger import HOST
 from app.models.load.planned_memory import LoadPlan, Variant, advice_on
+from app.models.residency.advice import Advice, Share
+from app.models.residency.ledger import HOST
 from engine.fit import MemoryPlan
 
 GB = 1_000_000_000

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from app.models.resident import State
+from app.models.residency.resident import State
 from quant.errors import ModelFileError
 from tests.app.server.live_server import LiveServer
 from tests.app.server.loading_server import DIGEST, LoadingServer

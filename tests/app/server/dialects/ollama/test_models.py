@@ -9,7 +9,7 @@ import pytest
 
 from app.generation.template import ChatTemplateRenderer
 from app.models.details import ModelDetails, ModelFacts, details_of
-from app.models.residents import Residents
+from app.models.residency.residents import Residents
 from app.models.store import ModelStore
 from app.server.model_names import GivenModel, ModelNames
 from app.server.served_models import ServedModels

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 
 from app.generation.template import ChatTemplateRenderer
 from app.models.details import ModelDetails, ModelFacts
-from app.models.residents import Residents
+from app.models.residency.residents import Residents
 from app.server.dialects.openai.models import ModelEndpoints
 from app.server.http.errors import InvalidRequest
 from app.server.model_names import GivenModel, ModelNames

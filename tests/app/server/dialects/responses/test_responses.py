@@ -13,7 +13,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from app.generation.conversation import Message
 from app.generation.template import ChatTemplateRenderer
-from app.models.resident import State
+from app.models.residency.resident import State
 from app.server.dialects.responses import background
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.openai.test_chat import client, expected_text

@@ -17,8 +17,8 @@ from app.errors import ModelNotFound
 from app.generation.template import ChatTemplateRenderer
 from app.models.load import loaded_encoder, loaded_model, model_loader
 from app.models.load.model_loader import ModelLoader
-from app.models.load_failures import FAILED_SECONDS, FULL_SECONDS
-from app.models.residents import Residents
+from app.models.residency.load_failures import FAILED_SECONDS, FULL_SECONDS
+from app.models.residency.residents import Residents
 from engine import loading
 from engine.backends import reference
 from engine.backends.reference import ReferenceDevice
@@ -32,8 +32,8 @@ from quant import checkpoint_files
 from quant.errors import InglenookError, ModelFileError
 from quant.tensor_file import TensorFiles
 from tests.app.models import tiny_chat
-from tests.app.models.fault_machine import Machine, MakeError, Stage, machine_with, run_and_check
 from tests.app.models.load.test_loaded_encoder import embedding_model
+from tests.app.models.residency.fault_machine import Machine, MakeError, Stage, machine_with, run_and_check
 
 STAGES: dict[str, Stage] = {
     "find": (ModelLoader, "stored"),

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from app.models.ledger import (
+from app.models.residency.ledger import (
     HOST,
     MAX_COMBINED,
     Blocked,

@@ -1,12 +1,13 @@
 """ResidentMemory: the memory of the models of a server, as the ledger counts it and as it is measured."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Generic
 
-from app.models.ledger import Entry, Ledger
-from app.models.resident import LoadedT, Loader, Resident
-from app.models.unfreed import uncounted
+from app.models.residency.ledger import Entry, Ledger
+from app.models.residency.resident import LoadedT, Loader, Resident
+from app.models.residency.resident_set import ResidentSet
+from app.models.residency.unfreed import uncounted
 
 NOT_MEASURED: Mapping[str, int] = {}
 
@@ -17,15 +18,18 @@ class ResidentMemory(Generic[LoadedT]):
     def __init__(
         self,
         loader: Loader[LoadedT],
-        models: Mapping[str, Resident[LoadedT]],
+        models: ResidentSet[LoadedT],
         limits: Mapping[str, int],
-        clock: Callable[[], float],
     ) -> None:
-        """`models` may change later. `limits`: bytes of each memory that all models may use together."""
+        """`limits`: bytes of each memory that all models may use together."""
         self._loader = loader
         self._models = models
-        self._limits = limits
-        self._clock = clock
+        self._limits = dict(limits)
+
+    def capacity(self, memory: str) -> int:
+        """Return the bytes of a memory that models may use if no other program uses any. Asks the machine."""
+        size = self._loader.capacity().get(memory, 0)
+        return min(size, self._limits.get(memory, size))
 
     def ledger(self, available: Mapping[str, int], held: Mapping[str, int] = NOT_MEASURED) -> Ledger:
         """Return the memory of all models, next to the `available` bytes of the machine and those of the process."""
@@ -45,8 +49,8 @@ class ResidentMemory(Generic[LoadedT]):
         return uncounted(held, self._entries(), model.name if model.loaded else "")
 
     def _entries(self) -> list[Entry]:
-        return [model.entry(self._clock()) for model in self._models.values() if model.loaded or model.parked]
+        return [model.entry(self._models.clock()) for model in self._models if model.loaded or model.parked]
 
     def _left(self, memory: str, size: int) -> Iterator[int]:
         """Yield the bytes that each model did not free, if no entry counts `size` bytes of the process."""
-        return (model.unfreed[memory].left(size) for model in self._models.values() if memory in model.unfreed)
+        return (model.unfreed[memory].left(size) for model in self._models if memory in model.unfreed)

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Generic
 
-from app.models.advice import Advice
-from app.models.resident import LoadedT, Loader, Resident
-from app.models.resident_memory import ResidentMemory
+from app.models.residency.advice import Advice
+from app.models.residency.memory import ResidentMemory
+from app.models.residency.resident import LoadedT, Loader, Resident
+from app.models.residency.resident_set import ResidentSet
 from quant.errors import InglenookError
 
 log = logging.getLogger(__name__)
@@ -20,9 +20,7 @@ MANY_SWITCHES, SWITCH_WINDOW = 3, 300.0  # number of switches between two models
 class SwitchAdvice(Generic[LoadedT]):
     """The advice for the models of one server, at most one for each pair."""
 
-    def __init__(
-        self, loader: Loader[LoadedT], memory: ResidentMemory[LoadedT], models: Mapping[str, Resident[LoadedT]]
-    ) -> None:
+    def __init__(self, loader: Loader[LoadedT], memory: ResidentMemory[LoadedT], models: ResidentSet[LoadedT]) -> None:
         self.given: dict[tuple[str, str], Advice] = {}  # keyed by the titles of two models
         self._loader = loader
         self._memory = memory
@@ -43,7 +41,7 @@ class SwitchAdvice(Generic[LoadedT]):
         pair = frozenset((one, other))
         if pair not in self._asked:
             self._asked.add(pair)
-            task = asyncio.create_task(self._advise(self._models[one], self._models[other]))
+            task = asyncio.create_task(self._advise(self._models.of(one), self._models.of(other)))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
 
@@ -60,7 +58,7 @@ class SwitchAdvice(Generic[LoadedT]):
             advice = await asyncio.to_thread(self._loader.together, (one.name, other.name), available)
         except (InglenookError, OSError):  # its load reports the error
             return
-        others = [it for it in self._models.values() if it.loaded and it is not one and it is not other]
+        others = [it for it in self._models if it.loaded and it is not one and it is not other]
         if not advice.remedy and not others:
             return
         titles = ", ".join(model.title for model in others)

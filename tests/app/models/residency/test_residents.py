@@ -15,14 +15,24 @@ from typing import Any, cast
 import pytest
 
 from app.errors import ModelNotFound
-from app.models import resident
-from app.models import residents as module
-from app.models.advice import Advice, Share
-from app.models.ledger import HOST, Bytes, Use
-from app.models.load_failures import FAILED_SECONDS, FULL_SECONDS
-from app.models.resident import DoesNotFit, LoadTask, ModelBusy, Needs, Policy, Reason, State, Suspended
-from app.models.residents import MAX_RESTARTS, PATIENCE, PATIENT_GAP, Residents
-from app.models.switch_advice import MANY_SWITCHES, SWITCH_WINDOW
+from app.models.residency import resident, resident_set, residents, room, unloading
+from app.models.residency.advice import Advice, Share
+from app.models.residency.ledger import HOST, Bytes, Use
+from app.models.residency.load_failures import FAILED_SECONDS, FULL_SECONDS
+from app.models.residency.resident import (
+    PATIENCE,
+    DoesNotFit,
+    LoadTask,
+    ModelBusy,
+    Needs,
+    Policy,
+    Reason,
+    State,
+    Suspended,
+)
+from app.models.residency.residents import MAX_RESTARTS, Residents
+from app.models.residency.room import PATIENT_GAP
+from app.models.residency.switch_advice import MANY_SWITCHES, SWITCH_WINDOW
 from engine.errors import EngineError, LoadStopped, OutOfMemory
 from engine.kv.parked_cache import ParkedCache
 from engine.request import ServiceClass
@@ -157,7 +167,8 @@ class Computer:
 
 @pytest.fixture(autouse=True)
 def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "POLL_SECONDS", 0.005)
+    for module in (resident_set, residents):
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.005)
 
 
 @pytest.fixture
@@ -542,7 +553,7 @@ def test_background_request_that_has_waited_long_gets_a_turn(suspending: Compute
 
 
 def test_urgent_requests_load_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENT_GAP", 0.0)
+    monkeypatch.setattr(room, "PATIENT_GAP", 0.0)
     computer = Computer(100, a=100, b=100, c=100)
 
     async def ask() -> None:
@@ -814,7 +825,7 @@ def test_memory_is_trimmed_when_nothing_of_an_unloaded_model_is_left(monkeypatch
         await use(residents, "a")
         await residents.unload("a")
 
-    monkeypatch.setattr(module, "trim", lambda: left.extend(model() for model in made))
+    monkeypatch.setattr(unloading, "trim", lambda: left.extend(model() for model in made))
     run(ask())
     assert left == [None]
 
@@ -1024,8 +1035,8 @@ def test_random_clients_all_get_their_models_and_never_too_much_memory(
 ) -> None:
     """Eight clients use five models, of which any two fit, and some clients leave while they wait."""
     monkeypatch.setattr(resident, "SHORTEST_TURN", 0.01)
-    monkeypatch.setattr(module, "PATIENT_GAP", 0.01)
-    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    monkeypatch.setattr(room, "PATIENT_GAP", 0.01)
+    monkeypatch.setattr(resident, "PATIENCE", 0.05)
     computer, draw = Computer(100, a=30, b=40, c=50, d=45, e=20), random.Random(seed)
     computer.suspends = {1, 3}
 

@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Mapping
 
-from app.models.ledger import Never
-from app.models.resident import DoesNotFit, Needs
+from app.models.residency.ledger import Never
+from app.models.residency.resident import DoesNotFit, Needs
 from app.progress import format_bytes
 from engine.errors import FREE_MEMORY, EngineError, OutOfMemory
 from quant.errors import InglenookError

@@ -6,7 +6,7 @@ Pure arithmetic. The ledger counts these bytes against the limit of all models, 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from app.models.ledger import Bytes, Entry
+from app.models.residency.ledger import Bytes, Entry
 
 # An unload may free less than this by which the plan of a model and its real memory differ.
 ALLOWED_SHARE, ALLOWED_BYTES = 0.05, 128_000_000

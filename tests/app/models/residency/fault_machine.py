@@ -14,7 +14,7 @@ import pytest
 from app.generation.template import ChatTemplateRenderer
 from app.models.load import model_loader
 from app.models.load.model_loader import LoadedChat, LoadedEmbedder, ModelLoader
-from app.models.residents import Residents
+from app.models.residency.residents import Residents
 from app.models.store import ModelStore
 from app.progress import SilentProgress
 from engine import loading

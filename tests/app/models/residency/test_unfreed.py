@@ -1,7 +1,7 @@
 """Memory that unloads did not free: what is measured, and what is still counted later."""
 
-from app.models.ledger import HOST, Bytes, Entry, Use
-from app.models.unfreed import ALLOWED_BYTES, Unfreed, uncounted, unfreed_by
+from app.models.residency.ledger import HOST, Bytes, Entry, Use
+from app.models.residency.unfreed import ALLOWED_BYTES, Unfreed, uncounted, unfreed_by
 
 WEIGHTS = 1_000_000_000
 

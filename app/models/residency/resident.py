@@ -1,6 +1,6 @@
 """Resident: one model of a server, loaded or not, with the requests that use it and those that wait for it.
 
-`app.models.residents` decides which models are loaded. A `Loader` loads them.
+`app.models.residency.residents` decides which models are loaded. A `Loader` loads them.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from app.errors import AppError
-from app.models.advice import Advice
-from app.models.ledger import HOST, Bytes, Entry, Use
-from app.models.unfreed import Unfreed
+from app.models.residency.advice import Advice
+from app.models.residency.ledger import HOST, Bytes, Entry, Use
+from app.models.residency.unfreed import Unfreed
 from app.progress import Unit
 from engine.errors import LoadStopped
 from engine.request import ServiceClass
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # not imported at run time: it imports torch
 
 SWITCHES = 4.0  # length of a turn, in durations of a switch between two models
 SHORTEST_TURN, LONGEST_TURN = 2.0, 30.0  # seconds
+PATIENCE = 600.0  # seconds that background requests wait before models are unloaded for them that others use
 IDLE_GAP = 2.0  # seconds between two requests of a client up to which its model counts as used during its turn
 
 
@@ -301,6 +302,11 @@ class Resident(Generic[LoadedT]):
         waiting = [(waiter.service, waiter.arrival) for waiter in self.waiters]
         return min(waiting, default=(ServiceClass.BACKGROUND, self.suspended_at))
 
+    def is_patient(self, now: float) -> bool:
+        """Whether only background requests wait for the model, and not for long."""
+        service, arrival = self.urgency()
+        return service is ServiceClass.BACKGROUND and now - arrival < PATIENCE
+
     def grant(self) -> None:
         """Admit all requests that wait."""
         while self.waiters:
@@ -315,3 +321,9 @@ class Resident(Generic[LoadedT]):
             waiter = self.waiters.popleft()
             if not waiter.granted.done():
                 waiter.granted.set_exception(problem)
+
+    def end_suspended(self, problem: str) -> None:
+        """End the suspended requests, because the model will not be loaded again."""
+        suspended, self.suspended = self.suspended, None
+        if suspended is not None:
+            suspended.end(problem)
