@@ -1,6 +1,6 @@
 """Linear layers on a GPU. The kernel is chosen by the kind of matrix and the number of tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -9,11 +9,18 @@ from torch.nn import functional as F
 
 from quant.cuda import float8_product
 from quant.cuda.float8 import Float8Matrix
-from quant.cuda.matrix import DENSE, CudaMatrix, PackedMatrix
+from quant.cuda.matrix import DENSE, TILE_ROWS, CudaMatrix, PackedMatrix
 from quant.kernels.card import Card
 from quant.kernels.float8_unpack import unpacked
-from quant.kernels.packed_product import packed_product
-from quant.kernels.tiles import FIXED_TOKENS, MOST_TOKENS, MeasuredTiles, TileTable
+from quant.kernels.packed_product import (
+    RowNorm,
+    UnscaledRow,
+    gated_row_product,
+    has_row_kernel,
+    packed_product,
+    row_product,
+)
+from quant.kernels.tiles import FIXED_TOKENS, MOST_TOKENS, MeasuredTiles, ProductTile, TileTable
 from quant.kernels.unpack import gather_rows, unpack, unpack_rows
 
 
@@ -58,16 +65,78 @@ class CudaLinear:
             self._multiply(matrix, x, out[:, columns], None if bias is None else bias[columns], add_to is not None)
         return out
 
+    def multiply_row(
+        self,
+        x: Tensor | UnscaledRow,
+        *,
+        out_dtype: torch.dtype = torch.bfloat16,
+        bias: Tensor | None = None,
+        add_to: Tensor | None = None,
+    ) -> Tensor:
+        """Do what `multiply` does for one row, which may be unscaled. Requires `takes_rows`."""
+        out = add_to if add_to is not None else torch.empty(1, self.outputs, dtype=out_dtype, device=_device(x))
+        first, row = 0, _as_input(x)
+        for matrix, tile in self._row_matrices():
+            columns = slice(first, first := first + matrix.shape[0])
+            own_bias = None if bias is None else bias[columns]
+            row_product(matrix, row, out[:, columns], tile, bias=own_bias, add=add_to is not None)
+        return out
+
+    def add_row(self, x: Tensor | UnscaledRow, stream: Tensor, norm: RowNorm, bias: Tensor | None) -> UnscaledRow:
+        """Add the product with one row to `stream`, float32 [1, outputs], and return the sum as `norm` needs it.
+
+        Requires `adds_rows`.
+        """
+        [(matrix, tile)] = self._row_matrices()
+        unscaled = row_product(matrix, _as_input(x), stream, tile, bias=bias, add=True, norm=norm)
+        if unscaled is None:
+            raise RuntimeError("no row was returned for a norm")
+        return unscaled
+
+    def gate_row(self, x: Tensor | UnscaledRow, gate: str) -> Tensor:
+        """Return gate(first half) * second half of the product with one row, bfloat16 [1, outputs / 2].
+
+        `gate` is the value of a `Gate`. Requires `gates_rows`.
+        """
+        [(matrix, tile)] = self._row_matrices()
+        out = torch.empty(1, self.outputs // 2, dtype=DENSE, device=_device(x))
+        gated_row_product(matrix, _as_input(x), out, tile, gate)
+        return out
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether `multiply_row` is supported."""
+        if self._deterministic:  # the bits of a token must not depend on the number of tokens
+            return False
+        packed = [matrix for matrix in self.matrices if isinstance(matrix, PackedMatrix)]
+        return len(packed) == len(self.matrices) and all(has_row_kernel(it, self._tile(it, 1)) for it in packed)
+
+    @property
+    def adds_rows(self) -> bool:
+        """Whether `add_row` is supported."""
+        return len(self.matrices) == 1 and self.takes_rows
+
+    @property
+    def gates_rows(self) -> bool:
+        """Whether `gate_row` is supported."""
+        return self.adds_rows and self.outputs % (2 * TILE_ROWS) == 0
+
+    def _row_matrices(self) -> Iterator[tuple[PackedMatrix, ProductTile]]:
+        """Yield the matrices with their tiles of one token."""
+        for matrix in self.matrices:
+            if isinstance(matrix, PackedMatrix):
+                yield matrix, self._tile(matrix, 1)
+
+    def _tile(self, matrix: PackedMatrix, tokens: int) -> ProductTile:
+        form, (rows, columns) = matrix.form, matrix.shape
+        return self._tiles.product(form.kind, rows, columns, tokens, form.few_tokens, deterministic=self._deterministic)
+
     def _multiply(self, matrix: CudaMatrix, x: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
         """Write x times one matrix, plus `bias`, to `out` [tokens, rows]. With `add`, add the result to `out`."""
-        tokens, (rows, inputs) = len(x), matrix.shape
+        tokens = len(x)
         if isinstance(matrix, PackedMatrix) and tokens > 0 and (self._deterministic or tokens <= MOST_TOKENS):
-            form = matrix.form
-            tile = self._tiles.product(
-                form.kind, rows, inputs, tokens, form.few_tokens, deterministic=self._deterministic
-            )
             ordered = x if matrix.order is None else x.index_select(1, matrix.order)
-            packed_product(matrix, ordered, out, tile, bias=bias, add=add)
+            packed_product(matrix, ordered, out, self._tile(matrix, tokens), bias=bias, add=add)
             return
         if isinstance(matrix, Float8Matrix):
             product = self._float8(x, matrix, out_dtype=torch.float32)
@@ -92,6 +161,14 @@ class CudaLinear:
 
     def dequantize(self) -> Tensor:
         return torch.cat([_dense(matrix, torch.float32) for matrix in self.matrices])
+
+
+def _as_input(x: Tensor | UnscaledRow) -> Tensor | UnscaledRow:
+    return x if isinstance(x, UnscaledRow) else x.to(DENSE).contiguous()
+
+
+def _device(x: Tensor | UnscaledRow) -> torch.device:
+    return x.values.device if isinstance(x, UnscaledRow) else x.device
 
 
 def _library_product(x: Tensor, values: Tensor, out: Tensor, *, add: bool = False) -> Tensor:

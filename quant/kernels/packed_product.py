@@ -7,6 +7,7 @@ Microseconds of a product of 28,672 x 4,096 on an H200, where reading the weight
     Q6_K           50   59   66
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,34 @@ from quant.kernels.token_tiles import TokenTiles
 SUM_BLOCK = 1024  # rows per program
 VECTOR_GROUPS = (16, 32)  # group sizes for which one token has a separate kernel
 VECTOR_ROWS = 16  # rows of its programs
+# arguments of the kernel of one token if nothing else is done in it
+PLAIN: dict[str, Any] = {"GATED": False, "GATE": "", "SQUARES": 1, "square_count": 0, "epsilon": 0.0} | dict.fromkeys(
+    ("squares", "slope", "next_row", "next_squares")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RowNorm:
+    """RMS normalization of one row: x / sqrt(mean(x**2) + epsilon) * weight."""
+
+    weight: Tensor  # float32 [n]
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnscaledRow:
+    """A row that is normalized except for the division by its root mean square, which products with it do."""
+
+    values: Tensor  # bfloat16 [1, n]: x times the weight of the norm
+    squares: Tensor  # float32 [parts]: sums of the squares of x
+    epsilon: float
+
+    @property
+    def operands(self) -> dict[str, Any]:
+        """Arguments of the kernel."""
+        return {"squares": self.squares, "square_count": len(self.squares), "epsilon": self.epsilon} | {
+            "SQUARES": triton.next_power_of_2(len(self.squares))
+        }
 
 
 @triton.jit
@@ -70,6 +99,60 @@ def packed_product(
     _sum_kernel[triton.cdiv(rows, SUM_BLOCK), tokens](
         sums, bias, out, rows, out.stride(0), sums.stride(0), ADD=add, SPLITS=tile.splits, BLOCK=SUM_BLOCK
     )
+
+
+def row_product(
+    matrix: PackedMatrix,
+    x: Tensor | UnscaledRow,
+    out: Tensor,
+    tile: ProductTile,
+    *,
+    bias: Tensor | None = None,
+    add: bool = False,
+    norm: RowNorm | None = None,
+) -> UnscaledRow | None:
+    """Do what `packed_product` does for one row, which may be unscaled. `has_row_kernel` holds.
+
+    `norm` is the norm that reads `out` next, float32 [1, rows]. Its result is returned. This saves its launch.
+    """
+    ending: dict[str, Any] = {"bias": bias, "split_stride": 0, "add": int(add)}
+    if norm is None:
+        _launch_row(matrix, x, out, tile, ending)
+        return None
+    rows = out.shape[1]
+    values = torch.empty(1, rows, dtype=torch.bfloat16, device=out.device)
+    squares = torch.empty(triton.cdiv(rows, VECTOR_ROWS), dtype=torch.float32, device=out.device)
+    ending |= {"slope": norm.weight, "next_row": values, "next_squares": squares}
+    _launch_row(matrix, x, out, tile, ending)
+    return UnscaledRow(values, squares, norm.epsilon)
+
+
+def gated_row_product(matrix: PackedMatrix, x: Tensor | UnscaledRow, out: Tensor, tile: ProductTile, gate: str) -> None:
+    """Write gate(first half) * second half of the product of one row to `out` [1, rows / 2].
+
+    `has_row_kernel` holds, and the number of rows is a multiple of 2 * TILE_ROWS. `gate` is the value of a `Gate`.
+    """
+    ending = {"bias": None, "split_stride": 0, "add": 0, "GATED": True, "GATE": gate}
+    _launch_row(matrix, x, out, tile, ending, 2 * out.shape[1])
+
+
+def has_row_kernel(matrix: PackedMatrix, tile: ProductTile) -> bool:
+    """Whether `row_product` and `gated_row_product` support a matrix with its tile of one token."""
+    return has_vector_kernel(matrix) and tile.tokens == tile.splits == 1 and tile.rows not in BATCH_ROWS
+
+
+def _launch_row(
+    matrix: PackedMatrix,
+    x: Tensor | UnscaledRow,
+    out: Tensor,
+    tile: ProductTile,
+    ending: dict[str, Any],
+    rows: int = 0,
+) -> None:
+    unscaled = x.operands if isinstance(x, UnscaledRow) else {}
+    values = x.values if isinstance(x, UnscaledRow) else x
+    ordered = values if matrix.order is None else values.index_select(1, matrix.order)
+    _launch(matrix, ordered, out, tile, ending | unscaled, rows=rows)
 
 
 def packed_expert_product(matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, tiles: TokenTiles) -> None:
@@ -126,8 +209,7 @@ def _launch(
         _batch_kernel[grid](**common, **batch, ROWS=tile.rows, TOKENS=tile.tokens, num_stages=stages)
     elif tile.tokens == 1 and has_vector_kernel(matrix):
         grid_of_one = triton.cdiv(rows, VECTOR_ROWS), tile.splits, routed.number if routed else 1
-        gate = {"GATED": False, "GATE": ""}
-        _vector_kernel[grid_of_one](**gate | common | numbers, base=BASE, WARPS=tile.warps, num_stages=1)
+        _vector_kernel[grid_of_one](**PLAIN | common | numbers, base=BASE, WARPS=tile.warps, num_stages=1)
     else:
         _product_kernel[grid](
             **common | numbers | batch,

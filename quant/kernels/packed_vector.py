@@ -6,6 +6,10 @@ scales multiply the sums of groups, of which a thread has four for eight groups.
 
 With GATED, the first half of the rows is the gate of an MLP and the second half is up. A program has eight rows of
 each, and writes the gated values.
+
+A product can take the place of norms. If x is a row that is not yet divided by its root mean square (`squares`), the
+sums are divided by it. If a norm reads the result next (`slope`), the result times its weight is also written, and each
+program writes the sum of its squares, so that the next product can do the rest.
 """
 
 import triton
@@ -42,7 +46,7 @@ def _sums_of_inputs(pairs: tl.tensor, WARPS: tl.constexpr, RUN: tl.constexpr) ->
 @triton.jit(
     do_not_specialize=[
         "rows", "columns", "tiles", "groups", "chunks", "blocks", "base", "split_stride", "splits", "add",
-        "sharing", "out_stride",
+        "sharing", "out_stride", "square_count",
     ]
 )  # fmt: skip
 def _vector_kernel(
@@ -58,7 +62,13 @@ def _vector_kernel(
     bias: tl.tensor,
     out: tl.tensor,
     experts: tl.tensor,
+    squares: tl.tensor,
+    slope: tl.tensor,
+    next_row: tl.tensor,
+    next_squares: tl.tensor,
     sharing: tl.tensor,
+    square_count: tl.tensor,
+    epsilon: tl.tensor,
     rows: tl.tensor,
     columns: tl.tensor,
     tiles: tl.tensor,
@@ -84,6 +94,7 @@ def _vector_kernel(
     STAGES: tl.constexpr,
     GATED: tl.constexpr,
     GATE: tl.constexpr,
+    SQUARES: tl.constexpr,
 ) -> None:
     tl.static_assert(GROUP == UNIT and GROUP <= 32)
     RUN: tl.constexpr = GROUP // 4
@@ -117,6 +128,9 @@ def _vector_kernel(
     high_rows = low_rows
     if HIGH:
         high_rows = high + (row_tile * tiles * (32 * HIGH) + tl.arange(0, 32 * HIGH)[None, :])
+    if squares is not None:  # loaded early, because nothing else waits for it
+        number = tl.arange(0, SQUARES)
+        row_squares = tl.load(squares + number, mask=number < square_count, other=0.0)
     for step in tl.range(steps, num_stages=STAGES):
         block = (tl.program_id(1) * steps + step) * WARPS
         own_block = tl.minimum(block + unit % WARPS, blocks_of_groups - 1)
@@ -152,6 +166,8 @@ def _vector_kernel(
             excess = (b + EXCESS * s).reshape(2, WARPS, 8, 4, 2)
             total -= excess * _sums_of_inputs(inputs, WARPS, RUN)[None]
     result = tl.sum(tl.sum(tl.sum(total, 4), 3), 1)
+    if squares is not None:
+        result *= tl.rsqrt(tl.sum(row_squares) / columns + epsilon)
     if GATED:
         gate, up = tl.split(tl.trans(result))
         own_row = tl.program_id(0) * 8 + tl.arange(0, 8)
@@ -164,3 +180,8 @@ def _vector_kernel(
     if add:
         result += tl.load(out_at, mask=row < rows, other=0.0)
     tl.store(out_at, result.to(out.dtype.element_ty), mask=row < rows)
+    if slope is not None:
+        scaled = result * tl.load(slope + row, mask=row < rows, other=0.0)
+        tl.store(next_row + row, scaled.to(next_row.dtype.element_ty), mask=row < rows)
+        kept = tl.where(row < rows, result, 0.0)
+        tl.store(next_squares + tl.program_id(0), tl.sum(tl.sum(kept * kept, 1)))

@@ -88,7 +88,8 @@ class TileTable:
         while warps > 1 and warps > columns:
             warps //= 2
         splits = 1
-        if shape.outputs * shape.inputs >= LARGE:
+        # One token has its norms in the products (`packed_vector`), for which a program needs all columns.
+        if shape.tokens > 1 and shape.outputs * shape.inputs >= LARGE:
             splits = next((it for it in (1, 2, 4) if _balanced(programs * it, processors)), 4)
         return ProductTile(rows, warps, shape.tokens, splits, stages)
 

@@ -5,11 +5,13 @@ attention, gates, and the q, k, v projection are bfloat16.
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import BatchTensors, selected_tensors
+from engine.backends.cuda.single_row import NormedRow, StreamRow, rows_of
 from engine.kernels import reference
 from engine.kernels.activations import gated
 from engine.kernels.delta_rule import gated_delta_rule
@@ -26,7 +28,10 @@ from quant.cuda.backend import CudaBackend
 from quant.cuda.experts import CudaExpert, ExpertStack, tiles_of_experts
 from quant.cuda.linear import CudaLinear
 from quant.kernels.card import Card
+from quant.kernels.packed_product import RowNorm, UnscaledRow
 from quant.linear import QLinear
+
+Rows: TypeAlias = Tensor | NormedRow | StreamRow  # the last two only in steps of one token
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +55,23 @@ class CudaOperations:
         rows = table.rows(batch.token_ids)
         return rows if scale == 1.0 else rows.mul_(scale)
 
-    def norm(self, x: Tensor, norm: Norm, add_to: Tensor | None = None) -> Tensor:
-        return normalize(x, norm) if add_to is None else normalize_add(x, norm, add_to)
+    def norm(self, x: Rows, norm: Norm, add_to: Rows | None = None) -> Rows:
+        if add_to is not None:
+            return normalize_add(rows_of(x), norm, rows_of(add_to))
+        return x.normalized(norm) if isinstance(x, StreamRow) else normalize(rows_of(x), norm)
 
     def linear(
         self,
-        x: Tensor,
+        x: Rows,
         weight: QLinear,
-        add_to: Tensor | None = None,
+        add_to: Rows | None = None,
         bias: Tensor | None = None,
         *,
         in_float32: bool = False,
-    ) -> Tensor:
-        dtype = torch.float32 if in_float32 else torch.bfloat16
-        return _cuda_layer(weight).multiply(x, bias=bias, add_to=add_to, out_dtype=dtype)
+    ) -> Rows:
+        if add_to is not None:
+            return _added(x, _cuda_layer(weight), rows_of(add_to), bias)
+        return _product(x, _cuda_layer(weight), bias, torch.float32 if in_float32 else torch.bfloat16)
 
     def rope_and_store(self, qkv: Tensor, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:
         heads = kv.query_heads(qkv.shape[1], queries_only=attention.shared)
@@ -97,17 +105,18 @@ class CudaOperations:
         own = values[:, part * x.shape[1] : (part + 1) * x.shape[1]]
         return gated(torch.cat([x, own.to(x.dtype)], dim=1), gate)
 
-    def gated_mlp(self, x: Tensor, mlp: GatedMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU) -> Tensor:
-        both = _cuda_layer(mlp.gate_up).multiply(x)
-        return _cuda_layer(mlp.down).multiply(gated(both, gate), add_to=add_to)
+    def gated_mlp(self, x: Rows, mlp: GatedMLP, add_to: Rows | None = None, gate: Gate = Gate.SILU) -> Rows:
+        inner, down = _gated_product(x, _cuda_layer(mlp.gate_up), gate), _cuda_layer(mlp.down)
+        return down.multiply(inner) if add_to is None else _added(inner, down, rows_of(add_to))
 
-    def route(self, x: Tensor, router: Router) -> Routes:
-        logits = _cuda_layer(router.weight).multiply(x, bias=router.bias, out_dtype=torch.float32)
+    def route(self, x: Rows, router: Router) -> Routes:
+        logits = _cuda_layer(router.weight).multiply(rows_of(x), bias=router.bias, out_dtype=torch.float32)
         return Routes(*route(logits, router.routing, router.choice_bias, router.scale))
 
     def experts(
-        self, x: Tensor, routes: Routes, mlp: ExpertMLP, add_to: Tensor | None = None, gate: Gate = Gate.SILU
+        self, x: Rows, routes: Routes, mlp: ExpertMLP, add_to: Rows | None = None, gate: Gate = Gate.SILU
     ) -> Tensor:
+        x = rows_of(x)
         gate_up, down = _stack(mlp.experts[0].gate_up), _stack(mlp.experts[0].down)
         tiles = tiles_of_experts(routes.ids, (gate_up, down))
         gate_bias, down_bias = (mlp.biases.gate_up, mlp.biases.down) if mlp.biases else (None, None)
@@ -117,18 +126,50 @@ class CudaOperations:
         outputs = down.multiply(inner, tiles, torch.float32)
         shared = None
         if mlp.shared:
-            both = _cuda_layer(mlp.shared.gate_up).multiply(x)
-            shared = _cuda_layer(mlp.shared.down).multiply(gated(both, gate), out_dtype=torch.float32)
-        return expert_sum(outputs, routes.weights, shared, routes.shared, add_to, down_bias, routes.ids)
+            inner = _gated_product(x, _cuda_layer(mlp.shared.gate_up), gate)
+            shared = _cuda_layer(mlp.shared.down).multiply(inner, out_dtype=torch.float32)
+        stream = None if add_to is None else rows_of(add_to)
+        return expert_sum(outputs, routes.weights, shared, routes.shared, stream, down_bias, routes.ids)
 
-    def select(self, x: Tensor, batch: BatchTensors) -> Tensor:
-        return x if batch.logit_rows is None else x.index_select(0, batch.logit_rows)
+    def select(self, x: Rows, batch: BatchTensors) -> Rows:
+        return x if batch.logit_rows is None else rows_of(x).index_select(0, batch.logit_rows)
 
     def selected(self, batch: BatchTensors) -> BatchTensors:
         return batch if batch.logit_rows is None else selected_tensors(batch, batch.logit_rows)
 
-    def logits(self, x: Tensor, head: QLinear, softcap: float = 0.0) -> Tensor:
-        return reference.soft_cap(_cuda_layer(head).multiply(x, out_dtype=torch.float32), softcap)
+    def logits(self, x: Rows, head: QLinear, softcap: float = 0.0) -> Tensor:
+        return reference.soft_cap(_product(x, _cuda_layer(head), None, torch.float32), softcap)
+
+
+def _product(x: Rows, layer: CudaLinear, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    if isinstance(x, NormedRow) and layer.takes_rows:
+        return layer.multiply_row(x.unscaled, bias=bias, out_dtype=out_dtype)
+    return layer.multiply(rows_of(x), bias=bias, out_dtype=out_dtype)
+
+
+def _added(x: Rows, layer: CudaLinear, stream: Tensor, bias: Tensor | None = None) -> Rows:
+    """Add a product to the residual stream. For one token, the launch waits for what reads the sum."""
+    rows = rows_of(x)
+    if len(rows) != 1 or not layer.adds_rows:
+        return layer.multiply(rows, bias=bias, add_to=stream)
+
+    def add(norm: RowNorm | None) -> UnscaledRow | None:
+        if norm is None:
+            layer.multiply_row(rows, bias=bias, add_to=stream)
+            return None
+        return layer.add_row(rows, stream, norm, bias)
+
+    return StreamRow(stream, add)
+
+
+def _gated_product(x: Rows, gate_up: CudaLinear, gate: Gate) -> Tensor:
+    """Return the inner activations of an MLP."""
+    if isinstance(x, NormedRow) and gate_up.gates_rows:
+        return gate_up.gate_row(x.unscaled, gate.value)
+    rows = rows_of(x)
+    if len(rows) == 1 and gate_up.gates_rows:
+        return gate_up.gate_row(rows, gate.value)
+    return gated(gate_up.multiply(rows), gate)
 
 
 def _stack(layer: QLinear) -> ExpertStack:

@@ -18,6 +18,7 @@ from tests.kernels.shapes import TINY_EXPERTS
 from tests.support import random_gguf
 
 ONE_LAYER = random_gguf.Shape(1, 256, 4, 2, 64, 256, 272)
+TWO_LAYERS = replace(ONE_LAYER, layers=2)
 ERROR = 0.02  # of logits, relative to their norm
 MATRICES = 9  # matrices of the model: seven of its layer, the embedding, and the head
 GGUF_TYPES = [" ".join(random_gguf.TYPES[start:][:MATRICES]) for start in range(0, len(random_gguf.TYPES), MATRICES)]
@@ -34,6 +35,14 @@ def test_quantized_folder_is_close_to_the_reference(tmp_path: Path, kind: str, d
 def test_gguf_types_are_close_to_the_reference(tmp_path: Path, kinds: str, device: torch.device) -> None:
     random_gguf.write(path := tmp_path / "random.gguf", kinds, ONE_LAYER)
     check_close(*TwoDevices.of(path, gpu(device)).prefill_and_decode())
+
+
+@pytest.mark.parametrize("kinds", [*GGUF_TYPES, "Q4_K"])
+def test_step_of_one_token_is_close_to_the_reference(tmp_path: Path, kinds: str, device: torch.device) -> None:
+    """Norms and gates are parts of products if their weights are quantized."""
+    random_gguf.write(path := tmp_path / "random.gguf", kinds, TWO_LAYERS)
+    both = TwoDevices.of(path, gpu(device))
+    check_close(*both.step((both.cached(4, 1, 7), 1)))
 
 
 class ShuffledCheckpoint(RandomCheckpoint):

@@ -13,12 +13,16 @@ from engine.loading import ModelEngine
 from engine.sampling_params import SamplingParams
 from tests.engine.backends.cuda.idle_card import Counts, IdleCard, without_compilation
 from tests.engine.models.tiny_llama import make
+from tests.support import random_gguf
 
 LAYERS = 2
 # lower these numbers if a step takes fewer; they must not grow
 # kernels of a captured step, without products of a library; the last two are the embedding, for which torch takes two
 # kernels, and the norm before the head
 LAYER_LAUNCHES, OTHER_LAUNCHES = 5, 2
+# of a layer for one token: the product for q, k, and v, rope with storage, attention, and three more products
+ROW_LAUNCHES = 6
+QUANTIZED = random_gguf.Shape(LAYERS, 256, 4, 2, 64, 256, 272)
 SAMPLING_LAUNCHES = 2  # one inserts pending tokens, and one samples
 TRANSFERS = 3  # the batch and the sampling parameters to the card, and the samples to the host
 WARM_UP = 6  # steps until a reply is under way
@@ -77,6 +81,14 @@ def test_launches_of_a_captured_step_do_not_grow(card: IdleCard, engine: ModelEn
     assert max(card.captured) == LAYERS * LAYER_LAUNCHES + OTHER_LAUNCHES
     # a load captures all graphs twice: to measure their memory before the KV cache is allocated, and to use them
     assert len(card.captured) == 2 * len(GraphSizes(GraphSize(128, 64)).largest_first)
+
+
+def test_one_token_of_a_quantized_model_has_no_launches_for_norms_and_gates(card: IdleCard, tmp_path: Path) -> None:
+    random_gguf.write(path := tmp_path / "random.gguf", "Q4_K", QUANTIZED)
+    with without_compilation():
+        card.engine(path, context_length=64, drafts=False)
+    assert min(card.captured) == LAYERS * ROW_LAUNCHES + 3  # the embedding, the first norm, and the head
+    assert max(card.captured) > min(card.captured) + LAYERS * 3
 
 
 @pytest.mark.parametrize("counts", [[2], [3], [8], [4, 1], [2] * 8])
