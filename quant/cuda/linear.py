@@ -76,7 +76,7 @@ class CudaLinear:
         """Do what `multiply` does for one row, which may be unscaled. Requires `takes_rows`."""
         out = add_to if add_to is not None else torch.empty(1, self.outputs, dtype=out_dtype, device=_device(x))
         first, row = 0, _as_input(x)
-        for matrix, tile in self._row_matrices():
+        for matrix, tile in self.row_matrices():
             columns = slice(first, first := first + matrix.shape[0])
             own_bias = None if bias is None else bias[columns]
             row_product(matrix, row, out[:, columns], tile, bias=own_bias, add=add_to is not None)
@@ -87,7 +87,7 @@ class CudaLinear:
 
         Requires `adds_rows`.
         """
-        [(matrix, tile)] = self._row_matrices()
+        [(matrix, tile)] = self.row_matrices()
         unscaled = row_product(matrix, _as_input(x), stream, tile, bias=bias, add=True, norm=norm)
         if unscaled is None:
             raise RuntimeError("no row was returned for a norm")
@@ -98,7 +98,7 @@ class CudaLinear:
 
         `gate` is the value of a `Gate`. Requires `gates_rows`.
         """
-        [(matrix, tile)] = self._row_matrices()
+        [(matrix, tile)] = self.row_matrices()
         out = torch.empty(1, self.outputs // 2, dtype=DENSE, device=_device(x))
         gated_row_product(matrix, _as_input(x), out, tile, gate)
         return out
@@ -121,8 +121,8 @@ class CudaLinear:
         """Whether `gate_row` is supported."""
         return self.adds_rows and self.outputs % (2 * TILE_ROWS) == 0
 
-    def _row_matrices(self) -> Iterator[tuple[PackedMatrix, ProductTile]]:
-        """Yield the matrices with their tiles of one token."""
+    def row_matrices(self) -> Iterator[tuple[PackedMatrix, ProductTile]]:
+        """Yield the matrices with their tiles of one token, if `takes_rows`."""
         for matrix in self.matrices:
             if isinstance(matrix, PackedMatrix):
                 yield matrix, self._tile(matrix, 1)

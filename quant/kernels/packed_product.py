@@ -26,10 +26,9 @@ from quant.kernels.token_tiles import TokenTiles
 SUM_BLOCK = 1024  # rows per program
 VECTOR_GROUPS = (16, 32)  # group sizes for which one token has a separate kernel
 VECTOR_ROWS = 16  # rows of its programs
-# arguments of the kernel of one token if nothing else is done in it
-PLAIN: dict[str, Any] = {"GATED": False, "GATE": "", "SQUARES": 1, "square_count": 0, "epsilon": 0.0} | dict.fromkeys(
-    ("squares", "slope", "next_row", "next_squares")
-)
+# arguments of the kernel of one token, if x is complete, and if nothing is done after the product
+SCALED: dict[str, Any] = {"squares": None, "square_count": 0, "epsilon": 0.0, "SQUARES": 1}
+PLAIN: dict[str, Any] = SCALED | {"GATED": False, "GATE": "", "slope": None, "next_row": None, "next_squares": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +140,21 @@ def has_row_kernel(matrix: PackedMatrix, tile: ProductTile) -> bool:
     return has_vector_kernel(matrix) and tile.tokens == tile.splits == 1 and tile.rows not in BATCH_ROWS
 
 
+def vector_operands(matrix: PackedMatrix, x: Tensor | UnscaledRow, tile: ProductTile) -> dict[str, Any]:
+    """Return arguments of `vector_sums` for one row. `has_row_kernel` holds."""
+    form = matrix.form
+    stages = tile.stages if form.table is None else 1  # loads from the table would be pipelined as well
+    own = {"numbers": matrix.number_pairs, "base": BASE, "splits": 1, "WARPS": tile.warps, "STAGES": stages}
+    return {**matrix.operands, **form.sizes, **form.constants, **own, **_row_operands(matrix, x)}
+
+
+def _row_operands(matrix: PackedMatrix, x: Tensor | UnscaledRow) -> dict[str, Any]:
+    """Return the arguments that describe one row."""
+    scaling = x.operands if isinstance(x, UnscaledRow) else SCALED
+    values = x.values if isinstance(x, UnscaledRow) else x
+    return scaling | {"x": values if matrix.order is None else values.index_select(1, matrix.order)}
+
+
 def _launch_row(
     matrix: PackedMatrix,
     x: Tensor | UnscaledRow,
@@ -149,10 +163,8 @@ def _launch_row(
     ending: dict[str, Any],
     rows: int = 0,
 ) -> None:
-    unscaled = x.operands if isinstance(x, UnscaledRow) else {}
-    values = x.values if isinstance(x, UnscaledRow) else x
-    ordered = values if matrix.order is None else values.index_select(1, matrix.order)
-    _launch(matrix, ordered, out, tile, ending | unscaled, rows=rows)
+    operands = _row_operands(matrix, x)
+    _launch(matrix, operands.pop("x"), out, tile, ending | operands, rows=rows)
 
 
 def packed_expert_product(matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, tiles: TokenTiles) -> None:

@@ -43,13 +43,8 @@ def _sums_of_inputs(pairs: tl.tensor, WARPS: tl.constexpr, RUN: tl.constexpr) ->
     return sums
 
 
-@triton.jit(
-    do_not_specialize=[
-        "rows", "columns", "tiles", "groups", "chunks", "blocks", "base", "split_stride", "splits", "add",
-        "sharing", "out_stride", "square_count",
-    ]
-)  # fmt: skip
-def _vector_kernel(
+@triton.jit
+def vector_sums(
     low: tl.tensor,
     high: tl.tensor,
     scales: tl.tensor,
@@ -59,16 +54,12 @@ def _vector_kernel(
     scale_table: tl.tensor,
     scale_offset: tl.tensor,
     x: tl.tensor,
-    bias: tl.tensor,
-    out: tl.tensor,
-    experts: tl.tensor,
     squares: tl.tensor,
-    slope: tl.tensor,
-    next_row: tl.tensor,
-    next_squares: tl.tensor,
-    sharing: tl.tensor,
     square_count: tl.tensor,
     epsilon: tl.tensor,
+    first: tl.tensor,
+    other: tl.tensor,
+    expert: tl.tensor,
     rows: tl.tensor,
     columns: tl.tensor,
     tiles: tl.tensor,
@@ -76,10 +67,7 @@ def _vector_kernel(
     chunks: tl.tensor,
     blocks: tl.tensor,
     base: tl.tensor,
-    out_stride: tl.tensor,
-    split_stride: tl.tensor,
     splits: tl.tensor,
-    add: tl.tensor,
     GROUP: tl.constexpr,
     UNIT: tl.constexpr,
     LOW: tl.constexpr,
@@ -92,10 +80,12 @@ def _vector_kernel(
     NESTED_BLOCK: tl.constexpr,
     WARPS: tl.constexpr,
     STAGES: tl.constexpr,
-    GATED: tl.constexpr,
-    GATE: tl.constexpr,
     SQUARES: tl.constexpr,
-) -> None:
+) -> tl.tensor:
+    """Return the products of x and two tiles of eight rows, float32 [2, 8].
+
+    `first` is the first tile, and `other` the distance to the second one.
+    """
     tl.static_assert(GROUP == UNIT and GROUP <= 32)
     RUN: tl.constexpr = GROUP // 4
     PARTS: tl.constexpr = GROUP // 16  # tiles of eight groups
@@ -103,17 +93,8 @@ def _vector_kernel(
     TABLE: tl.constexpr = numbers is not None
     EXCESS: tl.constexpr = 0 if TABLE else 2176 if BYTES else 128
     last = (rows + 7) // 8 - 1
-    expert = 0
-    if experts is not None:  # the third number of a program is its slot
-        slot = tl.program_id(2)
-        expert = tl.load(experts + slot)
-        x += (slot // sharing).to(tl.int64) * columns
-        out += slot.to(tl.int64) * out_stride
     unit = tl.arange(0, PARTS * 2 * WARPS)[:, None]
     scale_unit = tl.arange(0, 2 * WARPS)[:, None]
-    # the first of the program's two tiles of rows, and the distance to the second
-    first = tl.program_id(0) if GATED else tl.program_id(0) * 2
-    other = rows // 16 if GATED else 1
     row_tile = tl.minimum(first + unit // WARPS % 2 * other, last).to(tl.int64) + expert * (rows // 8)
     scale_row_tile = tl.minimum(first + scale_unit // WARPS * other, last).to(tl.int64) + expert * (rows // 8)
     warp = tl.arange(0, WARPS)[:, None]
@@ -168,6 +149,76 @@ def _vector_kernel(
     result = tl.sum(tl.sum(tl.sum(total, 4), 3), 1)
     if squares is not None:
         result *= tl.rsqrt(tl.sum(row_squares) / columns + epsilon)
+    return result
+
+
+@triton.jit(
+    do_not_specialize=[
+        "rows", "columns", "tiles", "groups", "chunks", "blocks", "base", "split_stride", "splits", "add",
+        "sharing", "out_stride", "square_count",
+    ]
+)  # fmt: skip
+def _vector_kernel(
+    low: tl.tensor,
+    high: tl.tensor,
+    scales: tl.tensor,
+    sub_scales: tl.tensor,
+    zeros: tl.tensor,
+    numbers: tl.tensor,
+    scale_table: tl.tensor,
+    scale_offset: tl.tensor,
+    x: tl.tensor,
+    bias: tl.tensor,
+    out: tl.tensor,
+    experts: tl.tensor,
+    squares: tl.tensor,
+    slope: tl.tensor,
+    next_row: tl.tensor,
+    next_squares: tl.tensor,
+    sharing: tl.tensor,
+    square_count: tl.tensor,
+    epsilon: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    tiles: tl.tensor,
+    groups: tl.tensor,
+    chunks: tl.tensor,
+    blocks: tl.tensor,
+    base: tl.tensor,
+    out_stride: tl.tensor,
+    split_stride: tl.tensor,
+    splits: tl.tensor,
+    add: tl.tensor,
+    GROUP: tl.constexpr,
+    UNIT: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    RATIO: tl.constexpr,
+    ZERO: tl.constexpr,
+    MINIMUMS: tl.constexpr,
+    SUB_SCALE_ZERO: tl.constexpr,
+    NIBBLES: tl.constexpr,
+    NESTED_BLOCK: tl.constexpr,
+    WARPS: tl.constexpr,
+    STAGES: tl.constexpr,
+    GATED: tl.constexpr,
+    GATE: tl.constexpr,
+    SQUARES: tl.constexpr,
+) -> None:
+    expert = 0
+    if experts is not None:  # the third number of a program is its slot
+        slot = tl.program_id(2)
+        expert = tl.load(experts + slot)
+        x += (slot // sharing).to(tl.int64) * columns
+        out += slot.to(tl.int64) * out_stride
+    # the first of the program's two tiles of rows, and the distance to the second
+    first = tl.program_id(0) if GATED else tl.program_id(0) * 2
+    other = rows // 16 if GATED else 1
+    result = vector_sums(
+        low, high, scales, sub_scales, zeros, numbers, scale_table, scale_offset, x, squares, square_count, epsilon,
+        first, other, expert, rows, columns, tiles, groups, chunks, blocks, base, splits, GROUP, UNIT, LOW, HIGH,
+        RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK, WARPS, STAGES, SQUARES,
+    )  # fmt: skip
     if GATED:
         gate, up = tl.split(tl.trans(result))
         own_row = tl.program_id(0) * 8 + tl.arange(0, 8)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.config import BLOCK_SIZE
+from engine.kernels import rotated_product
 from engine.kernels.activations import gated
 from engine.kernels.attention_tiles import query_tiles, tile_queries
 from engine.kernels.delta_rule import gated_delta_rule
@@ -38,6 +39,7 @@ from quant.cuda.linear import CudaLinear
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import CudaMatrix
 from quant.kernels.card import Card
+from quant.kernels.packed_product import VECTOR_ROWS, RowNorm, UnscaledRow
 from quant.kernels.token_tiles import token_tiles
 from tests.kernels.shapes import (
     DELTA_27B,
@@ -99,6 +101,43 @@ def _heads(setting: Setting) -> None:
         rope_and_store(qkv, whole, whole, pool, **sizes, attention=Attention(1.0, rotary, it))
     if model.head_norm:
         _spread_heads(setting.tokens, each)
+
+
+def _rotated_products(setting: Setting) -> None:
+    """Call the projection of one token that rotates and stores, with weights of one kind and of two."""
+    if setting.tokens != 1 or setting.deterministic or setting.model.head_norm:
+        return
+    model, mixer, hidden = setting.model, mixer_of(setting.model), setting.model.hidden
+    key_rows, value_rows = mixer.qkv_width - mixer.kv_heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
+    whole = blank(1, dtype=torch.int64)
+    angles = blank(64, mixer.head_dim // 2, dtype=torch.float32)
+    attention = Attention(1.0, RotaryTable(angles, angles, model.ropes[0].interleaved))
+    row = UnscaledRow(blank(1, hidden), blank(-(-hidden // VECTOR_ROWS), dtype=torch.float32), 1e-5)
+    for kinds, dtype in itertools.product((("Q4_K",), ("Q4_K", "Q6_K"), ("Q8_0",)), KV_TYPES):
+        if not all(fits(kind, hidden) for kind in kinds):
+            continue
+        rows = [mixer.qkv_width] if len(kinds) == 1 else [key_rows, value_rows]
+        matrices_of_heads = [_matrix(kind, count, hidden) for kind, count in zip(kinds, rows, strict=True)]
+        layer = CudaLinear(matrices_of_heads, setting.card, deterministic=False)
+        pool = blank(64, len(model.layers), 2, mixer.kv_heads, BLOCK_SIZE, mixer.head_dim, dtype=dtype)[:, 1]
+        if rotated_product.is_supported(layer, mixer.head_dim, attention):
+            rotated_product.rotated_product(
+                layer, row, None, whole, whole, pool,
+                heads=mixer.heads, kv_heads=mixer.kv_heads, head_dim=mixer.head_dim, attention=attention,
+            )  # fmt: skip
+            layer.multiply_row(row)
+
+
+def _rows(setting: Setting, layer: CudaLinear) -> None:
+    """Call the products of one row that do the work of norms and gates."""
+    if setting.tokens != 1 or not layer.adds_rows:
+        return
+    norm = RowNorm(blank(layer.outputs, dtype=torch.float32), 1e-5)
+    row = layer.add_row(blank(1, layer.inputs), blank(1, layer.outputs, dtype=torch.float32), norm, None)
+    unscaled = UnscaledRow(blank(1, layer.inputs), row.squares, 1e-5)
+    layer.multiply_row(unscaled, out_dtype=torch.float32)
+    if layer.gates_rows:
+        layer.gate_row(unscaled, setting.model.gate.value)
 
 
 def _spread_heads(tokens: int, norm: Norm) -> None:
@@ -235,6 +274,7 @@ def _product(setting: Setting, layer: CudaLinear) -> None:
     layer.multiply(x, bias=bias)
     layer.multiply(x, add_to=blank(setting.tokens, layer.outputs, dtype=torch.float32))
     layer.rows(blank(setting.tokens, dtype=torch.int64))
+    _rows(setting, layer)
     if setting.tokens == 1:
         layer.dequantize()
 
@@ -273,5 +313,5 @@ CALLS_OF_ALL_CARDS: tuple[Call, ...] = (
     _convolutions,
     _sampling,
 )  # the same for every card
-CALLS_OF_A_CARD: tuple[Call, ...] = (_attention, _products, _experts)
+CALLS_OF_A_CARD: tuple[Call, ...] = (_attention, _products, _rotated_products, _experts)
 CALLS = CALLS_OF_ALL_CARDS + CALLS_OF_A_CARD

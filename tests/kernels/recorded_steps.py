@@ -23,6 +23,7 @@ from engine.backends.cuda.step import CudaStep
 from engine.batch import Batch
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig
+from engine.kernels import rotated_product
 from engine.model_config import ModelConfig
 from quant.cuda.backend import CudaBackend
 from quant.cuda.linear import CudaLinear
@@ -35,6 +36,8 @@ from tests.kernels.shapes import mixer_of
 META = torch.device("meta")
 COLUMNS = 8  # tokens of a matrix instruction: fewer tokens take as many instructions
 GATHERING = {"ids", "slots"}  # parameters with the numbers of the few rows that a kernel reads or writes
+PRODUCTS = ("multiply", "multiply_row", "add_row", "gate_row")  # methods of a linear layer
+GATHERED = {"pool", "cos", "sin"}  # parameters of products of which a kernel reads or writes a row
 NO_WORK = ("empty", "detach", "alias", "_unsafe_view", "_reshape_alias")  # functions of torch that launch no kernel
 
 
@@ -115,7 +118,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def launched(self, launch: Launch, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
         tensors = {name: it for name, it in arguments.items() if isinstance(it, Tensor)}
-        if any(name in tensors for name in GATHERING):
+        if self._layer is not None:
+            tensors = {name: it for name, it in tensors.items() if name not in GATHERED}
+        elif any(name in tensors for name in GATHERING):
             smallest = max(it.shape[0] for name, it in tensors.items() if name in GATHERING)
             tensors = {name: it for name, it in tensors.items() if it.shape[0] == smallest}
         sizes = {it.untyped_storage()._cdata: it.nbytes for it in tensors.values()}
@@ -173,16 +178,22 @@ def _recording(step: Step, model: ModelConfig) -> Iterator[list[Work]]:
 
         return call
 
-    def multiply(self: CudaLinear, x: Tensor, **options: Any) -> Tensor:
-        with recorder.product(self, len(x)):
-            return original(self, x, **options)
+    def multiplying(function: Any) -> Any:
+        def call(self: CudaLinear, x: Any, *arguments: Any, **options: Any) -> Any:
+            with recorder.product(self, len(x) if isinstance(x, Tensor) else 1):
+                return function(self, x, *arguments, **options)
 
-    original = CudaLinear.multiply
+        return call
+
+    products = {name: multiplying(getattr(CudaLinear, name)) for name in PRODUCTS}
+    products_with_rope = mock.patch.object(
+        rotated_product, "rotated_product", multiplying(rotated_product.rotated_product)
+    )
     public = [name for name in vars(CudaOperations) if not name.startswith("_")]
     operations = {name: named(name, getattr(CudaOperations, name)) for name in public}
     named_operations = mock.patch.multiple(CudaOperations, **operations)
-    named_products = mock.patch.object(CudaLinear, "multiply", multiply)
-    with named_operations, named_products, record_launches(recorder.launched), recorder:
+    named_products = mock.patch.multiple(CudaLinear, **products)
+    with named_operations, named_products, products_with_rope, record_launches(recorder.launched), recorder:
         yield recorder.works
     attended = 2 * mixer_of(model).width * step.visible  # of one layer, in both products
     for number, work in enumerate(recorder.works):

@@ -5,14 +5,14 @@ attention, gates, and the q, k, v projection are bfloat16.
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import BatchTensors, selected_tensors
-from engine.backends.cuda.single_row import NormedRow, StreamRow, rows_of
-from engine.kernels import reference
+from engine.backends.cuda.single_row import NormedRow, ProductRow, Rows, StreamRow, rows_of
+from engine.kernels import reference, rotated_product
 from engine.kernels.activations import gated
 from engine.kernels.delta_rule import gated_delta_rule
 from engine.kernels.expert_sum import expert_sum
@@ -30,8 +30,6 @@ from quant.cuda.linear import CudaLinear
 from quant.kernels.card import Card
 from quant.kernels.packed_product import RowNorm, UnscaledRow
 from quant.linear import QLinear
-
-Rows: TypeAlias = Tensor | NormedRow | StreamRow  # the last two only in steps of one token
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +69,26 @@ class CudaOperations:
     ) -> Rows:
         if add_to is not None:
             return _added(x, _cuda_layer(weight), rows_of(add_to), bias)
-        return _product(x, _cuda_layer(weight), bias, torch.float32 if in_float32 else torch.bfloat16)
+        layer, dtype = _cuda_layer(weight), torch.float32 if in_float32 else torch.bfloat16
+        return (
+            ProductRow(layer, x, bias, dtype)
+            if _is_row(x, layer)
+            else layer.multiply(rows_of(x), bias=bias, out_dtype=dtype)
+        )
 
-    def rope_and_store(self, qkv: Tensor, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:
-        heads = kv.query_heads(qkv.shape[1], queries_only=attention.shared)
+    def rope_and_store(self, qkv: Rows, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:
+        slots = batch.positions if attention.shared else batch.slots[kv.group]
+        if isinstance(qkv, ProductRow) and rotated_product.is_supported(qkv.layer, kv.head_dim, attention):
+            return rotated_product.rotated_product(
+                qkv.layer, qkv.x, qkv.bias, batch.positions, slots, kv.pool,
+                heads=kv.query_heads(qkv.layer.outputs, queries_only=attention.shared), kv_heads=kv.kv_heads,
+                head_dim=kv.head_dim, attention=attention,
+            )  # fmt: skip
+        rows = rows_of(qkv)
         return rope_and_store(
-            qkv, batch.positions, batch.positions if attention.shared else batch.slots[kv.group], kv.pool,
-            heads=heads, kv_heads=kv.kv_heads, head_dim=kv.head_dim, attention=attention,
+            rows, batch.positions, slots, kv.pool,
+            heads=kv.query_heads(rows.shape[1], queries_only=attention.shared), kv_heads=kv.kv_heads,
+            head_dim=kv.head_dim, attention=attention,
         )  # fmt: skip
 
     def attend(self, q: Tensor, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:
@@ -87,21 +98,22 @@ class CudaOperations:
             sinks=attention.sinks, card=self._card, deterministic=self._deterministic,
         )  # fmt: skip
 
-    def convolve(self, x: Tensor, batch: BatchTensors, state: LayerState, conv: ShortConv) -> Tensor:
+    def convolve(self, x: Rows, batch: BatchTensors, state: LayerState, conv: ShortConv) -> Tensor:
         return short_convolution(
-            x, state.pool, batch.tables[state.group], batch.query_starts, batch.context_lengths, conv.weight
+            rows_of(x), state.pool, batch.tables[state.group], batch.query_starts, batch.context_lengths, conv.weight
         )
 
-    def delta_rule(self, x: Tensor, batch: BatchTensors, state: LayerState, delta: DeltaRule) -> Tensor:
+    def delta_rule(self, x: Rows, batch: BatchTensors, state: LayerState, delta: DeltaRule) -> Tensor:
         return gated_delta_rule(
-            x, state.pool, batch.tables[state.group], batch.query_starts, batch.context_lengths, delta,
+            rows_of(x), state.pool, batch.tables[state.group], batch.query_starts, batch.context_lengths, delta,
             chunked=not self._deterministic,
         )  # fmt: skip
 
-    def scale(self, x: Tensor, gate: Tensor) -> Tensor:
-        return (x * torch.sigmoid(gate.float())).to(x.dtype)
+    def scale(self, x: Tensor, gate: Rows) -> Tensor:
+        return (x * torch.sigmoid(rows_of(gate).float())).to(x.dtype)
 
-    def gate_part(self, x: Tensor, values: Tensor, part: int, gate: Gate) -> Tensor:
+    def gate_part(self, x: Rows, values: Tensor, part: int, gate: Gate) -> Tensor:
+        x = rows_of(x)
         own = values[:, part * x.shape[1] : (part + 1) * x.shape[1]]
         return gated(torch.cat([x, own.to(x.dtype)], dim=1), gate)
 
@@ -138,13 +150,12 @@ class CudaOperations:
         return batch if batch.logit_rows is None else selected_tensors(batch, batch.logit_rows)
 
     def logits(self, x: Rows, head: QLinear, softcap: float = 0.0) -> Tensor:
-        return reference.soft_cap(_product(x, _cuda_layer(head), None, torch.float32), softcap)
+        return reference.soft_cap(rows_of(self.linear(x, head, in_float32=True)), softcap)
 
 
-def _product(x: Rows, layer: CudaLinear, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-    if isinstance(x, NormedRow) and layer.takes_rows:
-        return layer.multiply_row(x.unscaled, bias=bias, out_dtype=out_dtype)
-    return layer.multiply(rows_of(x), bias=bias, out_dtype=out_dtype)
+def _is_row(x: Rows, layer: CudaLinear) -> TypeGuard[NormedRow | Tensor]:
+    """Whether a product is one of a single row, and may wait for what reads it."""
+    return (isinstance(x, NormedRow) or (isinstance(x, Tensor) and len(x) == 1)) and layer.takes_rows
 
 
 def _added(x: Rows, layer: CudaLinear, stream: Tensor, bias: Tensor | None = None) -> Rows:

@@ -1,16 +1,20 @@
-"""Values between the operations of a step with a single token, whose norms are part of the products next to them.
+"""Values between the operations of a step with a single token, in which products do the work of their neighbours.
 
 A launch takes longer than the norm of one row, and a layer has two of them. So the product that a norm reads also
-writes what the norm needs, and the product that reads the norm does the rest (`quant.kernels.packed_vector`).
+writes what the norm needs, and the product that reads the norm does the rest (`quant.kernels.packed_vector`). The
+product before rotary embedding rotates and stores (`engine.kernels.rotated_product`).
 """
 
 from collections.abc import Callable
+from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from engine.kernels.norms import normalize
 from engine.model_config import NormKind
 from engine.operations import Norm
+from quant.cuda.linear import CudaLinear
 from quant.kernels.packed_product import RowNorm, UnscaledRow
 
 # adds a product to the residual stream; with a norm, returns the sum as the next product needs it
@@ -55,6 +59,24 @@ class StreamRow:
         return normalize(self._stream, norm) if unscaled is None else NormedRow(unscaled, self._stream, norm)
 
 
-def rows_of(value: Tensor | NormedRow | StreamRow) -> Tensor:
+class ProductRow:
+    """A product that is launched when it is known what reads it."""
+
+    def __init__(self, layer: CudaLinear, x: Tensor | NormedRow, bias: Tensor | None, dtype: torch.dtype) -> None:
+        """`layer.takes_rows` holds."""
+        self.layer = layer
+        self.bias = bias
+        self.x = x.unscaled if isinstance(x, NormedRow) else x.to(torch.bfloat16).contiguous()
+        self._dtype = dtype
+
+    def rows(self) -> Tensor:
+        """Return the product, [1, outputs]. Call this at most once."""
+        return self.layer.multiply_row(self.x, bias=self.bias, out_dtype=self._dtype)
+
+
+Rows: TypeAlias = Tensor | NormedRow | StreamRow | ProductRow  # only tensors, unless a step has one token
+
+
+def rows_of(value: Rows) -> Tensor:
     """Return a value between operations as a tensor."""
     return value if isinstance(value, Tensor) else value.rows()

@@ -1,0 +1,178 @@
+"""The q, k, v projection of one token on a GPU, with rotary embedding and the KV store as its ending.
+
+Does what `packed_product.row_product` and `rope_store.rope_and_store` do, and saves a launch and its traffic. Both rows
+of a rotated pair are in one program. Heads that are normalized first need more rows, so they are not supported.
+"""
+
+from itertools import accumulate
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.config import BLOCK_SIZE
+from engine.kernels.rope_store import to_e4m3
+from engine.operations import Attention
+from quant.cuda.linear import CudaLinear
+from quant.kernels.packed_product import VECTOR_ROWS, UnscaledRow, vector_operands
+from quant.kernels.packed_vector import vector_sums
+
+
+@triton.jit
+def _store_kv(at: tl.tensor, values: tl.tensor) -> None:
+    if at.dtype.element_ty == tl.uint8:
+        tl.store(at, to_e4m3(values))
+    else:
+        tl.store(at, values.to(at.dtype.element_ty))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "rows", "columns", "tiles", "groups", "chunks", "blocks", "base", "splits", "square_count", "first_head",
+    ]
+)  # fmt: skip
+def _rotated_kernel(
+    low: tl.tensor,
+    high: tl.tensor,
+    scales: tl.tensor,
+    sub_scales: tl.tensor,
+    zeros: tl.tensor,
+    numbers: tl.tensor,
+    scale_table: tl.tensor,
+    scale_offset: tl.tensor,
+    x: tl.tensor,
+    squares: tl.tensor,
+    square_count: tl.tensor,
+    epsilon: tl.tensor,
+    bias: tl.tensor,
+    positions: tl.tensor,
+    slots: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    q: tl.tensor,
+    pool: tl.tensor,
+    block_stride: tl.tensor,
+    first_head: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    tiles: tl.tensor,
+    groups: tl.tensor,
+    chunks: tl.tensor,
+    blocks: tl.tensor,
+    base: tl.tensor,
+    splits: tl.tensor,
+    GROUP: tl.constexpr,
+    UNIT: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    RATIO: tl.constexpr,
+    ZERO: tl.constexpr,
+    MINIMUMS: tl.constexpr,
+    SUB_SCALE_ZERO: tl.constexpr,
+    NIBBLES: tl.constexpr,
+    NESTED_BLOCK: tl.constexpr,
+    WARPS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SQUARES: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PAIRS: tl.constexpr,  # rotated pairs per head; 0: none
+    INTERLEAVED: tl.constexpr,
+) -> None:
+    parts: tl.constexpr = HEAD_DIM // 16  # programs of a head
+    own_head, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    # the first of the two tiles of eight rows, and the distance to the second
+    first = tl.program_id(0) * 2 if INTERLEAVED else own_head * (2 * parts) + part
+    result = vector_sums(
+        low, high, scales, sub_scales, zeros, numbers, scale_table, scale_offset, x, squares, square_count, epsilon,
+        first, 1 if INTERLEAVED else parts, 0, rows, columns, tiles, groups, chunks, blocks, base, splits, GROUP,
+        UNIT, LOW, HIGH, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK, WARPS, STAGES, SQUARES,
+    )  # fmt: skip
+    pair = part * 8 + tl.arange(0, 8)
+    if INTERLEAVED:
+        one, other = tl.split(result.reshape(2, 4, 2))
+        one, other = one.reshape(8), other.reshape(8)
+        one_at, other_at = 2 * pair, 2 * pair + 1
+    else:
+        one, other = tl.split(tl.trans(result))
+        one_at, other_at = pair, pair + HEAD_DIM // 2
+    if bias is not None:
+        one += tl.load(bias + own_head * HEAD_DIM + one_at)
+        other += tl.load(bias + own_head * HEAD_DIM + other_at)
+    head = first_head + own_head
+    if PAIRS and head < HEADS + KV_HEADS:
+        angle = tl.load(positions) * PAIRS + pair
+        cosine = tl.load(cos + angle, mask=pair < PAIRS, other=1.0)
+        sine = tl.load(sin + angle, mask=pair < PAIRS, other=0.0)
+        before = one
+        one = before * cosine - other * sine
+        other = before * sine + other * cosine
+    if head < HEADS:
+        at = q + head * HEAD_DIM
+        tl.store(at + one_at, one.to(q.dtype.element_ty))
+        tl.store(at + other_at, other.to(q.dtype.element_ty))
+    else:
+        slot = tl.load(slots)
+        kv_row = (head - HEADS) * BLOCK_SIZE + slot % BLOCK_SIZE
+        kv_at = pool + slot // BLOCK_SIZE * block_stride + kv_row * HEAD_DIM
+        _store_kv(kv_at + one_at, one)
+        _store_kv(kv_at + other_at, other)
+
+
+def is_supported(layer: CudaLinear, head_dim: int, attention: Attention) -> bool:
+    """Whether `rotated_product` supports a projection."""
+    rotary = attention.rotary
+    is_paired = rotary is None or rotary.interleaved or 2 * rotary.distance == head_dim
+    has_whole_heads = all(matrix.shape[0] % head_dim == 0 for matrix in layer.matrices)
+    is_plain = attention.norms is None and head_dim % VECTOR_ROWS == 0
+    return is_plain and is_paired and has_whole_heads and layer.takes_rows
+
+
+def rotated_product(
+    layer: CudaLinear,
+    x: Tensor | UnscaledRow,
+    bias: Tensor | None,
+    positions: Tensor,
+    slots: Tensor,
+    pool: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    attention: Attention,
+) -> Tensor:
+    """Compute q, k, and v of one token, rotate q and k, and write k and v to their slot.
+
+    x is bfloat16 [1, inputs], or unscaled. The rest is as in `rope_and_store`. Returns q, bfloat16 [1, heads,
+    head_dim].
+    """
+    rotary = attention.rotary
+    q = torch.empty(1, heads, head_dim, dtype=torch.bfloat16, device=pool.device)
+    starts = accumulate((matrix.shape[0] for matrix in layer.matrices), initial=0)
+    for start, (matrix, tile) in zip(starts, layer.row_matrices(), strict=False):
+        rows = matrix.shape[0]
+        _rotated_kernel[(rows // VECTOR_ROWS,)](
+            **vector_operands(matrix, x, tile),
+            bias=None if bias is None else bias[start : start + rows],
+            positions=positions,
+            slots=slots,
+            cos=rotary.cos if rotary else q,
+            sin=rotary.sin if rotary else q,
+            q=q,
+            pool=pool,
+            block_stride=pool.stride(0),
+            first_head=start // head_dim,
+            rows=rows,
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            HEAD_DIM=head_dim,
+            BLOCK_SIZE=BLOCK_SIZE,
+            PAIRS=rotary.cos.shape[-1] if rotary else 0,
+            INTERLEAVED=rotary is not None and rotary.interleaved,
+            num_stages=1,
+            num_warps=tile.warps,
+        )
+    return q
