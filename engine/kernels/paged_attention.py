@@ -5,7 +5,8 @@ Reference implementation: `reference.batch_attention`.
 A program handles one tile of queries (see `attention_tiles`) and one KV head. It iterates over the tile's context in
 pieces with a running softmax (arXiv:2205.14135). All query heads that share the KV head are rows of the tile, so keys
 and values are read once for all of them. If the tiles alone do not fill the GPU, contexts are divided into parts: the
-program of each part stores its peak, total, and weighted sum, and a second kernel merges them (arXiv:2311.01282).
+program of each part stores its peak, total, and weighted sum (arXiv:2311.01282). For small tiles, the program that is
+done last merges the parts, which saves a launch; otherwise, a second kernel does.
 
 With `deterministic`, parts have a fixed length and are counted from the start of the context, whichever program
 computes them. All tiles have one shape and use one compiled kernel. A piece or part in which a row sees no position
@@ -35,6 +36,68 @@ PROGRAMS = 4  # programs per multiprocessor: two waves of two, so that the last 
 PARTS_BYTES = 1 << 27
 
 
+@triton.jit
+def _store_output(
+    out: tl.tensor,
+    line: tl.tensor,
+    column: tl.tensor,
+    inside: tl.tensor,
+    real: tl.tensor,
+    head: tl.tensor,
+    sinks: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    acc: tl.tensor,
+    value_scale: tl.tensor,
+    LOG2E: tl.constexpr,
+    SINKS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+) -> None:
+    """Store the output of rows whose whole context has been processed."""
+    sink = tl.full((peak.shape[0],), float("-inf"), tl.float32)
+    if SINKS:
+        sink = tl.load(sinks + head, mask=real, other=0.0) * LOG2E
+    result = normalize_output(peak, total, acc, sink, value_scale)
+    tl.store(out + line[:, None] * HEAD_DIM + column[None, :], result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _merged(
+    accs: tl.tensor,
+    peaks: tl.tensor,
+    first_slot: tl.tensor,  # [ROWS], int64: slots of the first part of each row
+    parts: tl.tensor,
+    column: tl.tensor,  # [COLUMNS]
+    real: tl.tensor,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TOGETHER: tl.constexpr,
+) -> tl.tensor:
+    """Return the peak, total, and acc of rows over all parts, in order of position. TOGETHER parts are loaded at once.
+
+    Other programs have written them during this launch, so they are not read from the cache of the multiprocessor.
+    """
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for begin in range(0, parts, TOGETHER):
+        for offset in tl.static_range(TOGETHER):
+            slot = first_slot + begin + offset
+            more = real & (begin + offset < parts)
+            inside = more[:, None] & (column < HEAD_DIM)[None, :]
+            acc_at = accs + slot[:, None] * HEAD_DIM + column[None, :]
+            peak, total, acc = merge_parts(
+                peak,
+                total,
+                acc,
+                tl.load(peaks + 2 * slot, mask=more, other=float("-inf"), cache_modifier=".cg"),
+                tl.load(peaks + 2 * slot + 1, mask=more, other=0.0, cache_modifier=".cg"),
+                tl.load(acc_at, mask=inside, other=0.0, cache_modifier=".cg"),
+            )
+    return peak, total, acc
+
+
 @triton.jit(do_not_specialize=["table_stride", "num_slots"])  # one compiled kernel for all context lengths
 def _attention_kernel(
     q: tl.tensor,
@@ -48,6 +111,7 @@ def _attention_kernel(
     accs: tl.tensor,
     peaks: tl.tensor,
     merges: tl.tensor,
+    arrivals: tl.tensor,  # None: parts are merged by another kernel
     block_stride: tl.tensor,
     table_stride: tl.tensor,
     num_slots: tl.tensor,  # parts that can be stored per row; 1: the program of the tile merges them
@@ -72,6 +136,7 @@ def _attention_kernel(
     COLUMNS: tl.constexpr,
     PIECE: tl.constexpr,
     PART: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ) -> None:
     tile = tiles + 3 * tl.program_id(0)
     kv_head, program = tl.program_id(1), tl.program_id(2)
@@ -101,7 +166,7 @@ def _attention_kernel(
     slot_row = (list_offset + token).to(tl.int64) * (KV_HEADS * GROUP) + head
     if DIRECT:
         parts = 1
-    elif program == 0:
+    elif program == 0 and arrivals is None:
         tl.store(merges + 2 * slot_row, line, mask=real)
         tl.store(merges + 2 * slot_row + 1, tl.minimum(parts, num_slots), mask=real)
 
@@ -123,13 +188,9 @@ def _attention_kernel(
             cap, peak, total, acc, CAPPED, WINDOWED, True, CONVERTS, HEAD_DIM, BLOCK_SIZE, PIECE, COLUMNS,
         )  # fmt: skip
         if DIRECT:
-            sink = (
-                tl.load(sinks + head, mask=real, other=0.0) * LOG2E
-                if SINKS
-                else tl.full((ROWS,), float("-inf"), tl.float32)
+            _store_output(
+                out, line, column, inside, real, head, sinks, peak, total, acc, value_scale, LOG2E, SINKS, HEAD_DIM
             )
-            result = normalize_output(peak, total, acc, sink, value_scale)
-            tl.store(out + line[:, None] * HEAD_DIM + column[None, :], result.to(out.dtype.element_ty), mask=inside)
         else:
             slot = slot_row * num_slots + tl.minimum(part, num_slots - 1)
             acc_at = accs + slot[:, None] * HEAD_DIM + column[None, :]
@@ -145,6 +206,17 @@ def _attention_kernel(
             tl.store(peaks + 2 * slot, peak, mask=real)
             tl.store(peaks + 2 * slot + 1, total, mask=real)
             tl.store(acc_at, acc, mask=inside)
+    if arrivals is not None:
+        arrived_at = arrivals + tl.program_id(0) * KV_HEADS + kv_head
+        tl.debug_barrier()  # all threads have stored their part
+        if tl.atomic_add(arrived_at, 1, sem="acq_rel", scope="gpu") == tl.num_programs(2) - 1:
+            tl.store(arrived_at, 0)  # for the next launch
+            peak, total, acc = _merged(
+                accs, peaks, slot_row * num_slots, parts, column, real, ROWS, COLUMNS, HEAD_DIM, TOGETHER
+            )
+            _store_output(
+                out, line, column, inside, real, head, sinks, peak, total, acc, value_scale, LOG2E, SINKS, HEAD_DIM
+            )
 
 
 @triton.jit(do_not_specialize=["rows", "num_slots"])
@@ -201,6 +273,7 @@ def paged_attention(
     rule: ScoreRule,
     *,
     sinks: Tensor | None = None,
+    arrivals: Tensor | None = None,
     card: Card,
     deterministic: bool,
 ) -> Tensor:
@@ -213,6 +286,7 @@ def paged_attention(
     - query_starts: int32 [requests + 1]
     - context_lengths: int32 [requests]
     - sinks: float32 [heads]
+    - arrivals: see `arrival_counts`; None: small tiles do not merge their parts themselves
     - tiles: those of the same step, made with the sizes of `tile_queries` for these heads, this card, and the same
       `deterministic`
 
@@ -220,8 +294,16 @@ def paged_attention(
     """
     out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=torch.bfloat16, device=q.device)
     for it in tiles.lists:
-        _attend(q, pool, tables, query_starts, context_lengths, it, rule, sinks, out, card, deterministic)
+        _attend(q, pool, tables, query_starts, context_lengths, it, rule, sinks, arrivals, out, card, deterministic)
     return out
+
+
+def arrival_counts(card: Card, device: torch.device) -> Tensor:
+    """Return counters for `paged_attention`, int32. They are zero before and after each call.
+
+    Calls that may overlap need different ones.
+    """
+    return torch.zeros(PROGRAMS * card.multiprocessors, dtype=torch.int32, device=device)
 
 
 def _attend(
@@ -233,6 +315,7 @@ def _attend(
     tiles: TileList,
     rule: ScoreRule,
     sinks: Tensor | None,
+    arrivals: Tensor | None,
     out: Tensor,
     card: Card,
     deterministic: bool,
@@ -244,6 +327,7 @@ def _attend(
     tuned = tuning(rows, columns, card, deterministic=deterministic)
     programs, num_slots = _division(tiles, heads, kv_heads, head_dim, rule.window, tuned, card, deterministic)
     direct = programs == 1 and not deterministic
+    arrives = not direct and not deterministic and rows == DECODE_ROWS and arrivals is not None
     lines = 1 if direct else tiles.tokens * heads
     accs = torch.empty(lines, num_slots, head_dim, dtype=torch.float32, device=q.device)
     peaks = torch.empty(lines, num_slots, 2, dtype=torch.float32, device=q.device)
@@ -263,6 +347,7 @@ def _attend(
         accs,
         peaks,
         merges,
+        arrivals if arrives else None,
         pool.stride(0),
         tables.stride(0),
         num_slots,
@@ -287,10 +372,11 @@ def _attend(
         COLUMNS=columns,
         PIECE=tuned.piece,
         PART=tuned.part,
+        TOGETHER=tuned.arrived_parts,
         num_warps=tuned.warps,
         num_stages=tuned.stages,
     )
-    if not direct:
+    if not direct and not arrives:
         _merge_kernel[(triton.cdiv(lines, tuned.merged_rows),)](
             accs,
             peaks,

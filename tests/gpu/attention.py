@@ -6,7 +6,7 @@ import torch
 
 from engine.config import BLOCK_SIZE
 from engine.kernels.attention_tiles import TileQueries, Tiles, decode_tiles, query_tiles, tile_queries
-from engine.kernels.paged_attention import paged_attention
+from engine.kernels.paged_attention import arrival_counts, paged_attention
 from engine.kernels.reference import ScoreRule
 from engine.model_config import ModelConfig
 from tests.gpu.figures import Figure, fraction
@@ -73,7 +73,7 @@ def _call(
     q = torch.randn(requests * tokens, mixer.heads, mixer.head_dim, device=device).bfloat16()
     starts = torch.arange(0, requests * tokens + 1, tokens, dtype=torch.int32, device=device)
     contexts = torch.full((requests,), context, dtype=torch.int32, device=device)
-    rule = ScoreRule(mixer.head_dim**-0.5)
+    rule, arrivals = ScoreRule(mixer.head_dim**-0.5), arrival_counts(machine.card, device)
     return lambda: paged_attention(
-        q, pool, tables, starts, contexts, tiles, rule, card=machine.card, deterministic=False
+        q, pool, tables, starts, contexts, tiles, rule, arrivals=arrivals, card=machine.card, deterministic=False
     )

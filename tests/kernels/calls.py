@@ -175,6 +175,7 @@ def _attention(setting: Setting) -> None:
             tiles,
             ScoreRule(0.1, 0.0 if mixer is WIDE_HEADS else model.attention_softcap, mixer.cache.window),
             sinks=sinks if model is SMALL_135M else None,
+            arrivals=blank(4 * card.multiprocessors, dtype=torch.int32),
             card=card,
             deterministic=deterministic,
         )

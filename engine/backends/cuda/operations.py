@@ -17,7 +17,7 @@ from engine.kernels.activations import gated
 from engine.kernels.delta_rule import gated_delta_rule
 from engine.kernels.expert_sum import expert_sum
 from engine.kernels.norms import normalize, normalize_add
-from engine.kernels.paged_attention import paged_attention
+from engine.kernels.paged_attention import arrival_counts, paged_attention
 from engine.kernels.rope_store import rope_and_store
 from engine.kernels.routing import route
 from engine.kernels.short_convolution import short_convolution
@@ -48,6 +48,7 @@ class CudaOperations:
         self.weights = weights
         self._card = card
         self._deterministic = deterministic
+        self._arrivals = arrival_counts(card, weights.device)
 
     def embed(self, batch: BatchTensors, table: QLinear, scale: float = 1.0) -> Tensor:
         rows = table.rows(batch.token_ids)
@@ -95,7 +96,7 @@ class CudaOperations:
         rule = reference.ScoreRule(attention.scale, attention.softcap, attention.window)
         return paged_attention(
             q, kv.pool, batch.tables[kv.group], batch.query_starts, batch.context_lengths, batch.tiles, rule,
-            sinks=attention.sinks, card=self._card, deterministic=self._deterministic,
+            sinks=attention.sinks, arrivals=self._arrivals, card=self._card, deterministic=self._deterministic,
         )  # fmt: skip
 
     def convolve(self, x: Rows, batch: BatchTensors, state: LayerState, conv: ShortConv) -> Tensor:

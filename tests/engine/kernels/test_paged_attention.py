@@ -12,7 +12,7 @@ from engine.backends.cuda.gpu import read_card
 from engine.config import BLOCK_SIZE
 from engine.kernels import reference
 from engine.kernels.attention_tiles import Tiles, decode_tiles, padded_tiles, query_tiles, tile_queries
-from engine.kernels.paged_attention import paged_attention
+from engine.kernels.paged_attention import arrival_counts, paged_attention
 from engine.kernels.reference import ScoreRule
 from engine.mixer_config import AttentionConfig, CacheConfig
 from quant.kernels.card import Card
@@ -83,7 +83,8 @@ def run_attention(
     sizes = tile_queries([_mixer(q, pool)], card, deterministic=deterministic)
     tiles = tiles or query_tiles(step.starts, step.contexts, sizes)
     starts, contexts = (torch.tensor(it, dtype=torch.int32, device=device) for it in (step.starts, step.contexts))
-    return paged_attention(
+    arrivals = arrival_counts(card, device)
+    out = paged_attention(
         q.to(device),
         pool.to(device),
         tables.to(device),
@@ -92,9 +93,12 @@ def run_attention(
         tiles.to(device),
         rule,
         sinks=None if sinks is None else sinks.to(device),
+        arrivals=arrivals,
         card=card,
         deterministic=deterministic,
     ).cpu()
+    assert not arrivals.any()
+    return out
 
 
 CASES = [
