@@ -24,7 +24,7 @@ class Tuning:
     part: int
     merged_rows: int = 4  # rows per program of the merge kernel, one per warp
     merged_parts: int = 8  # number of parts that the merge kernel loads at a time
-    arrived_parts: int = 4  # number of parts that the last program of a small tile loads at a time
+    arrived_parts: int = 2  # number of parts that the last program of a small tile loads at a time
 
 
 def prompt_rows(columns: int, card: Card, *, deterministic: bool) -> int:
@@ -44,7 +44,7 @@ def prompt_rows(columns: int, card: Card, *, deterministic: bool) -> int:
 def tuning(rows: int, columns: int, card: Card, *, deterministic: bool) -> Tuning:
     """Return the launch parameters for `rows` rows and `columns` elements per head, both after padding."""
     if card.interpreted:
-        return Tuning(piece=32, warps=4, stages=1, part=64, merged_rows=64, merged_parts=1, arrived_parts=2)
+        return Tuning(piece=32, warps=4, stages=1, part=64, merged_rows=64, merged_parts=1)
     large = card.shared_memory > LARGE_SHARED_MEMORY
     part = 1024 if deterministic else 128
     if rows <= DECODE_ROWS:

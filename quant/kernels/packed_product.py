@@ -7,7 +7,7 @@ Microseconds of a product of 28,672 x 4,096 on an H200, where reading the weight
     Q6_K           50   59   66
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from quant.kernels.token_tiles import TokenTiles
 SUM_BLOCK = 1024  # rows per program
 VECTOR_GROUPS = (16, 32)  # group sizes for which one token has a separate kernel
 VECTOR_ROWS = 16  # rows of its programs
+NESTED_TOKENS = 64  # limit for the tokens of a program with nested scales; for 128, registers spill on an A100
 # arguments of the kernel of one token, if x is complete, and if nothing is done after the product
 SCALED: dict[str, Any] = {"squares": None, "square_count": 0, "epsilon": 0.0, "SQUARES": 1}
 PLAIN: dict[str, Any] = SCALED | {"GATED": False, "GATE": "", "slope": None, "next_row": None, "next_squares": None}
@@ -89,6 +90,8 @@ def packed_product(
     With `add`, the product is added to `out`. A tile of one token takes one token. x is bfloat16 and contiguous, with
     its columns in the matrix's order. `out` may be a range of columns of a wider tensor.
     """
+    if matrix.form.nested_block:
+        tile = replace(tile, tokens=min(tile.tokens, NESTED_TOKENS))
     if tile.splits == 1:
         _launch(matrix, x, out, tile, {"bias": bias, "split_stride": 0, "add": int(add)})
         return
