@@ -1,7 +1,8 @@
 """Operations on a GPU. Each launches kernels on tensors, and returns without waiting for them.
 
 Between layers, activations are float32 [tokens, hidden], and products are added to them in place. The results of norms,
-attention, gates, and the q, k, v projection are bfloat16.
+attention, gates, and the q, k, v projection are bfloat16. In a step of one token, an operation may be launched by the
+next one (`single_row`).
 """
 
 from dataclasses import dataclass
@@ -71,11 +72,9 @@ class CudaOperations:
         if add_to is not None:
             return _added(x, _cuda_layer(weight), rows_of(add_to), bias)
         layer, dtype = _cuda_layer(weight), torch.float32 if in_float32 else torch.bfloat16
-        return (
-            ProductRow(layer, x, bias, dtype)
-            if _is_row(x, layer)
-            else layer.multiply(rows_of(x), bias=bias, out_dtype=dtype)
-        )
+        if _is_row(x, layer):
+            return ProductRow(layer, x, bias, dtype)
+        return layer.multiply(rows_of(x), bias=bias, out_dtype=dtype)
 
     def rope_and_store(self, qkv: Rows, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:
         slots = batch.positions if attention.shared else batch.slots[kv.group]
