@@ -2,9 +2,12 @@
 
 Does what `packed_product.row_product` and `rope_store.rope_and_store` do, and saves a launch and its traffic. Both rows
 of a rotated pair are in one program. Heads that are normalized first need more rows, so they are not supported.
+
+Often v has another type than q and k, as in Q4_K_M. Then programs of both matrices are in one launch, because one of
+them alone does not fill a GPU. Parameters of the second matrix start with v_.
 """
 
-from itertools import accumulate
+from typing import Any
 
 import torch
 import triton
@@ -18,6 +21,12 @@ from quant.cuda.linear import CudaLinear
 from quant.kernels.packed_product import VECTOR_ROWS, UnscaledRow, vector_operands
 from quant.kernels.packed_vector import vector_sums
 
+# arguments that both matrices have: tensors, and compile-time constants
+TENSORS = ("low", "high", "scales", "sub_scales", "zeros", "numbers", "scale_table", "x")
+CONSTANTS = (
+    "GROUP", "UNIT", "LOW", "HIGH", "RATIO", "ZERO", "MINIMUMS", "SUB_SCALE_ZERO", "NIBBLES", "NESTED_BLOCK", "STAGES",
+)  # fmt: skip
+
 
 @triton.jit
 def _store_kv(at: tl.tensor, values: tl.tensor) -> None:
@@ -29,7 +38,8 @@ def _store_kv(at: tl.tensor, values: tl.tensor) -> None:
 
 @triton.jit(
     do_not_specialize=[
-        "rows", "columns", "tiles", "groups", "chunks", "blocks", "base", "splits", "square_count", "first_head",
+        "rows", "columns", "tiles", "groups", "chunks", "blocks", "base", "splits", "square_count", "v_rows",
+        "v_groups", "v_chunks", "v_blocks",
     ]
 )  # fmt: skip
 def _rotated_kernel(
@@ -41,7 +51,16 @@ def _rotated_kernel(
     numbers: tl.tensor,
     scale_table: tl.tensor,
     scale_offset: tl.tensor,
+    v_low: tl.tensor,  # None: there is one matrix
+    v_high: tl.tensor,
+    v_scales: tl.tensor,
+    v_sub_scales: tl.tensor,
+    v_zeros: tl.tensor,
+    v_numbers: tl.tensor,
+    v_scale_table: tl.tensor,
+    v_scale_offset: tl.tensor,
     x: tl.tensor,
+    v_x: tl.tensor,  # x in the order of the second matrix's columns
     squares: tl.tensor,
     square_count: tl.tensor,
     epsilon: tl.tensor,
@@ -53,13 +72,16 @@ def _rotated_kernel(
     q: tl.tensor,
     pool: tl.tensor,
     block_stride: tl.tensor,
-    first_head: tl.tensor,
     rows: tl.tensor,
     columns: tl.tensor,
     tiles: tl.tensor,
     groups: tl.tensor,
     chunks: tl.tensor,
     blocks: tl.tensor,
+    v_rows: tl.tensor,
+    v_groups: tl.tensor,
+    v_chunks: tl.tensor,
+    v_blocks: tl.tensor,
     base: tl.tensor,
     splits: tl.tensor,
     GROUP: tl.constexpr,
@@ -72,8 +94,19 @@ def _rotated_kernel(
     SUB_SCALE_ZERO: tl.constexpr,
     NIBBLES: tl.constexpr,
     NESTED_BLOCK: tl.constexpr,
+    V_GROUP: tl.constexpr,
+    V_UNIT: tl.constexpr,
+    V_LOW: tl.constexpr,
+    V_HIGH: tl.constexpr,
+    V_RATIO: tl.constexpr,
+    V_ZERO: tl.constexpr,
+    V_MINIMUMS: tl.constexpr,
+    V_SUB_SCALE_ZERO: tl.constexpr,
+    V_NIBBLES: tl.constexpr,
+    V_NESTED_BLOCK: tl.constexpr,
     WARPS: tl.constexpr,
     STAGES: tl.constexpr,
+    V_STAGES: tl.constexpr,
     SQUARES: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -83,14 +116,23 @@ def _rotated_kernel(
     INTERLEAVED: tl.constexpr,
 ) -> None:
     parts: tl.constexpr = HEAD_DIM // 16  # programs of a head
-    own_head, part = tl.program_id(0) // parts, tl.program_id(0) % parts
-    # the first of the two tiles of eight rows, and the distance to the second
-    first = tl.program_id(0) * 2 if INTERLEAVED else own_head * (2 * parts) + part
-    result = vector_sums(
-        low, high, scales, sub_scales, zeros, numbers, scale_table, scale_offset, x, squares, square_count, epsilon,
-        first, 1 if INTERLEAVED else parts, 0, rows, columns, tiles, groups, chunks, blocks, base, splits, GROUP,
-        UNIT, LOW, HIGH, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK, WARPS, STAGES, SQUARES,
-    )  # fmt: skip
+    distance: tl.constexpr = 1 if INTERLEAVED else parts  # from the first of the two tiles of eight rows to the second
+    head, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    first = tl.program_id(0) * 2 if INTERLEAVED else head * (2 * parts) + part
+    result = tl.zeros((2, 8), tl.float32)
+    if v_low is None or first * 8 < rows:
+        result = vector_sums(
+            low, high, scales, sub_scales, zeros, numbers, scale_table, scale_offset, x, squares, square_count,
+            epsilon, first, distance, 0, rows, columns, tiles, groups, chunks, blocks, base, splits, GROUP, UNIT, LOW,
+            HIGH, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK, WARPS, STAGES, SQUARES,
+        )  # fmt: skip
+    else:
+        result = vector_sums(
+            v_low, v_high, v_scales, v_sub_scales, v_zeros, v_numbers, v_scale_table, v_scale_offset, v_x, squares,
+            square_count, epsilon, first - rows // 8, distance, 0, v_rows, columns, tiles, v_groups, v_chunks, v_blocks,
+            base, splits, V_GROUP, V_UNIT, V_LOW, V_HIGH, V_RATIO, V_ZERO, V_MINIMUMS, V_SUB_SCALE_ZERO, V_NIBBLES,
+            V_NESTED_BLOCK, WARPS, V_STAGES, SQUARES,
+        )  # fmt: skip
     pair = part * 8 + tl.arange(0, 8)
     if INTERLEAVED:
         one, other = tl.split(result.reshape(2, 4, 2))
@@ -100,9 +142,8 @@ def _rotated_kernel(
         one, other = tl.split(tl.trans(result))
         one_at, other_at = pair, pair + HEAD_DIM // 2
     if bias is not None:
-        one += tl.load(bias + own_head * HEAD_DIM + one_at)
-        other += tl.load(bias + own_head * HEAD_DIM + other_at)
-    head = first_head + own_head
+        one += tl.load(bias + head * HEAD_DIM + one_at)
+        other += tl.load(bias + head * HEAD_DIM + other_at)
     if PAIRS and head < HEADS + KV_HEADS:
         angle = tl.load(positions) * PAIRS + pair
         cosine = tl.load(cos + angle, mask=pair < PAIRS, other=1.0)
@@ -128,7 +169,9 @@ def is_supported(layer: CudaLinear, head_dim: int, attention: Attention) -> bool
     is_paired = rotary is None or rotary.interleaved or 2 * rotary.distance == head_dim
     has_whole_heads = all(matrix.shape[0] % head_dim == 0 for matrix in layer.matrices)
     is_plain = attention.norms is None and head_dim % VECTOR_ROWS == 0
-    return is_plain and is_paired and has_whole_heads and layer.takes_rows
+    if not (is_plain and is_paired and has_whole_heads and layer.takes_rows):
+        return False
+    return len(layer.matrices) <= 2 and len({tile.warps for _, tile in layer.row_matrices()}) == 1
 
 
 def rotated_product(
@@ -151,28 +194,38 @@ def rotated_product(
     """
     rotary = attention.rotary
     q = torch.empty(1, heads, head_dim, dtype=torch.bfloat16, device=pool.device)
-    starts = accumulate((matrix.shape[0] for matrix in layer.matrices), initial=0)
-    for start, (matrix, tile) in zip(starts, layer.row_matrices(), strict=False):
-        rows = matrix.shape[0]
-        _rotated_kernel[(rows // VECTOR_ROWS,)](
-            **vector_operands(matrix, x, tile),
-            bias=None if bias is None else bias[start : start + rows],
-            positions=positions,
-            slots=slots,
-            cos=rotary.cos if rotary else q,
-            sin=rotary.sin if rotary else q,
-            q=q,
-            pool=pool,
-            block_stride=pool.stride(0),
-            first_head=start // head_dim,
-            rows=rows,
-            HEADS=heads,
-            KV_HEADS=kv_heads,
-            HEAD_DIM=head_dim,
-            BLOCK_SIZE=BLOCK_SIZE,
-            PAIRS=rotary.cos.shape[-1] if rotary else 0,
-            INTERLEAVED=rotary is not None and rotary.interleaved,
-            num_stages=1,
-            num_warps=tile.warps,
-        )
+    (matrix, tile), *others = layer.row_matrices()
+    operands = vector_operands(matrix, x, tile)
+    second = vector_operands(others[0][0], x, others[0][1]) if others else operands
+    _rotated_kernel[(layer.outputs // VECTOR_ROWS,)](
+        **operands,
+        **_of_second(second, is_absent=not others),
+        bias=bias,
+        positions=positions,
+        slots=slots,
+        cos=rotary.cos if rotary else q,
+        sin=rotary.sin if rotary else q,
+        q=q,
+        pool=pool,
+        block_stride=pool.stride(0),
+        rows=matrix.shape[0],
+        v_rows=layer.outputs - matrix.shape[0],
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=BLOCK_SIZE,
+        PAIRS=rotary.cos.shape[-1] if rotary else 0,
+        INTERLEAVED=rotary is not None and rotary.interleaved,
+        num_stages=1,
+        num_warps=tile.warps,
+    )
     return q
+
+
+def _of_second(operands: dict[str, Any], *, is_absent: bool) -> dict[str, Any]:
+    """Return the arguments of the second matrix that differ from those of the first one. If it is absent, tensors are
+    None.
+    """
+    tensors = {f"v_{name}": None if is_absent else operands[name] for name in TENSORS}
+    sizes = {f"v_{name}": operands[name] for name in ("scale_offset", "groups", "chunks", "blocks")}
+    return tensors | sizes | {f"V_{name}": operands[name] for name in CONSTANTS}

@@ -153,7 +153,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._layer is None:
             return 0
         storages = {it.untyped_storage()._cdata for it in tensors}
-        return max((self._rows * prod(it.shape) for it in self._layer.matrices if _storages(it) & storages), default=0)
+        return sum(self._rows * prod(it.shape) for it in self._layer.matrices if _storages(it) & storages)
 
 
 def _kind(matrix: CudaMatrix) -> str:

@@ -129,7 +129,7 @@ class CardReport:
 
     card: Card
     decode: Estimate
-    floor: float  # seconds to read all weights once at the full bandwidth
+    floor: float  # seconds to read all weights, keys, and values once at the full bandwidth
     prompt: float  # seconds of a prompt of PROMPT tokens
     prompt_operations: float  # operations of that prompt
 
@@ -155,7 +155,8 @@ def report(card: Card, shape: ModelConfig, context: int = 512) -> CardReport:
     prompt = sum(Estimate(card, chunk, kernels).seconds for chunk in chunks)
     weights = 2 * PROMPT * shape.matrix_elements
     attention = 4 * len(shape.layers) * mixer_of(shape).width * Step(1, PROMPT, PROMPT).visible
-    floor = model.weight_bytes / RATES[card.architecture].bandwidth
+    cached = 4 * len(shape.layers) * mixer_of(shape).kv_heads * mixer_of(shape).head_dim * context  # bytes
+    floor = (model.weight_bytes + cached) / RATES[card.architecture].bandwidth
     return CardReport(card, Estimate(card, decode, kernels), floor, prompt, weights + attention)
 
 
