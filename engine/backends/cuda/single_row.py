@@ -1,4 +1,4 @@
-"""Values between the operations of a step with a single token, in which products do the work of their neighbours.
+"""Values between the operations of a step with a single token, in which products do the work next to them.
 
 A launch takes longer than the norm of one row, and a layer has two of them. So the product that a norm reads also
 writes what the norm needs, and the product that reads the norm does the rest (`quant.kernels.packed_vector`). The

@@ -1,4 +1,4 @@
-"""Products of one row that take the place of the norms and the gate next to them, compared with plain torch."""
+"""Products of one row that do the work of the norms and the gate next to them, compared with plain torch."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Operations on one token, which products do for their neighbours, compared with the same token beside another one."""
+"""Operations on one token, in which one launch does the work of several, compared with a batch of two tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -80,7 +80,7 @@ def normed_rows(parts: Parts, x: Tensor, stream: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("work", [sublayers, norms_after, two_readers, without_norms, normed_rows])
-def test_one_token_has_the_result_of_a_batch(
+def test_result_of_one_token_is_that_of_a_batch(
     work: Callable[[Parts, Tensor, Tensor], Any], device: torch.device
 ) -> None:
     parts = Parts(device)
@@ -91,7 +91,7 @@ def test_one_token_has_the_result_of_a_batch(
     assert (alone.float() - beside[:1].float()).abs().max() <= CLOSE * beside[:1].float().abs().max()
 
 
-def test_nothing_is_launched_before_it_is_read(device: torch.device) -> None:
+def test_sums_and_products_are_launched_when_they_are_read(device: torch.device) -> None:
     parts, stream = Parts(device), torch.zeros(1, HIDDEN, device=device)
     x = torch.randn(1, HIDDEN).bfloat16().to(device)
     summed = parts.ops.linear(x, parts.square, add_to=stream)

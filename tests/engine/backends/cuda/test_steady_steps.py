@@ -82,7 +82,7 @@ def test_launches_of_a_captured_step_do_not_grow(card: IdleCard, engine: ModelEn
     assert len(card.captured) == 2 * len(GraphSizes(GraphSize(128, 64)).largest_first)
 
 
-def test_one_token_of_a_quantized_model_launches_only_products_and_attention(card: IdleCard, tmp_path: Path) -> None:
+def test_step_of_one_token_launches_only_products_and_attention(card: IdleCard, tmp_path: Path) -> None:
     random_gguf.write(path := tmp_path / "random.gguf", "Q4_K", QUANTIZED)
     with without_compilation():
         card.engine(path, context_length=64, drafts=False)
