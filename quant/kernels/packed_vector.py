@@ -7,9 +7,9 @@ scales multiply the sums of groups, of which a thread has four for eight groups.
 With GATED, the first half of the rows is the gate of an MLP and the second half is up. A program has eight rows of
 each, and writes the gated values.
 
-A product can do the work of the norms before and after it. If x is a row that is not yet divided by its root mean square (`squares`), the
-sums are divided by it. If a norm reads the result next (`slope`), the result times its weight is also written, and each
-program writes the sum of its squares, so that the next product can do the rest.
+A product can do the work of the norms before and after it. If x is a row that is not yet divided by its root mean
+square (`squares`), the sums are divided by it. If a norm reads the result next (`slope`), the result times the weight
+of the norm is also written, and each program writes the sum of its squares, so that the next product can do the rest.
 """
 
 import triton
