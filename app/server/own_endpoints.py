@@ -158,7 +158,7 @@ class OwnEndpoints:
             context_length=model.context_length,
             requests=[
                 _report(number, name, one, streams.now())
-                for number, name, streams in self._streams()
+                for number, name, streams in self._streams_with_requests()
                 for one in streams.requests()
                 if may_see(request, one.origin)
             ],
@@ -188,12 +188,12 @@ class OwnEndpoints:
             if resident.loaded is not None and isinstance(service := resident.loaded.service, ChatService):
                 yield number, service.name, service.streams
 
-    def _streams_with_requests(self) -> Iterator[tuple[int, TokenStreams]]:
-        """Yield the number and the streams of each model that is loaded, or has suspended requests."""
-        yield from ((number, streams) for number, _, streams in self._streams())
+    def _streams_with_requests(self) -> Iterator[tuple[int, str, TokenStreams]]:
+        """Yield the number, the name, and the streams of each model that is loaded, or has suspended requests."""
+        yield from self._streams()
         for number, resident in enumerate(self._models.residents):
             if isinstance(resident.suspended, SuspendedReplies):
-                yield number, resident.suspended.streams
+                yield number, resident.title, resident.suspended.streams
 
     async def abort(self, request: Request) -> Response:
         body = await read_body(request, self._abort_decoder)
@@ -211,7 +211,7 @@ class OwnEndpoints:
         """End requests that match and that the caller may see. Returns whether there were any."""
         found = [
             (streams, one.id)
-            for number, streams in self._streams_with_requests()
+            for number, _, streams in self._streams_with_requests()
             for one in streams.requests()
             if is_meant(_id_of(number, one), one) and may_see(request, one.origin)
         ]
@@ -263,7 +263,7 @@ def _report(number: int, model: str, request: EngineRequest, now: float) -> Requ
 
 def _phase(request: EngineRequest) -> Phase:
     if not request.has_slot:
-        return "preempted" if request.num_preemptions else "waiting"
+        return "preempted" if request.num_preemptions or request.output_ids else "waiting"
     return "writing" if request.output_ids else "reading"
 
 

@@ -245,7 +245,11 @@ def test_background_reply_waits_for_an_urgent_one_of_another_model(
                 steps.release()
                 return server.residents.of("a").suspended is not None
 
-            until(is_suspended)
+            with server.loader.held():
+                until(is_suspended)
+                [waiting] = http.get("/inglenook/engine").json()["requests"]
+                assert (waiting["model"], waiting["phase"]) == ("a", "preempted")
+                assert 0 < waiting["reply_tokens"] < 200
             assert other.result(60)
         assert late.result(60) == alone
         assert server.loader.loads == ["a", "b", "a"]
