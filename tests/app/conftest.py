@@ -3,6 +3,7 @@ context.
 """
 
 import functools
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from app.generation.template import ChatTemplateRenderer
+from app.grammars.frames import GrammarLimits
 from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
 from quant.gguf import GGUFFile
@@ -23,6 +25,21 @@ def _one_tls_context() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._transports.default.create_ssl_context", functools.cache(httpx.create_ssl_context))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _long_compilations() -> Iterator[None]:
+    """Allow compilations of grammars that wait for a core of a busy machine. The limit of their CPU time stays."""
+    limits = functools.partial(GrammarLimits, compile_wall_seconds=60.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.generation.grammars.GrammarLimits", limits)
+        yield
+
+
+@pytest.fixture
+def chance(seed: int, request: pytest.FixtureRequest) -> random.Random:
+    """The random choices of one test, which `--seed` repeats."""
+    return random.Random(f"{seed} {request.node.name}")
 
 
 @pytest.fixture(scope="session")
@@ -48,5 +65,5 @@ def vocabularies(llama_cpp_models: Path) -> Callable[[str], Tokenizer]:
 
 @pytest.fixture(scope="session")
 def renderer() -> Iterator[ChatTemplateRenderer]:
-    with ChatTemplateRenderer() as renderer:
+    with ChatTemplateRenderer(seconds=100) as renderer:
         yield renderer

@@ -15,9 +15,10 @@ import httpx
 import pytest
 
 from tests.app.commands.test_serve import Server, environment_of, ready, serve
-from tests.support.processes import HANGING_SECONDS
+from tests.support.processes import HANGING_SECONDS, until
 
-KEPT_SECONDS = 2.0  # time after which the server has saved everything
+KEPT_SECONDS = 2.0  # time in which a server that stores a reply would have written it
+SAVED_SECONDS = 6.0  # time after which the tokens of a running reply have been written
 BLOCK_SIZE = 16
 QUESTION = {"role": "user", "content": "Tell me of the sea, of its storms and of those who sail it. " * 6}
 ENDLESS = {"logit_bias": {str(end_id): -100 for end_id in (0, 1, 2)}}  # forbid the tokens that would end the reply
@@ -35,7 +36,7 @@ def start(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> Iterator[Start]:
 
         def started(**environment: str) -> Server:
             own = environment_of(smollm2, tmp_path) | {"INGLE_KV_DISK_DIR": str(tmp_path / "kv")} | environment
-            process = stack.enter_context(serve(own, "--context", "2048"))
+            process = stack.enter_context(serve(own, "--context", "4096"))
             stack.callback(process.kill)
             return ready(process, own)
 
@@ -76,6 +77,20 @@ def kill(server: Server) -> None:
     server.process.wait(HANGING_SECONDS)
 
 
+def wait_until_saved(server: Server) -> None:
+    """Wait until the server has written to disk, and has written nothing more for 2 s."""
+    written: list[str] = []
+
+    def is_steady() -> bool:
+        time.sleep(0.1)
+        metrics = httpx.get(f"{server.url}/metrics", trust_env=False).text
+        [line] = (line for line in metrics.splitlines() if line.startswith("ingle:disk_written_bytes_total"))
+        written.append(line.rpartition(" ")[2])
+        return float(written[-1]) > 0 and len(written) > 20 and len({*written[-20:]}) == 1
+
+    until(is_steady)
+
+
 def tokens_of(answer: Any) -> Mapping[str, Any]:
     return {**answer["usage"], **answer["usage"]["prompt_tokens_details"]}
 
@@ -87,7 +102,7 @@ def test_next_turn_restores_prompt_and_reply(start: Start, end: str) -> None:
     answer = ask(server, [QUESTION])
     reply = answer["choices"][0]["message"]
     if end == "kill":
-        time.sleep(KEPT_SECONDS)
+        wait_until_saved(server)
         kill(server)
     else:
         server.process.send_signal(signal.SIGTERM)
@@ -101,7 +116,7 @@ def test_next_turn_restores_prompt_and_reply(start: Start, end: str) -> None:
 
 def test_interrupted_reply_is_restored_up_to_the_saved_part(start: Start) -> None:
     server = start()
-    kept, whole = stream_for(server, [QUESTION], 2 * KEPT_SECONDS, KEPT_SECONDS)
+    kept, whole = stream_for(server, [QUESTION], 10.0, SAVED_SECONDS)
     kill(server)
     server = start()
     said = [{"role": "assistant", "content": text} for text in (kept, whole)]

@@ -1,6 +1,8 @@
 """Find free ports for other programs' servers on this machine, and check whether they are ready."""
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 
@@ -10,6 +12,14 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
         return port
+
+
+@contextmanager
+def refusing_port() -> Iterator[int]:
+    """Yield a port that refuses connections, and that no other process can take meanwhile."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 def answers(url: str) -> bool:

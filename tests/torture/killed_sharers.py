@@ -58,11 +58,12 @@ class PlainChat:
             self.shown += part
 
     def kill(self) -> str:
-        """Kill the process and return its standard error."""
+        """Kill the process and return its standard error, without the notices that it waits for another process."""
         self.process.send_signal(signal.SIGKILL)
         self.read(to_end=True)
         _, notices = self.process.communicate()
-        return notices.decode()
+        lines = notices.decode().splitlines(keepends=True)
+        return "".join(line for line in lines if "Waiting for" not in line)
 
     @property
     def replies(self) -> list[str]:

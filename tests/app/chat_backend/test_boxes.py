@@ -25,9 +25,14 @@ from tui.types import ReplyEnd, ReplyStarted
 
 @pytest.fixture
 def box(
-    settings: Settings, tmp_path: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+    settings: Settings,
+    tmp_path: Path,
+    tokenizer: Tokenizer,
+    renderer: ChatTemplateRenderer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[LiveServer]:
-    """A shared machine that the chat knows as gpu."""
+    """A shared machine that the chat knows as gpu. Lists of models wait for it."""
+    monkeypatch.setattr("app.client.boxes.LIST_SECONDS", 60.0)
     shared = share(tmp_path / "box")
     key = shared.box(1).key
     engine, _ = controlled_engine(tokenizer.vocab_size)

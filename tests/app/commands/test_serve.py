@@ -21,7 +21,7 @@ from tests.app.command_line import ingle
 from tests.app.forked_program import ForkedProgram
 from tests.app.long_reply import WITHOUT_END
 from tests.app.opened_file import wait_until_opened
-from tests.support.processes import HANGING_SECONDS, Started
+from tests.support.processes import HANGING_SECONDS, Started, until
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = [sys.executable, "-m", "app"]
@@ -364,7 +364,7 @@ def test_stopping_ends_streams_with_an_error_and_leaves_no_processes(start: Star
     assert server.process.stderr is not None
     assert "Traceback" not in server.process.stderr.read()
     assert server.records() == []
-    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    until(lambda: not [child for child in children if Path(f"/proc/{child}").exists()])
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", server.port))
 

@@ -25,7 +25,7 @@ from app.text.tokenizer import Tokenizer
 from tests.app.connect import stand_in
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.scripted_server import ScriptedServer
-from tests.support.local_servers import free_port
+from tests.support.local_servers import refusing_port
 
 CALL = '<tool_call>\n{"name": "list", "arguments": {}}\n</tool_call>'
 PLAIN = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
@@ -100,7 +100,8 @@ def test_long_reply_is_stopped(server: ScriptedServer, monkeypatch: pytest.Monke
 
 
 def test_wrong_port_is_found(server: ScriptedServer) -> None:
-    found = check(server, probed(server, url=f"http://127.0.0.1:{free_port()}"))
+    with refusing_port() as port:
+        found = check(server, probed(server, url=f"http://127.0.0.1:{port}"))
     assert statuses(found) == {"reply": "fail", "server": "fail", "context": "ok"}
     assert server.url in found["server"].remedy
 
@@ -126,7 +127,8 @@ def test_template_without_tools_is_found(hash_server: LiveServer) -> None:
 
 
 def test_proxy_in_the_way_is_found(server: ScriptedServer) -> None:
-    found = check(server, probed(server, http_proxy=f"http://127.0.0.1:{free_port()}"))
+    with refusing_port() as port:
+        found = check(server, probed(server, http_proxy=f"http://127.0.0.1:{port}"))
     assert found["server"].status == "fail"
     assert "http_proxy" in found["server"].found
     assert "NO_PROXY" in found["server"].remedy

@@ -103,12 +103,16 @@ def parse_reply(reader: ReplyReader, ids: list[int], tokenizer: Tokenizer) -> Pa
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_forced_grammar_only_allows_valid_calls(
-    llama_cpp_models: Path, renderer: ChatTemplateRenderer, request: pytest.FixtureRequest, parallel: bool
+    llama_cpp_models: Path,
+    renderer: ChatTemplateRenderer,
+    request: pytest.FixtureRequest,
+    chance: random.Random,
+    parallel: bool,
 ) -> None:
     templates = {path.stem: path for path in sorted((llama_cpp_models / "templates").glob("*.jinja"))}
     assert templates.keys() > GENERIC
     every = request.config.getoption("--every-case")
-    for name in templates if every else random.sample([*templates], 4):
+    for name in templates if every else chance.sample([*templates], 4):
         tokenizer = vocabulary(templates[name].read_text(encoding="utf-8"))
         encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache(), generic_tools=False)
         conversation = Conversation(
@@ -124,17 +128,19 @@ def test_forced_grammar_only_allows_valid_calls(
                 encoder.encode_conversation(conversation)
             encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
         if name != UNRENDERED:
-            check_tools(tokenizer, encoder, conversation, name)
+            check_tools(tokenizer, encoder, conversation, name, chance)
 
 
-def check_tools(tokenizer: Tokenizer, encoder: PromptEncoder, conversation: Conversation, name: str) -> None:
+def check_tools(
+    tokenizer: Tokenizer, encoder: PromptEncoder, conversation: Conversation, name: str, chance: random.Random
+) -> None:
     _, rendered = encoder.encode_conversation(conversation)
     source, _ = encoder.format.grammar(conversation, rendered, None)
     assert source is not None
     grammar = asyncio.run(GrammarCompiler(tokenizer).compile(source))
     limited = encoder.format.with_thinking_budget(conversation, rendered, grammar)
     assert limited is not None
-    ids = random_walk(limited, tokenizer, random.Random())
+    ids = random_walk(limited, tokenizer, chance)
     reader = ReplyReader(tokenizer, (), encoder.format.parser(conversation, rendered))
     parsed = parse_reply(reader, ids, tokenizer)
     details = (name, [tokenizer.token_bytes(token_id, show_control=True) for token_id in ids])

@@ -74,14 +74,14 @@ def prompt_of(encoder: PromptEncoder, conversation: Conversation) -> ChatPrompt:
 
 
 def random_reply(
-    tokenizer: Tokenizer, prompt: ChatPrompt, asked: GrammarSource | None = None, seed: float | None = None
+    tokenizer: Tokenizer, prompt: ChatPrompt, chance: random.Random, asked: GrammarSource | None = None
 ) -> ParsedReply:
     """Return a reply of random tokens that its grammar allows."""
     source, _ = prompt.grammar(asked)
     assert source is not None
     grammar = prompt.with_thinking_budget(asyncio.run(GrammarCompiler(tokenizer).compile(source)))
     assert grammar is not None
-    ids = random_walk(grammar, tokenizer, random.Random(seed))
+    ids = random_walk(grammar, tokenizer, chance)
     return parse_reply(ReplyReader(tokenizer, (), prompt.new_parser()), ids, tokenizer)
 
 
@@ -108,14 +108,14 @@ def test_system_message_includes_tools(template: str, tokenizer: Tokenizer, rend
 
 
 @pytest.mark.share(3)
-def test_reply_is_an_answer_or_calls(template: str, renderer: ChatTemplateRenderer) -> None:
+def test_reply_is_an_answer_or_calls(template: str, renderer: ChatTemplateRenderer, chance: random.Random) -> None:
     tokenizer = vocabulary(template)
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     for parallel, most in ((True, 1000), (None, 1)):
         conversation = Conversation([QUESTION], TOOLS, parallel_calls=parallel, thinking_budget=8)
         kinds = set()
         for _ in range(4):
-            parsed = random_reply(tokenizer, prompt_of(encoder, conversation))
+            parsed = random_reply(tokenizer, prompt_of(encoder, conversation), chance)
             check_calls(parsed, most)
             assert not (parsed.text and parsed.calls)
             kinds.add(bool(parsed.calls))
@@ -123,28 +123,33 @@ def test_reply_is_an_answer_or_calls(template: str, renderer: ChatTemplateRender
 
 
 @pytest.mark.share(3)
-def test_tool_choice_forces_or_forbids_calls(template: str, renderer: ChatTemplateRenderer) -> None:
+def test_tool_choice_forces_or_forbids_calls(
+    template: str, renderer: ChatTemplateRenderer, chance: random.Random
+) -> None:
     tokenizer = vocabulary(template)
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     now = [tool for tool in TOOLS if tool.name == "now"]
     named = Conversation([QUESTION], TOOLS, now, ToolUse.FORCED, thinking_budget=8)
-    parsed = random_reply(tokenizer, prompt_of(encoder, named))
+    parsed = random_reply(tokenizer, prompt_of(encoder, named), chance)
     assert [(call.name, call.arguments, call.ended) for call in parsed.calls] == [("now", "{}", True)]
     assert parsed.text == ""
     for _ in range(3):
         none = Conversation([QUESTION], TOOLS, [], thinking_budget=8)
-        assert random_reply(tokenizer, prompt_of(encoder, none)).calls == []
+        assert random_reply(tokenizer, prompt_of(encoder, none), chance).calls == []
     same = [encoder.encode_conversation(Conversation([QUESTION], TOOLS, allowed))[0] for allowed in (None, now, [])]
     assert same[0] == same[1] == same[2]  # the prompt does not depend on the tool choice, so the KV cache stays valid
 
 
 @pytest.mark.share(3)
-def test_answers_follow_a_schema_unless_tools_are_called(template: str, renderer: ChatTemplateRenderer) -> None:
+def test_answers_follow_a_schema_unless_tools_are_called(
+    template: str, renderer: ChatTemplateRenderer, chance: random.Random
+) -> None:
     tokenizer = vocabulary(template)
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     asked = GrammarSource.schema({"type": "integer", "minimum": 0, "maximum": 9})
     for _ in range(4):
-        parsed = random_reply(tokenizer, prompt_of(encoder, Conversation([QUESTION], TOOLS, thinking_budget=8)), asked)
+        prompt = prompt_of(encoder, Conversation([QUESTION], TOOLS, thinking_budget=8))
+        parsed = random_reply(tokenizer, prompt, chance, asked)
         check_calls(parsed)
         assert parsed.calls or parsed.text in list("0123456789")
 

@@ -45,9 +45,11 @@ def compiled(compiler: GrammarCompiler, source: GrammarSource) -> Grammar:
     return asyncio.run(compiler.compile(source))
 
 
-def random_reply(compiler: GrammarCompiler, tokenizer: Tokenizer, source: GrammarSource, *, jumps: bool) -> str:
+def random_reply(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, source: GrammarSource, chance: random.Random, *, jumps: bool
+) -> str:
     """Return a reply of random tokens that the masks allow."""
-    chance, constraint = random.Random(), compiled(compiler, source).start(jumps=jumps)
+    constraint = compiled(compiler, source).start(jumps=jumps)
     ids: list[int] = []
     while not constraint.ended and len(ids) < 400:
         words = np.zeros(-(-(tokenizer.vocab_size + 64) // 32), np.int32)
@@ -62,20 +64,26 @@ def random_reply(compiler: GrammarCompiler, tokenizer: Tokenizer, source: Gramma
 
 
 @pytest.mark.parametrize("jumps", [False, True])
-def test_replies_match_the_schema(compiler: GrammarCompiler, tokenizer: Tokenizer, jumps: bool) -> None:
+def test_replies_match_the_schema(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, chance: random.Random, jumps: bool
+) -> None:
     for _ in range(8):
-        text = random_reply(compiler, tokenizer, GrammarSource.schema(PERSON), jumps=jumps)
+        text = random_reply(compiler, tokenizer, GrammarSource.schema(PERSON), chance, jumps=jumps)
         jsonschema.validate(json.loads(text), PERSON)
 
 
-def test_replies_match_a_regular_expression_or_choice(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_replies_match_a_regular_expression_or_choice(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, chance: random.Random
+) -> None:
     pattern = r"[A-Z]{2}-[0-9]{3,5}(, [a-z]{1,9}ß)?"
     choices = ['yes "indeed"', "no\nnever", "日本"]
     grammar = GrammarSource("lark", 'start: "(" NUMBER ")" | "[" start "]"\nNUMBER: /[0-9]{1,3}/')
     for _ in range(8):
-        assert re.fullmatch(pattern, random_reply(compiler, tokenizer, GrammarSource("regex", pattern), jumps=True))
-        assert random_reply(compiler, tokenizer, GrammarSource.choice(choices), jumps=True) in choices
-        assert re.fullmatch(r"\[*\(\d{1,3}\)\]*", random_reply(compiler, tokenizer, grammar, jumps=True))
+        assert re.fullmatch(
+            pattern, random_reply(compiler, tokenizer, GrammarSource("regex", pattern), chance, jumps=True)
+        )
+        assert random_reply(compiler, tokenizer, GrammarSource.choice(choices), chance, jumps=True) in choices
+        assert re.fullmatch(r"\[*\(\d{1,3}\)\]*", random_reply(compiler, tokenizer, grammar, chance, jumps=True))
 
 
 def test_forced_tokens_are_returned(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
@@ -85,12 +93,14 @@ def test_forced_tokens_are_returned(compiler: GrammarCompiler, tokenizer: Tokeni
     assert constraint.ended
 
 
-def test_replies_with_other_vocabularies_match_the_schema(vocabularies: Callable[[str], Tokenizer]) -> None:
+def test_replies_with_other_vocabularies_match_the_schema(
+    vocabularies: Callable[[str], Tokenizer], chance: random.Random
+) -> None:
     for name in ("llama-spm", "qwen2"):
         tokenizer = vocabularies(name)
         compiler = GrammarCompiler(tokenizer)
         jsonschema.validate(
-            json.loads(random_reply(compiler, tokenizer, GrammarSource.schema(PERSON), jumps=True)), PERSON
+            json.loads(random_reply(compiler, tokenizer, GrammarSource.schema(PERSON), chance, jumps=True)), PERSON
         )
 
 
@@ -212,20 +222,22 @@ def test_close_refuses_waiting_and_new_compilations(tokenizer: Tokenizer) -> Non
 
 
 @pytest.mark.parametrize("text", ["a \x7f b", "tab\t", "\u2028", "\\"])
-def test_choices_may_contain_any_character(compiler: GrammarCompiler, tokenizer: Tokenizer, text: str) -> None:
-    assert random_reply(compiler, tokenizer, GrammarSource.choice([text]), jumps=True) == text
+def test_choices_may_contain_any_character(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, chance: random.Random, text: str
+) -> None:
+    assert random_reply(compiler, tokenizer, GrammarSource.choice([text]), chance, jumps=True) == text
 
 
 @pytest.mark.parametrize(
     ("whitespace", "pattern"), [(None, r'\{"a":\[1,1\]\}'), ("[ ]{2}", r'\{  "a"  :  \[  1  ,  1  \]  \}')]
 )
 def test_requested_whitespace_is_enforced(
-    compiler: GrammarCompiler, tokenizer: Tokenizer, whitespace: str | None, pattern: str
+    compiler: GrammarCompiler, tokenizer: Tokenizer, chance: random.Random, whitespace: str | None, pattern: str
 ) -> None:
     ones: Json = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
     schema: Json = {"properties": {"a": ones}, "required": ["a"]}
     source = GrammarSource.schema(schema, whitespace=whitespace)
-    text = random_reply(compiler, tokenizer, source, jumps=True)
+    text = random_reply(compiler, tokenizer, source, chance, jumps=True)
     assert json.loads(text) == {"a": [1, 1]}
     assert whitespace is not None or re.fullmatch(pattern, text)
 

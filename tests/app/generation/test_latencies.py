@@ -91,8 +91,10 @@ def test_each_request_is_counted_once_by_finish_reason(tokenizer: Tokenizer, ren
         stop = tokenizer.decode(expected_output(PROMPT, 8), continues_text=True)[-3:]
         await streams.start()
         for params in (SamplingParams(max_tokens=5), SamplingParams(max_tokens=900, stop=(stop,), ignore_eos=True)):
-            async for _ in reply_events(service, PROMPT, params):
-                pass
+            with runner.held() as steps:
+                steps.release(20)  # the second reply must not reach its longest length before it is stopped
+                async for _ in reply_events(service, PROMPT, params):
+                    pass
         ends = streams.latencies.ends
         assert (ends[FinishReason.LENGTH], ends[FinishReason.STOP]) == (1, 1)
         for _ in range(3):

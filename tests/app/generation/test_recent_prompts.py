@@ -88,8 +88,7 @@ def test_oldest_exchanges_are_dropped_beyond_the_limits() -> None:
     assert recent.nearest(packed([60]), "") is None
 
 
-def test_common_prefix_length_equals_a_plain_count() -> None:
-    chance = random.Random()
+def test_common_prefix_length_equals_a_plain_count(chance: random.Random) -> None:
     for _ in range(2000):
         common = chance.randbytes(chance.randrange(70))
         one, other = (common + bytes(chance.choices((0, 1), k=chance.randrange(9))) for _ in range(2))

@@ -320,13 +320,19 @@ def test_errors_are_raised_before_the_first_event(
 
 def test_stop_ends_every_stream(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
-        built, _ = hash_engine(running=2)
+        built, runner = controlled_engine(VOCABULARY, running=2)
         service = ChatService("hash", tokenizer, TokenStreams(built), renderer)
         await service.streams.start()
-        replies = [asyncio.create_task(collect(service, (*PROMPT, n), max_tokens=900)) for n in range(6)]
-        while not service.streams.num_waiting:
-            await asyncio.sleep(0)
-        await service.streams.stop()
+        with runner.held() as steps:
+            replies = [asyncio.create_task(collect(service, (*PROMPT, n), max_tokens=900)) for n in range(6)]
+            while len(service.streams.requests()) < 6:
+                await asyncio.sleep(0)
+            steps.release(10)
+            while not service.streams.num_waiting:
+                await asyncio.sleep(0)
+            stopping = asyncio.create_task(service.streams.stop())
+            await asyncio.sleep(0)  # all replies end here
+        await stopping
         ends = await asyncio.gather(*replies, return_exceptions=True)
         assert {type(end) for end in ends} == {ReplyAborted}
         built.assert_empty()

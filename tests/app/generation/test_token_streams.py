@@ -23,10 +23,13 @@ def submit(stream: TokenStream, last: int = 7, max_tokens: int = 100, origin: Or
 
 
 async def finished(streams: TokenStreams, *requests: Request) -> None:
-    """Wait until the engine has finished all requests and all events are delivered."""
-    while streams.num_running or any(request.status is not RequestStatus.FINISHED for request in requests):
+    """Wait until the engine has finished all requests and the streams have the last event of each."""
+    while (
+        streams.num_running
+        or streams.requests()
+        or any(request.status is not RequestStatus.FINISHED for request in requests)
+    ):
         await asyncio.sleep(0)
-    await asyncio.to_thread(lambda: None)  # runs after all callbacks that are scheduled so far
 
 
 async def read(stream: TokenStream) -> list[list[TokenEvent]]:
@@ -155,9 +158,9 @@ def test_single_request_of_a_stream_can_be_aborted() -> None:
 
 def test_leaving_a_stream_aborts_its_requests() -> None:
     async def main() -> None:
-        engine, _ = hash_engine()
+        engine, runner = controlled_engine(VOCABULARY)
         async with TokenStreams(engine) as streams:
-            with streams.open() as stream:
+            with runner.held(), streams.open() as stream:  # no step ends before the stream is closed
                 begun = submit(stream, 1, 900)
                 with pytest.raises(PromptTooLong):
                     stream.submit((), SamplingParams(), NO_END)
@@ -170,12 +173,17 @@ def test_leaving_a_stream_aborts_its_requests() -> None:
 
 def test_stop_ends_each_request_once() -> None:
     async def main() -> None:
-        streams = TokenStreams(hash_engine()[0])
+        engine, runner = controlled_engine(VOCABULARY)
+        streams = TokenStreams(engine)
         await streams.start()
         with streams.open() as stream:
-            requests = [submit(stream, number, 900) for number in range(4)]
-            await anext(stream)
-            await streams.stop()
+            with runner.held() as steps:
+                requests = [submit(stream, number, 900) for number in range(4)]
+                steps.release(10)
+                await anext(stream)
+                stopping = asyncio.create_task(streams.stop())
+                await asyncio.sleep(0)  # all requests end here
+            await stopping
             events = [event for batch in await read(stream) for event in batch]
             for request in requests:
                 ends = [event.finish for event in events if event.request_id == request.id and event.finish]
@@ -200,8 +208,13 @@ def test_suspended_requests_continue_with_the_next_engine() -> None:
             with first.open() as urgent:
                 submit(urgent)
                 assert not first.can_suspend(3)
+            while runner.plans <= 10:  # the last of these steps is held
+                await asyncio.sleep(0.001)
+            commands = first._thread._commands
+            before = commands.qsize()
             suspending = asyncio.create_task(first.suspend())
-            await asyncio.sleep(0.01)
+            while commands.qsize() == before:
+                await asyncio.sleep(0.001)
             steps.release()
             await suspending
             leaving.abort(aborted.id)

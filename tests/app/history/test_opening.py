@@ -57,8 +57,8 @@ sys.stdin.read()
 def test_opening_waits_for_a_locked_history_and_reports_it(
     filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statements: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(opening, "_SOON_SECONDS", 0.1)
-    monkeypatch.setattr(opening, "_LOCKED_SECONDS", 0.3)
+    monkeypatch.setattr(opening, "_SOON_SECONDS", 0.0)
+    monkeypatch.setattr(opening, "_LOCKED_SECONDS", 2.0)  # longer than the first attempt
     command = [sys.executable, "-c", LOCKER, str(filled), *statements]
     waits: list[str] = []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as locker:

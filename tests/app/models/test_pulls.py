@@ -28,6 +28,12 @@ def hub() -> Iterator[FakeHub]:
         yield served
 
 
+@pytest.fixture(autouse=True)
+def _each_piece_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publish an event for each piece, so that a download has events with bytes before its last one."""
+    monkeypatch.setattr("app.models.pulls._EVENT_SECONDS", 0.0)
+
+
 @pytest.fixture
 def settings(hub: FakeHub, tmp_path: Path) -> Settings:
     return settings_in(tmp_path, hub_endpoint=hub.address)
@@ -75,12 +81,15 @@ def test_followers_share_one_download(hub: FakeHub, settings: Settings) -> None:
 
 
 def test_pull_stops_with_its_last_follower_and_resumes(hub: FakeHub, settings: Settings) -> None:
-    hub.pace = 0.005
+    hub.pace = 0.05
 
     async def work() -> None:
         pulls = Pulls(settings)
         async with aclosing(pulls.pull(ONE)) as events:
             await some_bytes(events)
+        while pulls.now():
+            await asyncio.sleep(0.001)
+        hub.pace = 0.0
         assert await follow(pulls, ONE)
 
     asyncio.run(work())
@@ -92,7 +101,7 @@ def test_pull_stops_with_its_last_follower_and_resumes(hub: FakeHub, settings: S
 
 def test_pulls_run_in_the_order_of_requests(hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pulls run in this order however long the lookup of the first model takes."""
-    hub.pace = 0.002
+    hub.pace = 0.02
     is_there = Pulls._is_there
 
     def slowly_seen(pulls: Pulls, name: str) -> bool:
@@ -122,7 +131,7 @@ def test_pulls_run_in_the_order_of_requests(hub: FakeHub, settings: Settings, mo
 
 
 def test_waiting_and_running_pulls_can_be_deleted(hub: FakeHub, settings: Settings) -> None:
-    hub.pace = 0.005
+    hub.pace = 0.05
 
     async def work() -> None:
         pulls = Pulls(settings)
@@ -169,7 +178,7 @@ def test_error_is_raised_for_all_followers(tmp_path: Path) -> None:
 
 
 def test_close_stops_all_pulls(hub: FakeHub, settings: Settings) -> None:
-    hub.pace = 0.005
+    hub.pace = 0.05
 
     async def work() -> None:
         pulls = Pulls(settings)

@@ -253,9 +253,10 @@ def test_partial_file_of_a_killed_process_is_used_if_correct(fake_hub: FakeHub, 
 
 
 def test_host_that_refuses_or_does_not_answer_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachability, "PATIENCE", 0.2)
+    monkeypatch.setattr(reachability, "PATIENCE", 60.0)
     with pytest.raises(Offline, match="refused"):
         check_reachable("http://127.0.0.1:9")
+    monkeypatch.setattr(reachability, "PATIENCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(Offline, match="cannot be reached"):

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import closing
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from app.errors import InvalidSetting
 from app.process.listening import ListeningSockets
 from app.server.http_server import HTTPServer, IdleExit, server_config
 from app.settings.settings import load_settings
+from tests.app.server.live_server import Clock
 
 IDLE_SECONDS = 0.4
 
@@ -79,14 +81,28 @@ def test_running_request_keeps_the_server_running() -> None:
     serve_until_idle(body)
 
 
-def test_each_request_restarts_the_idle_time() -> None:
+def test_each_request_restarts_the_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, idle_polls = Clock(), 0
+    monkeypatch.setattr("app.server.http_server.time", SimpleNamespace(monotonic=clock))
+
+    def is_busy() -> bool:
+        """Count the polls that find no request since the last poll."""
+        nonlocal idle_polls
+        idle_polls += 1
+        return False
+
     async def body(server: HTTPServer, client: httpx.AsyncClient, release: asyncio.Event) -> None:
         for _ in range(12):
             assert (await client.get("/", headers={"connection": "close"})).text == "ok"
-            await asyncio.sleep(IDLE_SECONDS / 4)
+            before = idle_polls
+            while idle_polls == before:
+                assert not server.should_exit
+                await asyncio.sleep(0.01)
+            clock.seconds += 0.75 * IDLE_SECONDS
         assert not server.should_exit
+        clock.seconds += IDLE_SECONDS
 
-    serve_until_idle(body)
+    serve_until_idle(body, is_busy)
 
 
 def test_work_without_a_request_keeps_the_server_running() -> None:

@@ -93,7 +93,7 @@ def test_metrics_are_not_registered_globally(hash_server: LiveServer) -> None:
 
 
 def test_metrics_count_several_requests(stack: Stack) -> None:
-    server, _, _ = stack
+    server, runner, _ = stack
     content = "one two three four five six seven eight nine ten " * 5
     messages = [{"role": "user", "content": content}]
     prompt = len(server.call(server.service.encode([Message("user", content)])))
@@ -102,7 +102,9 @@ def test_metrics_count_several_requests(stack: Stack) -> None:
     for service_class in ("interactive", "interactive", "background"):
         ask(server, CHAT, messages=messages, service_class=service_class)
     stop = expected_text(server, content, 4)[-2:]
-    ask(server, CHAT, messages=messages, max_tokens=900, stop=stop)
+    with runner.held() as steps:
+        steps.release(40)  # the reply must not reach its longest length before it is stopped
+        ask(server, CHAT, messages=messages, max_tokens=900, stop=stop)
     until(lambda: not server.engine.has_work)
     samples = scraped(server)
     for name, value in {

@@ -121,15 +121,20 @@ def test_other_keys_cannot_see_or_end_requests_of_the_owner(
         assert post(owner, "abort", id=reported["id"]) == {"aborted": True}
 
 
-def test_stopped_reply_reports_its_usage(http: httpx.Client) -> None:
+def test_stopped_reply_reports_its_usage(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     body = {"model": "hash", "messages": HELLO, "stream": True, "max_tokens": 1500, "ignore_eos": True}
-    with http.stream("POST", "/v1/chat/completions", json={**body, "stream_options": {"include_usage": True}}) as reply:
-        lines = (line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: {"))
-        first = json.loads(next(lines))
-        assert post(http, "stop", reply=first["id"]) == {"stopped": True}
-        *_, end, last = map(json.loads, lines)
-    assert end["choices"][0]["finish_reason"] == "stop"
-    assert 0 <= last["usage"]["completion_tokens"] < 1500
-    assert last["usage"]["prompt_tokens"] > 0
-    assert post(http, "stop", reply=first["id"]) == {"stopped": False}
-    assert http.post("/inglenook/stop", json={"reply": ""}).status_code == 400
+    body |= {"stream_options": {"include_usage": True}}
+    engine, runner = controlled_engine(tokenizer.vocab_size)
+    with LiveServer("hash", engine, tokenizer, renderer) as server, client(server) as http:
+        with runner.held() as steps:
+            steps.release(10)  # the reply must not end before it is stopped
+            with http.stream("POST", "/v1/chat/completions", json=body) as reply:
+                lines = (line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: {"))
+                first = json.loads(next(lines))
+                assert post(http, "stop", reply=first["id"]) == {"stopped": True}
+                *_, end, last = map(json.loads, lines)
+        assert end["choices"][0]["finish_reason"] == "stop"
+        assert 0 <= last["usage"]["completion_tokens"] < 1500
+        assert last["usage"]["prompt_tokens"] > 0
+        assert post(http, "stop", reply=first["id"]) == {"stopped": False}
+        assert http.post("/inglenook/stop", json={"reply": ""}).status_code == 400

@@ -45,14 +45,17 @@ class Home:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.tools = folder, FakeTools.make(folder / "bin", "systemctl")
-        self.port = free_port()
         self.config = folder / "inglenook" / "config.toml"
         self.config.parent.mkdir()
-        self.config.write_text(f"port = {self.port}\n")
+        self.use_port(free_port())
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("INGLE_", "HF_", "XDG_"))}
         self.environment = {name: "" for name in os.environ if name not in kept}  # an empty variable is not set
         self.environment |= {"PATH": self.tools.path, "XDG_CONFIG_HOME": str(folder)}
         self.units = folder / "systemd" / "user"
+
+    def use_port(self, port: int) -> None:
+        self.port = port
+        self.config.write_text(f"port = {port}\n")
 
     def ingle(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         done = ingle(self.environment, *arguments)
@@ -146,7 +149,8 @@ def test_failed_second_install_restores_the_first_one(home: Home) -> None:
 
 
 def test_port_of_another_program_is_refused(home: Home) -> None:
-    with socket.create_server(("127.0.0.1", home.port)):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        home.use_port(other.getsockname()[1])
         done = home.ingle("service", "install")
     assert done.returncode == 1
     assert f"port {home.port} is in use by" in done.stderr

@@ -69,7 +69,7 @@ def test_unfinished_body_gets_408_and_closes_the_connection(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(request_body, "BODY_SECONDS", SHORT)
-    monkeypatch.setattr(Connection, "HEAD_SECONDS", SHORT)
+    monkeypatch.setattr(Connection, "HEAD_SECONDS", 2.0)  # the head must arrive in this time
     with connected(server, HEAD + b"Content-Length: 1000\r\n\r\n" + sent) as client:
         head, _, body = receive_all(client).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408")
@@ -80,13 +80,14 @@ def test_time_limits_do_not_apply_to_the_engine(
     stack: tuple[LiveServer, ControlledRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow engine step does not close the connection, because the limits apply only to the client."""
-    monkeypatch.setattr(Connection, "HEAD_SECONDS", SHORT)
-    monkeypatch.setattr(Connection, "UNREAD_SECONDS", SHORT)
+    seconds = 0.5  # the request must arrive in this time
+    monkeypatch.setattr(Connection, "HEAD_SECONDS", seconds)
+    monkeypatch.setattr(Connection, "UNREAD_SECONDS", seconds)
     server, runner = stack
     body = json.dumps({"model": "hash", "prompt": "Hi", "max_tokens": 3, "ignore_eos": True}).encode()
     asked = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
     with runner.held() as steps, connected(server, asked) as client:
-        client.settimeout(3 * SHORT)
+        client.settimeout(3 * seconds)
         with pytest.raises(TimeoutError):
             client.recv(1)
         steps.release(1000)

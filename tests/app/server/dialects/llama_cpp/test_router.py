@@ -96,7 +96,6 @@ def test_started_load_reports_progress(loading_server: LoadingServer, http: http
 
 
 def test_events_end_when_the_server_stops(loading_server: LoadingServer, http: httpx.Client) -> None:
-    http.timeout = httpx.Timeout(2)
     with followed(http) as events:
         loading_server.call(loading_server.residents.close())
         assert list(events) == []

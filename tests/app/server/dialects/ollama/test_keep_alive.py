@@ -1,6 +1,8 @@
 """Loads and unloads through the real ollama client."""
 
-from contextlib import ExitStack, suppress
+import json
+import socket
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
@@ -73,13 +75,16 @@ def test_model_is_unloaded_after_a_client_that_does_not_keep_it_disconnects(
             loading_server.loader.parts = 6  # more than half, so that the load continues
         else:
             api.generate("b")
-        with httpx.Client(base_url=loading_server.url, trust_env=False, timeout=60) as http:
-            if loads:
-                with suppress(httpx.ReadTimeout):
-                    http.post("/api/chat", json=body, timeout=0.3)
-            else:
-                with http.stream("POST", "/api/chat", json=body) as reply:
-                    next(reply.iter_lines())
+        if loads:
+            sent = json.dumps(body).encode()
+            head = "POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            with socket.create_connection(("127.0.0.1", loading_server.port)) as leaving:
+                leaving.sendall(f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
+                until(lambda: (task := loading_server.residents.of("b").task) is not None and task.done == 6)
+        else:
+            url = f"{loading_server.url}/api/chat"
+            with httpx.stream("POST", url, json=body, trust_env=False, timeout=60) as reply:
+                next(reply.iter_lines())
         loading_server.loader.release()
         until(lambda: loading_server.residents.of("b").loads == 1)
         until(lambda: loaded(api) == [])

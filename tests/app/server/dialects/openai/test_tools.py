@@ -117,9 +117,9 @@ def test_stream_and_whole_reply_agree(server: ScriptedServer) -> None:
     assert sum(len(choice.delta.tool_calls or ()) for chunk in pieces for choice in chunk.choices) > 8
 
 
-def test_stream_and_whole_reply_agree_on_malformed_output(server: ScriptedServer) -> None:
+def test_stream_and_whole_reply_agree_on_malformed_output(server: ScriptedServer, chance: random.Random) -> None:
     for _ in range(3):
-        script = mutated(SCRIPT, random.Random())
+        script = mutated(SCRIPT, chance)
         server.says(script)
         assert stream_parts(chunks(server)) == reply_parts(ask(server)), script
 
