@@ -83,6 +83,24 @@ def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tui.widgets.chat_list._AGE_POLL", 10_000)
 
 
+# time limits of the chat, in seconds; confirmations still close sooner than other notices, which stay for 5 seconds
+LIMITS = {
+    "tui.widgets.escape_key._TWICE": 60.0,
+    "tui.screens.chat._QUIT_SECONDS": 60.0,
+    "tui.clipboard.SECONDS": 60.0,
+    "tui.file_search.SECONDS": 60.0,
+    "tui.app._BRIEF": 4.0,
+    "tui.widgets.chat_view._BRIEF": 60.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def long_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the chat more time than its users have, so that a slow machine does not change what it does."""
+    for name, seconds in LIMITS.items():
+        monkeypatch.setattr(name, seconds)
+
+
 @pytest.fixture(autouse=True)
 def true_color(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the chat a terminal with all colors, independent of the terminal that runs the tests."""
