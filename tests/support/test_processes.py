@@ -58,7 +58,7 @@ def test_last(): pass
 
 def test_hung_test_fails_and_other_tests_run(tmp_path: Path) -> None:
     """The timer interrupts both waits of the hung test, one after the other."""
-    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\ntimeout = 1\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\ntimeout = 5\n")
     imported = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom tests.support.timeouts import pytest_timeout_set_timer\n"
     )

@@ -1,12 +1,15 @@
 """Fixtures for all tests of the screens."""
 
+import asyncio
 import gc
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import textual.app
+import textual.pilot
 import textual.screen
-from textual import _wait
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
@@ -28,12 +31,25 @@ def parsed_styles() -> Iterator[None]:
         yield
 
 
+async def wait_for_idle(min_sleep: float = 0, max_sleep: float = 10) -> None:
+    """Wait until the process has used hardly any processor time in two intervals in a row.
+
+    An interval that took longer does not count: the process may not have had a processor.
+    """
+    ends, quiet = time.monotonic() + max_sleep, 0
+    while quiet < 2 and time.monotonic() < ends:
+        began, cpu = time.monotonic(), time.process_time()
+        await asyncio.sleep(0.0025)
+        is_quiet = time.monotonic() - began < 0.005 and time.process_time() - cpu < 0.0005
+        quiet = quiet + 1 if is_quiet else 0
+
+
 @pytest.fixture(scope="session", autouse=True)
 def short_waits() -> Iterator[None]:
-    """Measure in 5 ms instead of 20 ms whether a chat is idle, because a pilot waits twice for each key."""
+    """Measure in intervals of 2.5 ms whether a chat is idle, because a pilot waits twice for each key."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_wait, "SLEEP_GRANULARITY", 0.005)
-        patch.setattr(_wait, "SLEEP_IDLE", 0.001)
+        patch.setattr(textual.app, "wait_for_idle", wait_for_idle)
+        patch.setattr(textual.pilot, "wait_for_idle", wait_for_idle)
         patch.setattr(textual.screen, "UPDATE_PERIOD", 0.004)  # a chat that waits for its next frame is not idle
         yield
 
@@ -65,6 +81,24 @@ def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tui.screens.engine._INTERVAL", 0.2)
     # this poll shows all changes, so that it would hide a change that an earlier poll does not show
     monkeypatch.setattr("tui.widgets.chat_list._AGE_POLL", 10_000)
+
+
+# time limits of the chat, in seconds; confirmations still close sooner than other notices, which stay for 5 seconds
+LIMITS = {
+    "tui.widgets.escape_key._TWICE": 60.0,
+    "tui.screens.chat._QUIT_SECONDS": 60.0,
+    "tui.clipboard.SECONDS": 60.0,
+    "tui.file_search.SECONDS": 60.0,
+    "tui.app._BRIEF": 4.0,
+    "tui.widgets.chat_view._BRIEF": 60.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def long_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the chat more time than its users have, so that a slow machine does not change what it does."""
+    for name, seconds in LIMITS.items():
+        monkeypatch.setattr(name, seconds)
 
 
 @pytest.fixture(autouse=True)

@@ -113,6 +113,6 @@ def run(
         app = ChatApp(client, chat=chat, theme=theme, private=private, question=question)
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
-            await asyncio.wait_for(flow(Chatting(app, pilot, client)), timeout=60)
+            await asyncio.wait_for(flow(Chatting(app, pilot, client)), timeout=240)
 
     asyncio.run(go())

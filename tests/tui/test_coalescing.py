@@ -47,7 +47,7 @@ async def source(count: int, error: Exception | None = None) -> AsyncGenerator[R
 
 def test_all_text_arrives_in_few_events() -> None:
     async def run() -> list[ReplyEvent]:
-        return [event async for event in coalesced(source(500), 0.02)]
+        return [event async for event in coalesced(source(500), 0.2)]
 
     events = asyncio.run(run())
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "".join(

@@ -113,6 +113,7 @@ def test_first_lines_of_a_paragraph_need_one_layout() -> None:
             for number in range(40):  # several documents
                 page.reply.add(f"\n\n{number} {WORDS[:40]}")
                 await shown(page, pilot)
+                await at_rest(pilot, lambda: [*page.reply.children])
                 with counted_layouts() as layouts:
                     page.reply.add(f" {WORDS}")
                     await shown(page, pilot)

@@ -101,7 +101,7 @@ def check(step: Step, *, colors: bool) -> None:
             await chatting.until(lambda: len(chatting.views()) == 2)
             chosen = await step(chatting)
             await asyncio.wait_for(
-                chatting.until(lambda: any(chosen in one for one in marked_lines(app, colors=colors))), timeout=10
+                chatting.until(lambda: any(chosen in one for one in marked_lines(app, colors=colors))), timeout=120
             )
             assert sum(len(one) > 2 for one in marked_lines(app, colors=colors)) <= 2  # the title as well
 

@@ -8,7 +8,7 @@ import pytest
 from textual import events
 from textual.widgets import OptionList
 
-from tests.tui.pilots import Chatting, run
+from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import WAIT, ScriptedClient
 from tui.screens.chat import ChatScreen
 from tui.screens.dialog import Ask, Confirm
@@ -64,6 +64,7 @@ def test_typing_with_focus_keys_loses_no_chat_and_no_letter(size: tuple[int, int
             await chat.pilot.pause()
             assert isinstance(chat.app.screen, ChatScreen)
         await chat.until(lambda: not chat.conversation.outbox.is_busy)
+        await at_rest(chat.pilot, lambda: (chat.composer.area.text, chat.texts()))
         await chat.composer.save_draft()
         area = chat.composer.area
         found.extend([*area._history.entries, *area._history.unsent])  # earlier inputs, which the arrow keys recall

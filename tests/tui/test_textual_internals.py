@@ -134,7 +134,7 @@ def test_incremental_updates_match_the_whole_screen(picture: Picture) -> None:
         await chat.until(lambda: chat.conversation.current_reply is None and len(chat.views()) == 2)
         await chat.pilot.press("x", "enter")
         await chat.until(lambda: chat.conversation.current_reply is None and len(chat.views()) == 4)
-        await chat.pilot.pause()
+        await at_rest(chat.pilot, picture.text)
         strips = chat.screen._compositor.render_strips()
         assert picture.text() == "\n".join(strip.text for strip in strips)
         assert WORDS.split(maxsplit=1)[0] in "".join(strip.text for strip in strips)
@@ -144,8 +144,9 @@ def test_incremental_updates_match_the_whole_screen(picture: Picture) -> None:
 
 def test_frame_renders_only_changed_widgets(monkeypatch: pytest.MonkeyPatch) -> None:
     async def flow(chat: Chatting) -> None:
-        await chat.pilot.pause()
         status, rendered = chat.screen.query_one(StatusLine), list[Widget]()
+        await chat.until(lambda: status.budget is not None)
+        await at_rest(chat.pilot, chat.lines)
         render = Widget.render_lines
 
         def record(widget: Widget, crop: Region) -> list[Strip]:

@@ -95,6 +95,8 @@ def test_question_takes_the_focus_only_from_an_empty_prompt(typed: str, monkeypa
         await chat.type(typed, enter=False)
         chat.client.replies.gate.set()
         await chat.until(lambda: chat.screen.query(PermissionAsk))
+        if not typed:
+            await chat.until(lambda: not chat.composer.area.has_focus)
         await chat.pilot.pause()
         assert chat.composer.area.has_focus is bool(typed)
         if not typed:

@@ -119,12 +119,16 @@ def test_distant_message_is_shown_and_a_new_one_scrolls_to_the_end() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: len(chat.views()) > 0)
         hit = (await chat.client.chats.search("message 12"))[0]
+        transcript = chat.conversation.transcript
         await chat.conversation.open(hit.chat.id, hit.message)
+
+        def is_shown() -> bool:
+            view = transcript.view(hit.message)
+            return view is not None and view.has_focus and view.region.overlaps(transcript.region)
+
+        await chat.until(is_shown)
         await chat.pilot.pause()
-        view = chat.conversation.transcript.view(hit.message)
-        assert view is not None
-        assert view.has_focus
-        assert view.region.overlaps(chat.conversation.transcript.region)
+        assert is_shown()
         await chat.pilot.press("up")
         await chat.until(lambda: chat.app.screen.focused in chat.views())
         await chat.say("new")

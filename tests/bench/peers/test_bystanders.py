@@ -24,7 +24,7 @@ class PatientRecorder(Recorder):
 
     def measure(self, load: Load, prompts: Prompts) -> Sample:
         began, spent = time.monotonic(), cpu_seconds(self.other_pid)
-        while cpu_seconds(self.other_pid) - spent < max(0.1, 0.2 * (time.monotonic() - began)):
+        while cpu_seconds(self.other_pid) - spent < max(0.5, 0.2 * (time.monotonic() - began)):
             time.sleep(0.01)
         return super().measure(load, prompts)
 

