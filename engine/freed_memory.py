@@ -18,7 +18,7 @@ _KEPT_BYTES = 16 << 20  # free bytes at the end of a pool that are not returned 
 
 
 def return_freed_memory() -> None:
-    """Collect garbage, then `trim`. This takes 10 to 100 ms, but does not block other threads."""
+    """Collect garbage, then `trim`. This takes 10 to 100 ms."""
     gc.collect()
     trim()
 
@@ -38,7 +38,10 @@ def share_pools() -> None:
 
 
 def trim() -> None:
-    """Return free memory to the system. Does nothing if the C library has no malloc_trim."""
+    """Return free memory to the system. Does nothing if the C library has no malloc_trim.
+
+    With 100 MB of free memory between used pieces, this took 17 to 45 ms, in which other threads wait if they allocate.
+    """
     with contextlib.suppress(OSError, TypeError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -56,7 +56,7 @@ def states_possible_rows(page: bytes, number: int) -> bool:
     """Whether as many rows as the header of a page states fit on it. Otherwise the header is damaged."""
     head = 100 if number == 0 else 0
     count = int.from_bytes(page[head + 3 : head + 5], "big")
-    return count * _LEAST_CELL <= len(page) - head
+    return count * _LEAST_CELL <= PAGE_SIZE - head
 
 
 def row_at(pages: Pages, page: bytes, offset: int) -> tuple[int, Row]:

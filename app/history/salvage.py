@@ -107,7 +107,10 @@ def salvage(path: Path) -> Salvage:
     salvaged.restore_committed(found for found in settled if found is not None)
     salvaged.indexed = _indexed(pages)
     salvaged.assign_chats()
-    if salvaged.unreadable or any(_missing(salvaged).values()):
+    has_false_header = any(
+        table_cells(page, number) and not states_possible_rows(page, number) for number, page in enumerate(pages)
+    )
+    if salvaged.unreadable or has_false_header or any(_missing(salvaged).values()):
         _look_again(salvaged, pages, older)
     salvaged.lost.update(_missing(salvaged))
     salvaged.unreadable = max(0, salvaged.unreadable - sum(map(len, salvaged.lost.values())))

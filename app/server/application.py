@@ -53,9 +53,9 @@ from engine.request import ServiceClass
 from quant.errors import InglenookError
 
 LARGE_REQUEST_BYTES = 1 << 20  # bytes of a request's body and its reply together
-# seconds before the trim, so that more requests and the work for disconnected clients can end first
-TRIM_DELAY_SECONDS = 1.0  # after a large request
-TRIM_PERIOD_SECONDS = 60.0
+# seconds from a large request to the trim, so that more requests and the work for disconnected clients can end first
+TRIM_DELAY_SECONDS = 1.0
+TRIM_PERIOD_SECONDS = 60.0  # between trims while there are other requests
 
 Status: TypeAlias = Literal["ok", "unavailable"]
 
@@ -188,7 +188,8 @@ class MemoryTrim:
         try:
             await self._app(scope, counted_receive, counted_send)
         finally:
-            self._plan(trim, TRIM_PERIOD_SECONDS)
+            if scope["type"] != "lifespan":
+                self._plan(trim, TRIM_PERIOD_SECONDS)
             if size >= LARGE_REQUEST_BYTES:
                 self._plan(return_freed_memory, TRIM_DELAY_SECONDS)
 

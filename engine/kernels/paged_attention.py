@@ -5,8 +5,8 @@ Reference implementation: `reference.batch_attention`.
 A program handles one tile of queries (see `attention_tiles`) and one KV head. It iterates over the tile's context in
 pieces with a running softmax (arXiv:2205.14135). All query heads that share the KV head are rows of the tile, so keys
 and values are read once for all of them. If the tiles alone do not fill the GPU, contexts are divided into parts: the
-program of each part stores its peak, total, and weighted sum (arXiv:2311.01282). For small tiles, the program that is
-done last merges the parts, which saves a launch; otherwise, a second kernel does.
+program of each part stores its peak, total, and weighted sum (arXiv:2311.01282). For small tiles with few
+parts, the program that is done last merges them, which saves a launch; otherwise, a second kernel does.
 
 With `deterministic`, parts have a fixed length and are counted from the start of the context, whichever program
 computes them. All tiles have one shape and use one compiled kernel. A piece or part in which a row sees no position
@@ -32,6 +32,8 @@ from quant.kernels.card import Card
 LOG2E = 1.4426950408889634
 E4M3_SCALE = 256.0  # bits of e4m3, read as those of float16, are too small by this: the exponent biases are 7 and 15
 PROGRAMS = 4  # programs per multiprocessor: two waves of two, so that the last wave is short
+# number of programs up to which the last one merges the parts; the other kernel loads more parts at a time
+MOST_ARRIVALS = 16
 # size limit of the stored parts in bytes; above it, the program of a tile merges its own parts one by one
 PARTS_BYTES = 1 << 27
 
@@ -327,7 +329,8 @@ def _attend(
     tuned = tuning(rows, columns, card, deterministic=deterministic)
     programs, num_slots = _division(tiles, heads, kv_heads, head_dim, rule.window, tuned, card, deterministic)
     direct = programs == 1 and not deterministic
-    arrives = not direct and not deterministic and rows == DECODE_ROWS and arrivals is not None
+    few = rows == DECODE_ROWS and programs <= MOST_ARRIVALS
+    arrives = few and not direct and not deterministic and arrivals is not None
     lines = 1 if direct else tiles.tokens * heads
     accs = torch.empty(lines, num_slots, head_dim, dtype=torch.float32, device=q.device)
     peaks = torch.empty(lines, num_slots, 2, dtype=torch.float32, device=q.device)

@@ -20,11 +20,10 @@ from quant.kernels.packed_batch import _batch_kernel
 from quant.kernels.packed_matmul import _product_kernel
 from quant.kernels.packed_values import BASE
 from quant.kernels.packed_vector import _vector_kernel
-from quant.kernels.tiles import BATCH_ROWS, ProductTile
+from quant.kernels.tiles import BATCH_ROWS, VECTOR_GROUPS, ProductTile
 from quant.kernels.token_tiles import TokenTiles
 
 SUM_BLOCK = 1024  # rows per program
-VECTOR_GROUPS = (16, 32)  # group sizes for which one token has a separate kernel
 VECTOR_ROWS = 16  # rows of its programs
 NESTED_TOKENS = 64  # limit for the tokens of a program with nested scales; for 128, registers spill on an A100
 # arguments of the kernel of one token, if x is complete, and if nothing is done after the product

@@ -31,7 +31,7 @@ def fastest_tile(shape: ProductShape, card: Card, seconds: Seconds) -> ProductTi
 
     all_rows = BATCH_ROWS if rule.rows in BATCH_ROWS else ROWS
     best = best_of(replace(rule, rows=rows, warps=warps) for rows, warps in product(all_rows, WARPS))
-    if not shape.experts and shape.tokens > 1:
+    if not shape.experts and not shape.is_row:
         best = best_of(replace(best, splits=splits) for splits in SPLITS)
     best = best_of(replace(best, stages=stages) for stages in STAGES)
     return best if times[best] <= GAIN * times[rule] else rule

@@ -10,6 +10,8 @@ FIXED_TOKENS = 16  # tokens of a tile when a row's bits must not depend on the b
 MOST_TOKENS = 256  # with more tokens, the whole matrix is unpacked for the library's product
 LEAST_WARPS = 16  # smallest number of warps per multiprocessor: some have work while others wait for memory
 LARGE = 1 << 25  # smallest number of weights for which adding the sums of several programs in a second launch pays off
+# group sizes for which one token has a separate kernel, which can do the work of norms (`packed_vector`)
+VECTOR_GROUPS = (16, 32)
 # the values that the fields of a tile can have
 ROWS, BATCH_ROWS, WARPS, SPLITS, STAGES = (16, 32), (64, 128), (1, 2, 4, 8, 16), (1, 2, 4, 8), (1, 2, 3)
 BATCH_WORK = 90  # smallest number of tokens times programs per multiprocessor; measured on an H200
@@ -43,6 +45,11 @@ class ProductShape:
     few_tokens: int = 16  # see `PackedForm.few_tokens`
     # number of experts that multiply `tokens` tokens each by matrices of this size; 0: one matrix and all tokens
     experts: int = 0
+
+    @property
+    def is_row(self) -> bool:
+        """Whether this is one token and has a kernel for it, in which a program needs all columns for the norms."""
+        return self.tokens == 1 and self.kind.endswith(tuple(f" by {group}" for group in VECTOR_GROUPS))
 
 
 MeasuredTiles = Mapping[ProductShape, ProductTile]
@@ -88,8 +95,7 @@ class TileTable:
         while warps > 1 and warps > columns:
             warps //= 2
         splits = 1
-        # One token has its norms in the products (`packed_vector`), for which a program needs all columns.
-        if shape.tokens > 1 and shape.outputs * shape.inputs >= LARGE:
+        if not shape.is_row and shape.outputs * shape.inputs >= LARGE:
             splits = next((it for it in (1, 2, 4) if _balanced(programs * it, processors)), 4)
         return ProductTile(rows, warps, shape.tokens, splits, stages)
 

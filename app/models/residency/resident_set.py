@@ -12,7 +12,7 @@ POLL_SECONDS = 0.25  # seconds between two checks whether the turn of a model ha
 
 
 class ResidentSet(Generic[LoadedT]):
-    """All models of one server that have been requested at least once."""
+    """Yields each model that has been requested at least once."""
 
     def __init__(self, policy: Callable[[str], Policy], clock: Callable[[], float]) -> None:
         """`policy` returns the policy of the model with a name. `clock` returns monotonic seconds."""
@@ -41,6 +41,6 @@ class ResidentSet(Generic[LoadedT]):
         return ", ".join(self.of(name).title for name in names)
 
     async def wait_for_change(self) -> None:
-        """Wait until a model changes, but not longer than the turn of a model may end unseen."""
+        """Wait until a model changes, at most POLL_SECONDS."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self.changed.wait(), POLL_SECONDS)

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Generic
+from typing import Generic
 
 from app.models.residency.load_failures import OUT_OF_MEMORY, MemoryTaken, pause_after, problem_of, with_numbers
 from app.models.residency.memory import ResidentMemory
@@ -34,9 +34,6 @@ from app.models.residency.unloading import Unloading
 from engine.errors import EngineError, LoadStopped, OutOfMemory
 from engine.freed_memory import release_frames
 from engine.request import ServiceClass
-
-if TYPE_CHECKING:  # not imported at run time: it imports torch
-    pass
 
 log = logging.getLogger(__name__)
 

@@ -28,10 +28,13 @@ class NormedRow:
         self.unscaled = unscaled
         self._stream = stream
         self._norm = norm
+        self._rows: Tensor | None = None
 
     def rows(self) -> Tensor:
-        """Return the normalized row, bfloat16 [1, hidden]. Valid until something is added to the stream."""
-        return normalize(self._stream, self._norm)
+        """Return the normalized row, bfloat16 [1, hidden]. Call this before something is added to the stream."""
+        if self._rows is None:
+            self._rows = normalize(self._stream, self._norm)
+        return self._rows
 
 
 class StreamRow:

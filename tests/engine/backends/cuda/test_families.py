@@ -1,18 +1,28 @@
 """Every decoder family on a GPU against the reference: cached prefix, prefill, decode, and batches."""
 
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from engine.backends.cuda.device import CudaDevice, CudaOptions
 from engine.backends.cuda.operations import CudaOperations, Routes
 from engine.kernels import reference
 from engine.model_config import Routing
 from engine.operations import Router
-from tests.engine.backends.cuda.two_devices import CLOSE, TwoDevices, check_close, gpu
+from engine.sampling_params import SamplingParams
+from quant.cuda.backend import CudaBackend
+from quant.cuda.linear import CudaLinear
+from quant.cuda.matrix import CudaMatrix
+from quant.linear import Use
+from quant.quantize import int4
+from quant.tensor import PlainTensor, QTensor
+from tests.engine.backends.cuda.two_devices import CLOSE, TwoDevices, check_close, gpu, load, tokens
 from tests.engine.models.family_checkpoints import FAMILIES, make
+from tests.support.held_request import HeldRequest
 
 # The output of a delta rule is a product of a query and keys, and is then normalized. If they are nearly orthogonal, as
 # in a request of one token, the rounded inputs of the layer decide much of it.
@@ -51,6 +61,44 @@ def same_experts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(CudaOperations, "route", keep_choice)
     monkeypatch.setattr(reference, "route", follow)
+
+
+def quantized(backend: CudaBackend, segments: Iterable[QTensor], use: Use = Use.PRODUCTS) -> list[CudaMatrix]:
+    """Return the matrices of a layer, in INT4 with groups of 32 where they are used for products only."""
+    return unquantized(backend, [_int4(it) if use is Use.PRODUCTS else it for it in segments], use)
+
+
+def _int4(weight: QTensor) -> QTensor:
+    if isinstance(weight, PlainTensor) and weight.values.dim() == 2 and weight.shape[1] % 32 == 0:
+        return int4(weight, 32)
+    return weight
+
+
+unquantized = CudaBackend._matrices
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_steps_of_one_token_are_close_to_those_without_row_kernels(
+    tmp_path: Path, name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CudaBackend, "_matrices", quantized)
+    loaded = load(make(tmp_path, name, "folder").path, CudaDevice(gpu(device), CudaOptions()))
+
+    def run() -> Tensor:
+        for pool in loaded.model.kv.pools:
+            pool.view(torch.uint8).fill_(255)
+            pool[0] = 0
+        tables = tuple([3] for _ in loaded.groups)
+        request, found = HeldRequest(1, tuple(tokens(7, loaded.vocab_size)), SamplingParams(), block_tables=tables), []
+        for count in (4, 1, 1, 1):
+            found.append(loaded.step((request, count)))
+            request.num_computed += count
+        return torch.cat(found)
+
+    with_rows = run()
+    monkeypatch.setattr(CudaLinear, "takes_rows", False)
+    check_close(with_rows, run(), close=CLOSE_WITH_DELTA_RULES if name.startswith(WITH_DELTA_RULES) else CLOSE)
 
 
 @pytest.mark.share(3)
