@@ -235,12 +235,18 @@ def test_suspended_requests_continue_with_the_next_engine() -> None:
 
 def test_suspended_requests_end_with_the_reason() -> None:
     async def main() -> None:
-        streams = TokenStreams(hash_engine()[0])
+        engine, runner = controlled_engine(VOCABULARY)
+        runner.steps_allowed = steps = threading.Semaphore(10)
+        streams = TokenStreams(engine)
         await streams.start()
         with streams.open() as stream:
-            submit(stream, max_tokens=100_000)
+            submit(stream, max_tokens=2000)
             await asyncio.wait_for(anext(stream), HANGING_SECONDS)
-            await streams.suspend()
+            suspending = asyncio.create_task(streams.suspend())
+            while not suspending.done():
+                steps.release()
+                await asyncio.sleep(0.001)
+            await suspending
             streams.end_all(FinishReason.ERROR, "the file is gone")
             last = [event for events in await asyncio.wait_for(read(stream), HANGING_SECONDS) for event in events][-1]
         assert (last.finish, last.error) == (FinishReason.ERROR, "the file is gone")
