@@ -68,9 +68,9 @@ def _merged(
     accs: tl.tensor,
     peaks: tl.tensor,
     first_slot: tl.tensor,  # [ROWS], int64: slots of the first part of each row
-    parts: tl.tensor,
+    parts: tl.tensor,  # [ROWS]: number of parts of each row
+    most: tl.tensor,  # the largest of these numbers
     column: tl.tensor,  # [COLUMNS]
-    real: tl.tensor,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -78,15 +78,15 @@ def _merged(
 ) -> tl.tensor:
     """Return the peak, total, and acc of rows over all parts, in order of position. TOGETHER parts are loaded at once.
 
-    Other programs have written them during this launch, so they are not read from the cache of the multiprocessor.
+    Other programs may have written them during this launch, so they are not read from the multiprocessor's cache.
     """
     peak = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for begin in range(0, parts, TOGETHER):
+    for begin in range(0, most, TOGETHER):
         for offset in tl.static_range(TOGETHER):
             slot = first_slot + begin + offset
-            more = real & (begin + offset < parts)
+            more = begin + offset < parts
             inside = more[:, None] & (column < HEAD_DIM)[None, :]
             acc_at = accs + slot[:, None] * HEAD_DIM + column[None, :]
             peak, total, acc = merge_parts(
@@ -214,7 +214,16 @@ def _attention_kernel(
         if tl.atomic_add(arrived_at, 1, sem="acq_rel", scope="gpu") == tl.num_programs(2) - 1:
             tl.store(arrived_at, 0)  # for the next launch
             peak, total, acc = _merged(
-                accs, peaks, slot_row * num_slots, parts, column, real, ROWS, COLUMNS, HEAD_DIM, TOGETHER
+                accs,
+                peaks,
+                slot_row * num_slots,
+                tl.where(real, parts, 0),
+                parts,
+                column,
+                ROWS,
+                COLUMNS,
+                HEAD_DIM,
+                TOGETHER,
             )
             _store_output(
                 out, line, column, inside, real, head, sinks, peak, total, acc, value_scale, LOG2E, SINKS, HEAD_DIM
@@ -241,28 +250,17 @@ def _merge_kernel(
 ) -> None:
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = row < rows
-    column = tl.arange(0, COLUMNS)[None, :]
-    inside = column < HEAD_DIM
+    column = tl.arange(0, COLUMNS)
     line = tl.load(merges + 2 * row, mask=real, other=0).to(tl.int64)
     parts = tl.load(merges + 2 * row + 1, mask=real, other=0)
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for begin in range(0, tl.max(parts, 0), TOGETHER):
-        for offset in tl.static_range(TOGETHER):
-            slot = row.to(tl.int64) * num_slots + begin + offset
-            more = begin + offset < parts
-            peak, total, acc = merge_parts(
-                peak,
-                total,
-                acc,
-                tl.load(peaks + 2 * slot, mask=more, other=float("-inf")),
-                tl.load(peaks + 2 * slot + 1, mask=more, other=0.0),
-                tl.load(accs + slot[:, None] * HEAD_DIM + column, mask=more[:, None] & inside, other=0.0),
-            )
-    sink = tl.load(sinks + row % HEADS) * LOG2E if SINKS else tl.full((ROWS,), float("-inf"), tl.float32)
-    result = normalize_output(peak, total, acc, sink, value_scale).to(out.dtype.element_ty)
-    tl.store(out + line[:, None] * HEAD_DIM + column, result, mask=real[:, None] & inside)
+    first_slot = row.to(tl.int64) * num_slots
+    peak, total, acc = _merged(
+        accs, peaks, first_slot, parts, tl.max(parts, 0), column, ROWS, COLUMNS, HEAD_DIM, TOGETHER
+    )
+    inside = real[:, None] & (column < HEAD_DIM)[None, :]
+    _store_output(
+        out, line, column, inside, real, row % HEADS, sinks, peak, total, acc, value_scale, LOG2E, SINKS, HEAD_DIM
+    )
 
 
 def paged_attention(

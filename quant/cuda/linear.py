@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from quant.kernels.packed_product import (
     has_row_kernel,
     packed_product,
     row_product,
+    summed_row_product,
 )
 from quant.kernels.tiles import FIXED_TOKENS, MOST_TOKENS, MeasuredTiles, ProductTile, TileTable
 from quant.kernels.unpack import gather_rows, unpack, unpack_rows
@@ -58,7 +60,7 @@ class CudaLinear:
             return self._float8(x, self.matrices[0], out_dtype=out_dtype, bias=bias, add_to=add_to)
         tokens = len(x)
         out = add_to if add_to is not None else torch.empty(tokens, self.outputs, dtype=out_dtype, device=x.device)
-        x = x.to(DENSE).contiguous()
+        x = as_input(x)
         first = 0
         for matrix in self.matrices:
             columns = slice(first, first := first + matrix.shape[0])
@@ -66,20 +68,14 @@ class CudaLinear:
         return out
 
     def multiply_row(
-        self,
-        x: Tensor | UnscaledRow,
-        *,
-        out_dtype: torch.dtype = torch.bfloat16,
-        bias: Tensor | None = None,
-        add_to: Tensor | None = None,
+        self, x: Tensor | UnscaledRow, *, out_dtype: torch.dtype = torch.bfloat16, bias: Tensor | None = None
     ) -> Tensor:
         """Do what `multiply` does for one row, which may be unscaled. Requires `takes_rows`."""
-        out = add_to if add_to is not None else torch.empty(1, self.outputs, dtype=out_dtype, device=_device(x))
-        first, row = 0, _as_input(x)
+        out = torch.empty(1, self.outputs, dtype=out_dtype, device=_device(x))
+        first, row = 0, as_input(x)
         for matrix, tile in self.row_matrices():
             columns = slice(first, first := first + matrix.shape[0])
-            own_bias = None if bias is None else bias[columns]
-            row_product(matrix, row, out[:, columns], tile, bias=own_bias, add=add_to is not None)
+            row_product(matrix, row, out[:, columns], tile, bias=None if bias is None else bias[columns])
         return out
 
     def add_row(self, x: Tensor | UnscaledRow, stream: Tensor, norm: RowNorm, bias: Tensor | None) -> UnscaledRow:
@@ -88,10 +84,7 @@ class CudaLinear:
         Requires `adds_rows`.
         """
         [(matrix, tile)] = self.row_matrices()
-        unscaled = row_product(matrix, _as_input(x), stream, tile, bias=bias, add=True, norm=norm)
-        if unscaled is None:
-            raise RuntimeError("no row was returned for a norm")
-        return unscaled
+        return summed_row_product(matrix, as_input(x), stream, tile, norm, bias)
 
     def gate_row(self, x: Tensor | UnscaledRow, gate: str) -> Tensor:
         """Return gate(first half) * second half of the product with one row, bfloat16 [1, outputs / 2].
@@ -100,7 +93,7 @@ class CudaLinear:
         """
         [(matrix, tile)] = self.row_matrices()
         out = torch.empty(1, self.outputs // 2, dtype=DENSE, device=_device(x))
-        gated_row_product(matrix, _as_input(x), out, tile, gate)
+        gated_row_product(matrix, as_input(x), out, tile, gate)
         return out
 
     @property
@@ -163,7 +156,12 @@ class CudaLinear:
         return torch.cat([_dense(matrix, torch.float32) for matrix in self.matrices])
 
 
-def _as_input(x: Tensor | UnscaledRow) -> Tensor | UnscaledRow:
+@overload
+def as_input(x: Tensor) -> Tensor: ...
+@overload
+def as_input(x: Tensor | UnscaledRow) -> Tensor | UnscaledRow: ...
+def as_input(x: Tensor | UnscaledRow) -> Tensor | UnscaledRow:
+    """Return x as products take it: bfloat16 and contiguous."""
     return x if isinstance(x, UnscaledRow) else x.to(DENSE).contiguous()
 
 

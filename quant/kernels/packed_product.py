@@ -50,8 +50,12 @@ class UnscaledRow:
     @property
     def operands(self) -> dict[str, Any]:
         """Arguments of the kernel."""
-        return {"squares": self.squares, "square_count": len(self.squares), "epsilon": self.epsilon} | {
-            "SQUARES": triton.next_power_of_2(len(self.squares))
+        count = len(self.squares)
+        return {
+            "squares": self.squares,
+            "square_count": count,
+            "epsilon": self.epsilon,
+            "SQUARES": triton.next_power_of_2(count),
         }
 
 
@@ -109,20 +113,22 @@ def row_product(
     tile: ProductTile,
     *,
     bias: Tensor | None = None,
-    add: bool = False,
-    norm: RowNorm | None = None,
-) -> UnscaledRow | None:
-    """Do what `packed_product` does for one row, which may be unscaled. `has_row_kernel` holds.
+) -> None:
+    """Write the product of one row, which may be unscaled, plus `bias`, to `out` [1, rows]. `has_row_kernel` holds."""
+    _launch_row(matrix, x, out, tile, {"bias": bias, "split_stride": 0, "add": 0})
 
-    `norm` is the norm that reads `out` next, float32 [1, rows]. Its result is returned. This saves its launch.
+
+def summed_row_product(
+    matrix: PackedMatrix, x: Tensor | UnscaledRow, out: Tensor, tile: ProductTile, norm: RowNorm, bias: Tensor | None
+) -> UnscaledRow:
+    """Add the product of one row to `out`, float32 [1, rows], and return the sum as `norm` needs it next.
+
+    `has_row_kernel` holds. This saves the launch of the norm.
     """
-    ending: dict[str, Any] = {"bias": bias, "split_stride": 0, "add": int(add)}
-    if norm is None:
-        _launch_row(matrix, x, out, tile, ending)
-        return None
     rows = out.shape[1]
     values = torch.empty(1, rows, dtype=torch.bfloat16, device=out.device)
     squares = torch.empty(triton.cdiv(rows, VECTOR_ROWS), dtype=torch.float32, device=out.device)
+    ending = {"bias": bias, "split_stride": 0, "add": 1}
     ending |= {"slope": norm.weight, "next_row": values, "next_squares": squares}
     _launch_row(matrix, x, out, tile, ending)
     return UnscaledRow(values, squares, norm.epsilon)
@@ -144,10 +150,15 @@ def has_row_kernel(matrix: PackedMatrix, tile: ProductTile) -> bool:
 
 def vector_operands(matrix: PackedMatrix, x: Tensor | UnscaledRow, tile: ProductTile) -> dict[str, Any]:
     """Return arguments of `vector_sums` for one row. `has_row_kernel` holds."""
+    own = {"numbers": matrix.number_pairs, "base": BASE, "WARPS": tile.warps}
+    return _matrix_operands(matrix, tile) | own | _row_operands(matrix, x)
+
+
+def _matrix_operands(matrix: PackedMatrix, tile: ProductTile) -> dict[str, Any]:
+    """Return the arguments that all kernels have for a matrix and its tile."""
     form = matrix.form
     stages = tile.stages if form.table is None else 1  # loads from the table would be pipelined as well
-    own = {"numbers": matrix.number_pairs, "base": BASE, "splits": 1, "WARPS": tile.warps, "STAGES": stages}
-    return {**matrix.operands, **form.sizes, **form.constants, **own, **_row_operands(matrix, x)}
+    return {**matrix.operands, **form.sizes, **form.constants, "splits": tile.splits, "STAGES": stages}
 
 
 def _row_operands(matrix: PackedMatrix, x: Tensor | UnscaledRow) -> dict[str, Any]:
@@ -212,15 +223,14 @@ def _launch(
     `rows` is the width of `out`, unless given.
     """
     form, tokens, rows = matrix.form, out.shape[-2], rows or out.shape[-1]
-    stages = tile.stages if form.table is None else 1  # loads from the table would be pipelined as well
     numbers = {"numbers": matrix.number_pairs}
-    common = {**matrix.operands, **form.sizes, **form.constants, **ending, "x": x, "out": out, "rows": rows}
-    common |= {"splits": tile.splits, "STAGES": stages, "num_warps": tile.warps, "out_stride": out.stride(-2)}
+    common = {**_matrix_operands(matrix, tile), **ending, "x": x, "out": out, "rows": rows}
+    common |= {"num_warps": tile.warps, "out_stride": out.stride(-2)}
     common |= {"experts": routed and routed.experts, "sharing": tokens // len(x) if routed else 1}
     batch = {"tokens": tokens, "slots": routed and routed.slots, "RAGGED": form.columns != form.width}
     grid = triton.cdiv(rows, tile.rows), routed.number if routed else triton.cdiv(tokens, tile.tokens), tile.splits
     if tile.rows in BATCH_ROWS:
-        _batch_kernel[grid](**common, **batch, ROWS=tile.rows, TOKENS=tile.tokens, num_stages=stages)
+        _batch_kernel[grid](**common, **batch, ROWS=tile.rows, TOKENS=tile.tokens, num_stages=common["STAGES"])
     elif tile.tokens == 1 and has_vector_kernel(matrix):
         grid_of_one = triton.cdiv(rows, VECTOR_ROWS), tile.splits, routed.number if routed else 1
         _vector_kernel[grid_of_one](**PLAIN | common | numbers, base=BASE, WARPS=tile.warps, num_stages=1)

@@ -6,13 +6,12 @@ next one (`single_row`).
 """
 
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import BatchTensors, selected_tensors
-from engine.backends.cuda.single_row import NormedRow, ProductRow, Rows, StreamRow, rows_of
+from engine.backends.cuda.single_row import ProductRow, Rows, StreamRow, input_of, is_row, rows_of
 from engine.kernels import reference, rotated_product
 from engine.kernels.activations import gated
 from engine.kernels.delta_rule import gated_delta_rule
@@ -29,7 +28,6 @@ from quant.cuda.backend import CudaBackend
 from quant.cuda.experts import CudaExpert, ExpertStack, tiles_of_experts
 from quant.cuda.linear import CudaLinear
 from quant.kernels.card import Card
-from quant.kernels.packed_product import RowNorm, UnscaledRow
 from quant.linear import QLinear
 
 
@@ -72,8 +70,9 @@ class CudaOperations:
         if add_to is not None:
             return _added(x, _cuda_layer(weight), rows_of(add_to), bias)
         layer, dtype = _cuda_layer(weight), torch.float32 if in_float32 else torch.bfloat16
-        if _is_row(x, layer):
-            return ProductRow(layer, x, bias, dtype)
+        given = input_of(x)
+        if is_row(given) and layer.takes_rows:
+            return ProductRow(layer, given, bias, dtype)
         return layer.multiply(rows_of(x), bias=bias, out_dtype=dtype)
 
     def rope_and_store(self, qkv: Rows, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:
@@ -153,34 +152,20 @@ class CudaOperations:
         return reference.soft_cap(rows_of(self.linear(x, head, in_float32=True)), softcap)
 
 
-def _is_row(x: Rows, layer: CudaLinear) -> TypeGuard[NormedRow | Tensor]:
-    """Whether a product is one of a single row, and may wait for what reads it."""
-    return (isinstance(x, NormedRow) or (isinstance(x, Tensor) and len(x) == 1)) and layer.takes_rows
-
-
 def _added(x: Rows, layer: CudaLinear, stream: Tensor, bias: Tensor | None = None) -> Rows:
     """Add a product to the residual stream. For one token, the launch waits for what reads the sum."""
     rows = rows_of(x)
-    if len(rows) != 1 or not layer.adds_rows:
-        return layer.multiply(rows, bias=bias, add_to=stream)
-
-    def add(norm: RowNorm | None) -> UnscaledRow | None:
-        if norm is None:
-            layer.multiply_row(rows, bias=bias, add_to=stream)
-            return None
-        return layer.add_row(rows, stream, norm, bias)
-
-    return StreamRow(stream, add)
+    if is_row(rows) and layer.adds_rows:
+        return StreamRow(stream, layer, rows, bias)
+    return layer.multiply(rows, bias=bias, add_to=stream)
 
 
 def _gated_product(x: Rows, gate_up: CudaLinear, gate: Gate) -> Tensor:
     """Return the inner activations of an MLP."""
-    if isinstance(x, NormedRow) and gate_up.gates_rows:
-        return gate_up.gate_row(x.unscaled, gate.value)
-    rows = rows_of(x)
-    if len(rows) == 1 and gate_up.gates_rows:
-        return gate_up.gate_row(rows, gate.value)
-    return gated(gate_up.multiply(rows), gate)
+    given = input_of(x)
+    if is_row(given) and gate_up.gates_rows:
+        return gate_up.gate_row(given, gate.value)
+    return gated(gate_up.multiply(rows_of(x)), gate)
 
 
 def _stack(layer: QLinear) -> ExpertStack:

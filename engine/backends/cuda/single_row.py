@@ -5,7 +5,6 @@ writes what the norm needs, and the product that reads the norm does the rest (`
 product before rotary embedding rotates and stores (`engine.kernels.rotated_product`).
 """
 
-from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
@@ -14,11 +13,8 @@ from torch import Tensor
 from engine.kernels.norms import normalize
 from engine.model_config import NormKind
 from engine.operations import Norm
-from quant.cuda.linear import CudaLinear
+from quant.cuda.linear import CudaLinear, as_input
 from quant.kernels.packed_product import RowNorm, UnscaledRow
-
-# adds a product to the residual stream; with a norm, returns the sum as the next product needs it
-Addition = Callable[[RowNorm | None], UnscaledRow | None]
 
 
 class NormedRow:
@@ -40,36 +36,38 @@ class NormedRow:
 class StreamRow:
     """The residual stream of one token, whose last addition is launched when it is known what reads the sum."""
 
-    def __init__(self, stream: Tensor, addition: Addition) -> None:
-        """`stream`: float32 [1, hidden], before the addition."""
+    def __init__(self, stream: Tensor, layer: CudaLinear, x: Tensor, bias: Tensor | None) -> None:
+        """`stream`: float32 [1, hidden], before the product of x [1, inputs] is added. `layer.adds_rows` holds."""
         self._stream = stream
-        self._addition: Addition | None = addition
+        self._layer = layer
+        self._x = x
+        self._bias = bias
+        self._is_summed = False
 
     def rows(self) -> Tensor:
         """Return the sum, float32 [1, hidden]."""
-        if self._addition is not None:
-            self._addition(None)
-            self._addition = None
+        if not self._is_summed:
+            self._is_summed = True
+            self._layer.multiply(self._x, bias=self._bias, add_to=self._stream)
         return self._stream
 
     def normalized(self, norm: Norm) -> NormedRow | Tensor:
         """Return the normalized sum."""
-        addition = self._addition
-        if addition is None or norm.kind is not NormKind.RMS or norm.bias is not None:
+        if self._is_summed or norm.kind is not NormKind.RMS or norm.bias is not None:
             return normalize(self.rows(), norm)
-        self._addition = None
-        unscaled = addition(RowNorm(norm.weight, norm.epsilon))
-        return normalize(self._stream, norm) if unscaled is None else NormedRow(unscaled, self._stream, norm)
+        self._is_summed = True
+        next_norm = RowNorm(norm.weight, norm.epsilon)
+        return NormedRow(self._layer.add_row(self._x, self._stream, next_norm, self._bias), self._stream, norm)
 
 
 class ProductRow:
     """A product that is launched when it is known what reads it."""
 
-    def __init__(self, layer: CudaLinear, x: Tensor | NormedRow, bias: Tensor | None, dtype: torch.dtype) -> None:
-        """`layer.takes_rows` holds."""
+    def __init__(self, layer: CudaLinear, x: Tensor | UnscaledRow, bias: Tensor | None, dtype: torch.dtype) -> None:
+        """x: [1, inputs], or unscaled. `layer.takes_rows` holds."""
         self.layer = layer
         self.bias = bias
-        self.x = x.unscaled if isinstance(x, NormedRow) else x.to(torch.bfloat16).contiguous()
+        self.x = as_input(x)
         self._dtype = dtype
 
     def rows(self) -> Tensor:
@@ -83,3 +81,13 @@ Rows: TypeAlias = Tensor | NormedRow | StreamRow | ProductRow  # only tensors, u
 def rows_of(value: Rows) -> Tensor:
     """Return a value between operations as a tensor."""
     return value if isinstance(value, Tensor) else value.rows()
+
+
+def input_of(value: Rows) -> Tensor | UnscaledRow:
+    """Return a value as the input of a product that takes single rows."""
+    return value.unscaled if isinstance(value, NormedRow) else rows_of(value)
+
+
+def is_row(x: Tensor | UnscaledRow) -> bool:
+    """Whether x is a single row."""
+    return isinstance(x, UnscaledRow) or len(x) == 1

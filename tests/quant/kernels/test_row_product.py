@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import PackedMatrix
-from quant.kernels.packed_product import RowNorm, UnscaledRow, gated_row_product, row_product
+from quant.kernels.packed_product import RowNorm, UnscaledRow, gated_row_product, row_product, summed_row_product
 from quant.kernels.reference import dequantize
 from quant.kernels.tiles import ProductTile
 from tests.quant.cpu.random_weights import random_weight
@@ -60,8 +60,7 @@ def test_sum_is_returned_as_the_next_product_needs_it(kind: str, rows: int, devi
     matrix, values = matrix_of(kind, rows, 512, device)
     x, stream, slope = torch.randn(1, 512), 100 * torch.randn(1, rows), torch.rand(rows) + 0.5
     out, norm = stream.clone().to(device), RowNorm(slope.to(device), EPSILON)
-    found = row_product(matrix, x.bfloat16().to(device), out, TILES[0], add=True, norm=norm)
-    assert found is not None
+    found = summed_row_product(matrix, x.bfloat16().to(device), out, TILES[0], norm, None)
     want = stream + x.bfloat16().float() @ values.T
     check(out, want, want.abs() + x.abs() @ values.abs().T)
     torch.testing.assert_close(found.values.cpu(), (out.cpu() * slope).bfloat16())
