@@ -273,6 +273,12 @@ def device() -> torch.device:
 
 
 @pytest.fixture
+def early(device: torch.device) -> bool:
+    """Whether kernels start early on the device (`quant.kernels.early_start`)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@pytest.fixture
 def fenced_memory() -> Iterator[None]:
     """Detect reads of uninitialized memory and writes next to a tensor, see `tests.support.fenced_memory`."""
     with fenced():

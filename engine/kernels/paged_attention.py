@@ -28,6 +28,7 @@ from engine.kernels.attention_tuning import DECODE_ROWS, Tuning, tuning
 from engine.kernels.online_softmax import attend_range, context_parts, merge_parts, normalize_output
 from engine.kernels.reference import ScoreRule
 from quant.kernels.card import Card
+from quant.kernels.early_start import launch_options, wait_for_inputs
 
 LOG2E = 1.4426950408889634
 E4M3_SCALE = 256.0  # bits of e4m3, read as those of float16, are too small by this: the exponent biases are 7 and 15
@@ -139,7 +140,9 @@ def _attention_kernel(
     PIECE: tl.constexpr,
     PART: tl.constexpr,
     TOGETHER: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
+    wait_for_inputs(EARLY)
     tile = tiles + 3 * tl.program_id(0)
     kv_head, program = tl.program_id(1), tl.program_id(2)
     request, first, list_offset = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
@@ -247,7 +250,9 @@ def _merge_kernel(
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     TOGETHER: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
+    wait_for_inputs(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = row < rows
     column = tl.arange(0, COLUMNS)
@@ -333,6 +338,7 @@ def _attend(
     accs = torch.empty(lines, num_slots, head_dim, dtype=torch.float32, device=q.device)
     peaks = torch.empty(lines, num_slots, 2, dtype=torch.float32, device=q.device)
     merges = torch.empty(lines, 2, dtype=torch.int32, device=q.device)
+    early = launch_options(card.starts_early)
     converts = card.multiplies_float8
     float8 = E4M3_SCALE if pool.dtype == torch.uint8 and not converts else 1.0
     scale = rule.scale * LOG2E * float8
@@ -376,6 +382,7 @@ def _attend(
         TOGETHER=tuned.arrived_parts,
         num_warps=tuned.warps,
         num_stages=tuned.stages,
+        **early,
     )
     if not direct and not arrives:
         _merge_kernel[(triton.cdiv(lines, tuned.merged_rows),)](
@@ -395,6 +402,7 @@ def _attend(
             ROWS=tuned.merged_rows,
             TOGETHER=tuned.merged_parts,
             num_warps=4,
+            **early,
         )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.config import BLOCK_SIZE
 from engine.model_config import NormKind
 from engine.operations import Attention
+from quant.kernels.early_start import launch_options, wait_for_inputs
 
 
 @triton.jit
@@ -62,7 +63,9 @@ def _rope_store_kernel(
     PER_HEAD: tl.constexpr,  # whether each head has its own norm weights
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
+    wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)  # first the heads of q, then those of k, then those of v
     q_parts: tl.constexpr = (HEADS + ROWS - 1) // ROWS
@@ -140,6 +143,7 @@ def rope_and_store(
     kv_heads: int,
     head_dim: int,
     attention: Attention,
+    early: bool = False,
 ) -> Tensor:
     """Normalize q, k, and v, rotate q and k, and write k and v to their slots.
 
@@ -147,6 +151,7 @@ def rope_and_store(
     - positions, slots: int64 [tokens]
     - pool: one layer, [blocks, 2, kv_heads, BLOCK_SIZE, head_dim], bfloat16, float16, or uint8 for e4m3; there may be
       gaps between blocks
+    - early: see `quant.kernels.early_start`
 
     Returns q, bfloat16 [tokens, heads, head_dim].
     """
@@ -186,5 +191,6 @@ def rope_and_store(
         ROWS=rows,
         COLUMNS=columns,
         num_warps=4 if rows * columns <= ELEMENTS else 8,
+        **launch_options(early),
     )
     return q

@@ -18,6 +18,7 @@ from engine.config import BLOCK_SIZE
 from engine.kernels.rope_store import to_e4m3
 from engine.operations import Attention
 from quant.cuda.linear import CudaLinear
+from quant.kernels.early_start import launch_options
 from quant.kernels.packed_product import VECTOR_ROWS, UnscaledRow, vector_operands
 from quant.kernels.packed_vector import vector_sums
 
@@ -108,6 +109,7 @@ def _rotated_kernel(
     STAGES: tl.constexpr,
     V_STAGES: tl.constexpr,
     SQUARES: tl.constexpr,
+    EARLY: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -124,14 +126,14 @@ def _rotated_kernel(
         result = vector_sums(
             low, high, scales, sub_scales, zeros, numbers, scale_table, scale_offset, x, squares, square_count,
             epsilon, first, distance, 0, rows, columns, tiles, groups, chunks, blocks, base, splits, GROUP, UNIT, LOW,
-            HIGH, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK, WARPS, STAGES, SQUARES,
+            HIGH, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK, WARPS, STAGES, SQUARES, EARLY,
         )  # fmt: skip
     else:
         result = vector_sums(
             v_low, v_high, v_scales, v_sub_scales, v_zeros, v_numbers, v_scale_table, v_scale_offset, v_x, squares,
             square_count, epsilon, first - rows // 8, distance, 0, v_rows, columns, tiles, v_groups, v_chunks, v_blocks,
             base, splits, V_GROUP, V_UNIT, V_LOW, V_HIGH, V_RATIO, V_ZERO, V_MINIMUMS, V_SUB_SCALE_ZERO, V_NIBBLES,
-            V_NESTED_BLOCK, WARPS, V_STAGES, SQUARES,
+            V_NESTED_BLOCK, WARPS, V_STAGES, SQUARES, EARLY,
         )  # fmt: skip
     pair = part * 8 + tl.arange(0, 8)
     if INTERLEAVED:
@@ -200,6 +202,7 @@ def rotated_product(
     _rotated_kernel[(layer.outputs // VECTOR_ROWS,)](
         **operands,
         **_of_second(second, is_absent=not others),
+        **launch_options(layer.starts_early),
         bias=bias,
         positions=positions,
         slots=slots,

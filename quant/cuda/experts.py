@@ -81,7 +81,7 @@ class ExpertStack:
             return None
         out = torch.empty(tiles.count, self.outputs // 2, dtype=DENSE, device=x.device)
         tile = self._tile(matrix, self.outputs, tiles)
-        gated_expert_product(matrix, x.to(DENSE).contiguous(), out, tile, tiles, gate)
+        gated_expert_product(matrix, x.to(DENSE).contiguous(), out, tile, tiles, gate, early=self.card.starts_early)
         return out
 
     def _tile(self, matrix: PackedMatrix, rows: int, tiles: TokenTiles) -> ProductTile:
@@ -92,7 +92,8 @@ class ExpertStack:
     def _multiply(self, matrix: CudaMatrix, x: Tensor, out: Tensor, tiles: TokenTiles) -> None:
         if isinstance(matrix, PackedMatrix):
             ordered = x if matrix.order is None else _in_column_order(x, matrix.order, tiles)
-            packed_expert_product(matrix, ordered, out, self._tile(matrix, out.shape[1], tiles), tiles)
+            tile = self._tile(matrix, out.shape[1], tiles)
+            packed_expert_product(matrix, ordered, out, tile, tiles, early=self.card.starts_early)
         elif isinstance(matrix, Float8Matrix):
             out.copy_(float8_matmul.multiply_experts(x, matrix, tiles, out.shape[1], out_dtype=out.dtype))
         else:

@@ -39,6 +39,11 @@ class CudaLinear:
         self._float8 = partial(float8_product.multiply, card=card, deterministic=deterministic)
 
     @property
+    def starts_early(self) -> bool:
+        """Whether products with one row start early (`quant.kernels.early_start`)."""
+        return self._tiles.card.starts_early
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the weights in GPU memory."""
         return sum(matrix.nbytes for matrix in self.matrices)
@@ -75,7 +80,8 @@ class CudaLinear:
         first, row = 0, as_input(x)
         for matrix, tile in self.row_matrices():
             columns = slice(first, first := first + matrix.shape[0])
-            row_product(matrix, row, out[:, columns], tile, bias=None if bias is None else bias[columns])
+            own_bias = None if bias is None else bias[columns]
+            row_product(matrix, row, out[:, columns], tile, early=self.starts_early, bias=own_bias)
         return out
 
     def add_row(self, x: Tensor | UnscaledRow, stream: Tensor, norm: RowNorm, bias: Tensor | None) -> UnscaledRow:
@@ -84,7 +90,7 @@ class CudaLinear:
         Requires `adds_rows`.
         """
         [(matrix, tile)] = self.row_matrices()
-        return summed_row_product(matrix, as_input(x), stream, tile, norm, bias)
+        return summed_row_product(matrix, as_input(x), stream, tile, norm, bias, early=self.starts_early)
 
     def gate_row(self, x: Tensor | UnscaledRow, gate: str) -> Tensor:
         """Return gate(first half) * second half of the product with one row, bfloat16 [1, outputs / 2].
@@ -93,7 +99,7 @@ class CudaLinear:
         """
         [(matrix, tile)] = self.row_matrices()
         out = torch.empty(1, self.outputs // 2, dtype=DENSE, device=_device(x))
-        gated_row_product(matrix, as_input(x), out, tile, gate)
+        gated_row_product(matrix, as_input(x), out, tile, gate, early=self.starts_early)
         return out
 
     @property

@@ -17,11 +17,17 @@ class Card:
     l2_bytes: int
     memory_bytes: int
     interpreted: bool = False  # no GPU: kernels run on the CPU under Triton's interpreter, for tests
+    early_start_fails: bool = False  # whether a trial of `starts_early` failed
 
     @property
     def architecture(self) -> int:
         """Number of the architecture in compiler names: 90 for sm_90."""
         return 10 * self.capability[0] + self.capability[1]
+
+    @property
+    def starts_early(self) -> bool:
+        """Whether a kernel can start before the one before it has ended (`quant.kernels.early_start`)."""
+        return self.capability >= (9, 0) and not self.interpreted and not self.early_start_fails
 
     @property
     def multiplies_float8(self) -> bool:

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quant.cuda.matrix import TILE_ROWS, PackedMatrix
+from quant.kernels.early_start import launch_options
 from quant.kernels.packed_batch import _batch_kernel
 from quant.kernels.packed_matmul import _product_kernel
 from quant.kernels.packed_values import BASE
@@ -112,14 +113,25 @@ def row_product(
     out: Tensor,
     tile: ProductTile,
     *,
+    early: bool,
     bias: Tensor | None = None,
 ) -> None:
-    """Write the product of one row, which may be unscaled, plus `bias`, to `out` [1, rows]. `has_row_kernel` holds."""
-    _launch_row(matrix, x, out, tile, {"bias": bias, "split_stride": 0, "add": 0})
+    """Write the product of one row, which may be unscaled, plus `bias`, to `out` [1, rows]. `has_row_kernel` holds.
+
+    `early`: see `early_start`.
+    """
+    _launch_row(matrix, x, out, tile, {"bias": bias, "split_stride": 0, "add": 0}, early=early)
 
 
 def summed_row_product(
-    matrix: PackedMatrix, x: Tensor | UnscaledRow, out: Tensor, tile: ProductTile, norm: RowNorm, bias: Tensor | None
+    matrix: PackedMatrix,
+    x: Tensor | UnscaledRow,
+    out: Tensor,
+    tile: ProductTile,
+    norm: RowNorm,
+    bias: Tensor | None,
+    *,
+    early: bool,
 ) -> UnscaledRow:
     """Add the product of one row to `out`, float32 [1, rows], and return the sum as `norm` needs it next.
 
@@ -130,17 +142,19 @@ def summed_row_product(
     squares = torch.empty(triton.cdiv(rows, VECTOR_ROWS), dtype=torch.float32, device=out.device)
     ending = {"bias": bias, "split_stride": 0, "add": 1}
     ending |= {"slope": norm.weight, "next_row": values, "next_squares": squares}
-    _launch_row(matrix, x, out, tile, ending)
+    _launch_row(matrix, x, out, tile, ending, early=early)
     return UnscaledRow(values, squares, norm.epsilon)
 
 
-def gated_row_product(matrix: PackedMatrix, x: Tensor | UnscaledRow, out: Tensor, tile: ProductTile, gate: str) -> None:
+def gated_row_product(
+    matrix: PackedMatrix, x: Tensor | UnscaledRow, out: Tensor, tile: ProductTile, gate: str, *, early: bool
+) -> None:
     """Write gate(first half) * second half of the product of one row to `out` [1, rows / 2].
 
     `has_row_kernel` holds, and the number of rows is a multiple of 2 * TILE_ROWS. `gate` is the value of a `Gate`.
     """
     ending = {"bias": None, "split_stride": 0, "add": 0, "GATED": True, "GATE": gate}
-    _launch_row(matrix, x, out, tile, ending, 2 * out.shape[1])
+    _launch_row(matrix, x, out, tile, ending, 2 * out.shape[1], early=early)
 
 
 def has_row_kernel(matrix: PackedMatrix, tile: ProductTile) -> bool:
@@ -175,25 +189,30 @@ def _launch_row(
     tile: ProductTile,
     ending: dict[str, Any],
     rows: int = 0,
+    *,
+    early: bool,
 ) -> None:
     operands = _row_operands(matrix, x)
-    _launch(matrix, operands.pop("x"), out, tile, ending | operands, rows=rows)
+    _launch(matrix, operands.pop("x"), out, tile, ending | operands, rows=rows, early=early)
 
 
-def packed_expert_product(matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, tiles: TokenTiles) -> None:
+def packed_expert_product(
+    matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, tiles: TokenTiles, *, early: bool
+) -> None:
     """Write the product of each slot and its expert to `out` [slots, rows of an expert].
 
     The matrix has the rows of all experts, and an expert's number of rows is a multiple of TILE_ROWS. x [slots or
-    tokens, columns] is bfloat16 and contiguous. `tile.tokens` equals `tiles.tokens`.
+    tokens, columns] is bfloat16 and contiguous. `tile.tokens` equals `tiles.tokens`. With `early`, the kernel of one
+    token starts early (`early_start`).
 
     The lower bound is reading the experts in use. An expert of Qwen3-30B-A3B has 1.77 MB of gate and up in Q4_K (1536 x
     2048), and 0.88 MB of down in Q4_K or 1.29 MB in Q6_K (2048 x 768): with 8 experts, 6.3 us per layer on an H100.
     """
-    _launch(matrix, x, out, tile, {"bias": None, "split_stride": 0, "add": 0}, tiles)
+    _launch(matrix, x, out, tile, {"bias": None, "split_stride": 0, "add": 0}, tiles, early=early)
 
 
 def gated_expert_product(
-    matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, tiles: TokenTiles, gate: str
+    matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, tiles: TokenTiles, gate: str, *, early: bool
 ) -> None:
     """Write gate(first half) * second half of the product of each slot and its expert to `out` [slots, rows / 2].
 
@@ -201,7 +220,7 @@ def gated_expert_product(
     `packed_expert_product`, but saves a launch and its traffic.
     """
     ending = {"bias": None, "split_stride": 0, "add": 0, "GATED": True, "GATE": gate}
-    _launch(matrix, x, out, tile, ending, tiles, rows=2 * out.shape[1])
+    _launch(matrix, x, out, tile, ending, tiles, rows=2 * out.shape[1], early=early)
 
 
 def has_vector_kernel(matrix: PackedMatrix) -> bool:
@@ -217,6 +236,8 @@ def _launch(
     ending: dict[str, Any],
     routed: TokenTiles | None = None,
     rows: int = 0,
+    *,
+    early: bool = False,
 ) -> None:
     """Write the product to `out`, [..., tokens, rows]. `ending`: arguments of what follows the product.
 
@@ -233,7 +254,8 @@ def _launch(
         _batch_kernel[grid](**common, **batch, ROWS=tile.rows, TOKENS=tile.tokens, num_stages=common["STAGES"])
     elif tile.tokens == 1 and has_vector_kernel(matrix):
         grid_of_one = triton.cdiv(rows, VECTOR_ROWS), tile.splits, routed.number if routed else 1
-        _vector_kernel[grid_of_one](**PLAIN | common | numbers, base=BASE, WARPS=tile.warps, num_stages=1)
+        own = {"base": BASE, "WARPS": tile.warps, **launch_options(early)}
+        _vector_kernel[grid_of_one](**PLAIN | common | numbers | own, num_stages=1)
     else:
         _product_kernel[grid](
             **common | numbers | batch,

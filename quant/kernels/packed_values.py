@@ -8,6 +8,8 @@ the number is 128 + code. Codes of 8 bits become two numbers, 128 + the low half
 import triton
 import triton.language as tl
 
+from quant.kernels.early_start import prefetch
+
 BASE = 0x43004300  # bits of two bfloat16 numbers, 128 and 128
 HIGH_BASE = tl.constexpr(0x02000200)  # added to BASE: 2048 and 2048
 
@@ -109,6 +111,46 @@ def _group_run(
     if PARTS > 1:
         at = at * PARTS + index % PARTS
     return tl.load(of_rows + tl.multiple_of(tl.max_contiguous(at, [1, RUN]), [1, RUN]))
+
+
+@triton.jit
+def _prefetch_run(
+    pointer: tl.tensor,
+    row_tile: tl.tensor,
+    column: tl.tensor,
+    chunks: tl.tensor,
+    PARTS: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    """Prefetch the first line of what `_group_run` loads."""
+    PER_CHUNK: tl.constexpr = 128 // GROUP if 128 % GROUP == 0 else 1
+    chunk = tl.minimum(column // (GROUP * PER_CHUNK), chunks - 1)
+    prefetch(pointer + (row_tile * chunks + chunk) * (8 * PER_CHUNK * PARTS))
+
+
+@triton.jit
+def prefetch_scales(
+    scales: tl.tensor,
+    sub_scales: tl.tensor,
+    zeros: tl.tensor,
+    row_tile: tl.tensor,
+    column: tl.tensor,
+    chunks: tl.tensor,
+    blocks: tl.tensor,
+    GROUP: tl.constexpr,
+    RATIO: tl.constexpr,
+    MINIMUMS: tl.constexpr,
+    NIBBLES: tl.constexpr,
+    NESTED_BLOCK: tl.constexpr,
+) -> None:
+    """Prefetch what `group_scales` loads for the rows of a tile, except for the scales of nested scales."""
+    PARTS: tl.constexpr = 2 if MINIMUMS else 1
+    if not NESTED_BLOCK:
+        _prefetch_run(scales, row_tile, column, blocks, PARTS, GROUP * RATIO)
+    if sub_scales is not None:
+        _prefetch_run(sub_scales, row_tile, column, chunks, 1 if NIBBLES else PARTS, GROUP)
+    if zeros is not None:
+        _prefetch_run(zeros, row_tile, column, chunks, 1, GROUP)
 
 
 @triton.jit

@@ -15,8 +15,9 @@ of the norm is also written, and each program writes the sum of its squares, so 
 import triton
 import triton.language as tl
 
+from quant.kernels.early_start import prefetch, wait_for_inputs
 from quant.kernels.gating import gated_values
-from quant.kernels.packed_values import HIGH_BASE, code_pairs, group_scales, table_values, words_of
+from quant.kernels.packed_values import HIGH_BASE, code_pairs, group_scales, prefetch_scales, table_values, words_of
 
 
 @triton.jit
@@ -41,6 +42,20 @@ def _sums_of_inputs(pairs: tl.tensor, WARPS: tl.constexpr, RUN: tl.constexpr) ->
     sums = tl.dot(ones, inputs, tl.zeros((WARPS, 16, 8), tl.float32))
     sums, _ = tl.split(sums.reshape(WARPS, 2, 8, 4, 2).permute(0, 2, 3, 4, 1))
     return sums
+
+
+@triton.jit
+def _own_tile(
+    unit: tl.tensor,
+    block: tl.tensor,
+    blocks_of_groups: tl.tensor,
+    tiles: tl.tensor,
+    PARTS: tl.constexpr,
+    WARPS: tl.constexpr,
+) -> tl.tensor:
+    """Return the tile of each unit in the step that starts at `block`."""
+    own_block = tl.minimum(block + unit % WARPS, blocks_of_groups - 1)
+    return tl.minimum(own_block * PARTS + unit // (2 * WARPS), tiles - 1)
 
 
 @triton.jit
@@ -81,10 +96,12 @@ def vector_sums(
     WARPS: tl.constexpr,
     STAGES: tl.constexpr,
     SQUARES: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> tl.tensor:
     """Return the products of x and two tiles of eight rows, float32 [2, 8].
 
-    `first` is the first tile, and `other` the distance to the second one.
+    `first` is the first tile, and `other` the distance to the second one. With EARLY, waits for x (see `early_start`),
+    and prefetches the weights of the first step before.
     """
     tl.static_assert(GROUP == UNIT and GROUP <= 32)
     RUN: tl.constexpr = GROUP // 4
@@ -109,13 +126,24 @@ def vector_sums(
     high_rows = low_rows
     if HIGH:
         high_rows = high + (row_tile * tiles * (32 * HIGH) + tl.arange(0, 32 * HIGH)[None, :])
+    if EARLY:
+        block = tl.program_id(1) * steps * WARPS
+        tile = row_tile * tiles + _own_tile(unit, block, blocks_of_groups, tiles, PARTS, WARPS)
+        prefetch(low + tile * (32 * LOW) + tl.arange(0, LOW)[None, :] * 32)
+        if HIGH:
+            prefetch(high + tile * (32 * HIGH) + tl.arange(0, HIGH)[None, :] * 32)
+        scale_column = (block + scale_unit % WARPS) * (8 * GROUP)
+        prefetch_scales(
+            scales, sub_scales, zeros, scale_row_tile, scale_column, chunks, blocks, GROUP, RATIO, MINIMUMS, NIBBLES,
+            NESTED_BLOCK,
+        )  # fmt: skip
+        wait_for_inputs(EARLY)
     if squares is not None:  # loaded early, because nothing else waits for it
         number = tl.arange(0, SQUARES)
         row_squares = tl.load(squares + number, mask=number < square_count, other=0.0)
     for step in tl.range(steps, num_stages=STAGES):
         block = (tl.program_id(1) * steps + step) * WARPS
-        own_block = tl.minimum(block + unit % WARPS, blocks_of_groups - 1)
-        own_tile = tl.minimum(own_block * PARTS + unit // (2 * WARPS), tiles - 1)
+        own_tile = _own_tile(unit, block, blocks_of_groups, tiles, PARTS, WARPS)
         lows = tl.load(low_rows + own_tile * (32 * LOW))
         lows = words_of(lows.reshape(PARTS * 2 * WARPS, 32, LOW), LOW)
         highs = lows
@@ -204,9 +232,11 @@ def _vector_kernel(
     GATED: tl.constexpr,
     GATE: tl.constexpr,
     SQUARES: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     expert = 0
     if experts is not None:  # the third number of a program is its slot
+        wait_for_inputs(EARLY)
         slot = tl.program_id(2)
         expert = tl.load(experts + slot)
         x += (slot // sharing).to(tl.int64) * columns
@@ -218,6 +248,7 @@ def _vector_kernel(
         low, high, scales, sub_scales, zeros, numbers, scale_table, scale_offset, x, squares, square_count, epsilon,
         first, other, expert, rows, columns, tiles, groups, chunks, blocks, base, splits, GROUP, UNIT, LOW, HIGH,
         RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK, WARPS, STAGES, SQUARES,
+        EARLY and experts is None,
     )  # fmt: skip
     if GATED:
         gate, up = tl.split(tl.trans(result))

@@ -24,6 +24,7 @@ PARTS = (  # the most valuable first, because a failure may leave no time for th
     Part("smoke", 30, "smoke:figures"),
     PEAKS,
     Part("numbers", 120, "numbers:figures"),
+    Part("early start", 60, "early_start:figures"),
     Part("drafted steps", 60, "drafted_steps:figures"),
     Part("engine, INT4", 100, "engine:int4"),
     Part("products", 90, "products:figures"),
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     parts = [part for part in PARTS if not given.part or part is PEAKS or part.name in given.part]
     if given.gguf and given.llama_bench:
-        parts.insert(4, Part("llama.cpp", 60, "llama_cpp:figures", paths=(given.gguf, given.llama_bench)))
+        parts.insert(5, Part("llama.cpp", 60, "llama_cpp:figures", paths=(given.gguf, given.llama_bench)))
     results = measure(parts, run_dry if given.dry_run else run_in_process, given.seconds)
     if given.json:
         given.json.write_text(json.dumps(results.json(), indent=1))

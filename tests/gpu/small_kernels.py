@@ -62,8 +62,10 @@ def _heads(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]
     attention = Attention(1.0, _rotary(machine, model, tokens), _norms(machine, model))
 
     def run() -> Tensor:
-        sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-        return rope_and_store(qkv, positions, positions + BLOCK_SIZE, pool, **sizes, attention=attention)
+        return rope_and_store(
+            qkv, positions, positions + BLOCK_SIZE, pool, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+            attention=attention, early=machine.card.starts_early,
+        )  # fmt: skip
 
     return 4 * qkv.numel(), run
 

@@ -4,7 +4,8 @@
 
 The check calls the kernels' wrappers on tensors without memory, with the sizes of real models. It compiles every launch
 for the cards on which the launch occurs. The check fails if machine code spills registers in loops, needs more shared
-memory than the card has, or does not compile. It also fails if no wrapper launches a kernel. --full compiles every
+memory than the card has, accesses memory before it waits for the kernel before it, or does not compile. It also fails
+if no wrapper launches a kernel. --full compiles every
 kernel in every configuration (see `all_configurations`); otherwise a selection is compiled (see `representative_jobs`).
 
 The check is a separate process, because Triton's interpreter, which other tests use, replaces the compiler.
@@ -30,7 +31,7 @@ import quant.kernels
 from quant.kernels.card import Card
 from tests.kernels.calls import CALLS_OF_A_CARD, CALLS_OF_ALL_CARDS, Setting
 from tests.kernels.cards import CARDS, CLASSES
-from tests.kernels.compilation import Machine, compile_launch
+from tests.kernels.compilation import Machine, compile_launch, faults_before_wait, machine_code
 from tests.kernels.launches import Launch, record_launches
 from tests.kernels.shapes import SHAPES
 
@@ -70,6 +71,8 @@ def check_launch(job: tuple[Launch, Card]) -> Verdict:
         faults.append(
             f"spills registers: {machine.spills} instructions, {machine.loop_spill_share:.1%} of an inner loop's"
         )
+    if launch.options.get("launch_pdl") and (early := faults_before_wait(machine_code(launch, card.architecture))):
+        faults.append(f"starts early, and does not wait before: {early[0]}")
     if machine.shared > card.shared_memory:
         faults.append(f"takes {machine.shared} bytes of shared memory of {card.shared_memory}")
     return Verdict(str(launch), card, machine, ", ".join(faults), time.monotonic() - start)

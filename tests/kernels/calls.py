@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,12 +96,13 @@ def _heads(setting: Setting) -> None:
     each = Norm(norm[0], 1e-5)
     own = tuple(Norm(blank(it, head_dim, dtype=torch.float32), 1e-5, NormKind.LAYER) for it in (heads, kv_heads))
     norms = (HeadNorms(each, each), HeadNorms(*own)) if model.head_norm else (None,)
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    sizes["early"] = setting.card.starts_early
     for dtype, it in itertools.product(KV_TYPES, norms):
         pool = blank(64, len(model.layers), 2, kv_heads, BLOCK_SIZE, head_dim, dtype=dtype)[:, 1]
         rope_and_store(qkv, whole, whole, pool, **sizes, attention=Attention(1.0, rotary, it))
     if model.head_norm:
-        _spread_heads(setting.tokens, each)
+        _spread_heads(setting, each)
 
 
 def _rotated_products(setting: Setting) -> None:
@@ -140,13 +142,15 @@ def _rows(setting: Setting, layer: CudaLinear) -> None:
         layer.gate_row(unscaled, setting.model.gate.value)
 
 
-def _spread_heads(tokens: int, norm: Norm) -> None:
+def _spread_heads(setting: Setting, norm: Norm) -> None:
     """Call the kernel of Gemma 4 with keys and values, and with queries alone."""
-    mixer, whole = WIDE_HEADS, blank(tokens, dtype=torch.int64)
+    mixer, tokens = WIDE_HEADS, setting.tokens
+    whole = blank(tokens, dtype=torch.int64)
     cos, sin = (blank(64, mixer.head_dim // 8, dtype=torch.float32) for _ in range(2))
     rotary = RotaryTable(cos, sin, interleaved=False, span=mixer.head_dim)
     pool = blank(64, 4, 2, mixer.kv_heads, BLOCK_SIZE, mixer.head_dim)[:, 1]
-    sizes = {"heads": mixer.heads, "kv_heads": mixer.kv_heads, "head_dim": mixer.head_dim}
+    sizes: dict[str, Any] = {"heads": mixer.heads, "kv_heads": mixer.kv_heads, "head_dim": mixer.head_dim}
+    sizes["early"] = setting.card.starts_early
     for width, shared in ((mixer.qkv_width, False), (mixer.width, True)):
         attention = Attention(1.0, rotary, HeadNorms(norm, norm, None if shared else norm), shared=shared)
         rope_and_store(blank(tokens, width), whole, whole, pool, **sizes, attention=attention)
@@ -310,9 +314,8 @@ Call = Callable[[Setting], None]
 CALLS_OF_ALL_CARDS: tuple[Call, ...] = (
     _gate,
     _norms,
-    _heads,
     _convolutions,
     _sampling,
 )  # the same for every card
-CALLS_OF_A_CARD: tuple[Call, ...] = (_attention, _products, _rotated_products, _experts)
+CALLS_OF_A_CARD: tuple[Call, ...] = (_heads, _attention, _products, _rotated_products, _experts)
 CALLS = CALLS_OF_ALL_CARDS + CALLS_OF_A_CARD

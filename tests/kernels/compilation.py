@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,12 @@ BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?);", re.MULTILINE)  # (address, instruction)
 LOCAL = re.compile(r"\b(?:STL|LDL)\b")  # stores to and loads from local memory: spills
 JUMP = re.compile(r"\bBRA\b.*?\b0x([0-9a-f]+)")
+# accesses to global memory, and the end of a program
+FAULTS = re.compile(r"\b(?:LDG|LDGSTS|STG|LD|ST|ATOMG|ATOM|RED|REDG|UTMA\w+|UBLKCP|EXIT)\b")
+WAIT = re.compile(r"\bACQBULK\b")  # griddepcontrol.wait
+END = re.compile(
+    r"^(?:EXIT|RET|BRA(?!\.U))\b"
+)  # an instruction after which the next one does not run; BRA.U is conditional
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,29 @@ def spills_of(code: str) -> tuple[int, float]:
     spills = {address: bool(LOCAL.search(instruction)) for address, instruction in instructions}
     bodies = [[spills[it] for it in spills if first <= it <= last] for first, last in inner]
     return sum(spills.values()), max((sum(it) / len(it) for it in bodies), default=0.0)
+
+
+def faults_before_wait(code: str) -> list[str]:
+    """Return the accesses to global memory, and the ends, that a program may reach before its wait for earlier kernels.
+
+    If a program ended without a wait, the kernel after it would not wait for all earlier kernels.
+    """
+    instructions = {int(address, 16): text for address, text in INSTRUCTION.findall(code)}
+    following = dict(pairwise(instructions))
+    found, seen, left = [], set(), [min(instructions)]
+    while left:
+        address = left.pop()
+        text = instructions[address]
+        if address in seen or WAIT.search(text):
+            continue
+        seen.add(address)
+        if FAULTS.search(text):
+            found.append(text)
+        if jump := JUMP.search(text):
+            left.append(int(jump[1], 16))
+        if not END.match(text) and address in following:
+            left.append(following[address])
+    return found
 
 
 def _output_of(program: str, *arguments: str) -> str:

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quant.kernels.early_start import launch_options, wait_for_inputs
 from tests.kernels.ahead_of_time import check_launches, report
 from tests.kernels.calls import blank
 from tests.kernels.cards import CARDS
@@ -43,6 +44,13 @@ def _changing_kernel(out: tl.tensor, count: tl.tensor) -> None:
     tl.store(out, total)
 
 
+@triton.jit
+def _hasty_kernel(x: tl.tensor, out: tl.tensor, EARLY: tl.constexpr) -> None:
+    value = tl.load(x)
+    wait_for_inputs(EARLY)
+    tl.store(out, value)
+
+
 def product(rows: int, columns: int, depth: int, **options: Any) -> None:
     inner = 4096
     out = blank(rows, columns, dtype=torch.float32)
@@ -51,13 +59,16 @@ def product(rows: int, columns: int, depth: int, **options: Any) -> None:
 
 
 def main() -> int:
-    ampere = CARDS[0]
+    ampere, hopper = CARDS[0], CARDS[3]
     with record_launches() as launches:
         product(64, 64, 32, num_warps=4, num_stages=2)
         product(256, 128, 32, num_warps=2, num_stages=2)  # 256 accumulators per thread
         product(128, 128, 128, num_warps=8, num_stages=5)  # 5 stages of 64 KiB
         _changing_kernel[1,](blank(1), 5)
-    good = report(check_launches([(launch, ampere) for launch in launches.values()]))
+    jobs = [(launch, ampere) for launch in launches.values()]
+    with record_launches() as launches:
+        _hasty_kernel[1,](blank(1), blank(1), **launch_options(early=True))
+    good = report(check_launches([*jobs, *((launch, hopper) for launch in launches.values())]))
     return 0 if good else 1
 
 

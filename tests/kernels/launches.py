@@ -32,7 +32,7 @@ PACKING = {
     ),
 }
 GATES = {"GATED", "GATE", "SIGMOID", "NORMALIZED", "GROUPED"}
-FORM = PACKING | GATES | {"ADD", "SINKS", "CAPPED", "WINDOWED", "EXPONENT", "WIDTH"}
+FORM = PACKING | GATES | {"ADD", "EARLY", "SINKS", "CAPPED", "WINDOWED", "EXPONENT", "WIDTH"}
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 # Properties of arguments (multiple of 16, 64-bit index, equal to one) are the same for all architectures.
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))

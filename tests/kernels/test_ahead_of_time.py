@@ -44,7 +44,8 @@ def test_faulty_kernels_are_reported() -> None:
     done = run("tests.kernels.faulty_kernels")
     assert done.returncode == 1, done.stderr
     faults = [line for line in done.stdout.splitlines() if line.startswith("FAULT")]
-    assert len(faults) == 3, done.stdout
+    assert len(faults) == 4, done.stdout
+    assert sum("_hasty_kernel" in line and "does not wait before: LDG" in line for line in faults) == 1
     assert sum("ROWS=256" in line and "spills registers" in line for line in faults) == 1
     assert sum("DEPTH=128" in line and "shared memory" in line for line in faults) == 1
     assert (

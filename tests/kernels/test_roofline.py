@@ -6,11 +6,19 @@ from typing import Any
 
 import pytest
 
-from tests.kernels.machine_loops import innermost_loops, main_loop
+from tests.kernels.machine_loops import innermost_loops, main_loop, straight_code
 from tests.kernels.recorded_steps import Work
 from tests.kernels.roofline import MANY_WARPS, STORED, faults
 from tests.kernels.test_ahead_of_time import run
-from tests.kernels.time_model import LAUNCH_SECONDS, RATES, Kernel, clocks, seconds
+from tests.kernels.time_model import (
+    FIRST_LOAD_SECONDS,
+    GAP_SECONDS,
+    LAUNCH_SECONDS,
+    RATES,
+    Kernel,
+    clocks,
+    seconds,
+)
 
 CODE = """
         /*0000*/                   MOV R1, c[0x0][0x28] ;
@@ -78,6 +86,17 @@ def test_time_is_the_longer_one_of_traffic_and_instructions() -> None:
     loops = 8 * 4096 * 4096 / 2048  # of a warp, for all products
     assert microseconds(WORK) == pytest.approx(1e6 * loops * 8 / (0.75 * 4 * 132 * H100.clock))
     assert microseconds(replace(WORK, traffic=10**9)) == pytest.approx(1e15 / (0.92 * H100.bandwidth))
+
+
+def test_an_early_start_saves_the_gap_and_prefetched_weights_the_first_wait() -> None:
+    def saved(code: str) -> float:
+        started = replace(kernel(), whole=straight_code(code + CODE))
+        return 1e6 * (seconds(WORK, kernel(), H100, 132) - seconds(WORK, started, H100, 132))
+
+    wait, prefetch = "\n        /*0000*/ ACQBULK ;\n", "\n        /*0000*/ CCTL.E.PF2 [R4] ;\n"
+    assert saved(wait) == pytest.approx(1e6 * GAP_SECONDS)
+    assert saved(prefetch + wait) == pytest.approx(1e6 * (GAP_SECONDS + FIRST_LOAD_SECONDS))
+    assert saved(prefetch) == 0
 
 
 def test_registers_and_shared_memory_limit_the_warps_of_a_multiprocessor() -> None:

@@ -2,7 +2,8 @@
 
 A scheduler issues one instruction per clock, and each pipe takes some clocks for an instruction of a warp. Rates are
 those of NVIDIA's tuning guides and of published measurements. The rate of the half-rate instructions, and the shares
-that are reached in practice, are assumptions. Latency is not modeled.
+that are reached in practice, are assumptions. Latency is not modeled, except for early kernels: the gap before them is
+gone, and if they prefetch weights, so is the first wait for memory.
 """
 
 from dataclasses import dataclass
@@ -15,10 +16,14 @@ REACHED_TRAFFIC = 0.92  # share of the bandwidth that a copy reaches
 REACHED_ISSUE = 0.75  # share of the busiest pipe's clocks that a loop reaches
 REACHED_LIBRARY = 0.75  # share of the peak that the library's product reaches
 LAUNCH_SECONDS = 2.5e-6  # of a kernel in a CUDA graph: its start, and its last programs
+# what an early start saves of that, measured with a pair of empty kernels in a graph (pegainfer issue 569)
+GAP_SECONDS = 0.96e-6
+FIRST_LOAD_SECONDS = 0.34e-6  # what prefetched weights save in addition: the latency of memory, 600 clocks on an H100
 REGISTERS = 65536  # of a multiprocessor
 RESERVED = 1 << 10  # bytes of shared memory that each program takes in addition
 CLOCKS = {"alu": 2.0, "fma": 1.0, "slow": 8.0, "memory": 4.0}  # of a scheduler for an instruction of a warp
 IMAD_CLOCKS = 2.0
+WAIT, PREFETCH = "ACQBULK", "CCTL"  # instructions: griddepcontrol.wait, and prefetch to the L2 cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,14 @@ class Kernel:
     shared: int  # bytes per program
     spills: int
     warps: int  # per program
+
+    @property
+    def starts_early(self) -> bool:
+        return any(it.name == WAIT for it in self.whole.body)
+
+    @property
+    def prefetches(self) -> bool:
+        return any(it.name == PREFETCH for it in self.whole.body)
 
     def occupancy(self, rates: Rates) -> int:
         """Return the number of warps that a multiprocessor holds."""
@@ -99,4 +112,5 @@ def seconds(work: Work, kernel: Kernel | None, rates: Rates, multiprocessors: in
     if not loop_clocks:
         loop_clocks = work.programs * kernel.warps * clocks(kernel.whole, rates)
     busy = loop_clocks / (REACHED_ISSUE * SCHEDULERS * multiprocessors * rates.clock)
-    return max(traffic, busy) + LAUNCH_SECONDS
+    saved = (GAP_SECONDS + FIRST_LOAD_SECONDS * kernel.prefetches) * kernel.starts_early
+    return max(traffic, busy) + LAUNCH_SECONDS - saved

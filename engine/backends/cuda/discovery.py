@@ -1,7 +1,8 @@
 """Find a usable GPU: one that is new enough, and on which a kernel runs."""
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,8 @@ from engine.backends.cuda.driver import driver_version, free_memories, too_old_f
 from engine.backends.cuda.gpu import Gpu, read_card
 from engine.backends.device_errors import first_line
 from engine.errors import NoCompiler
+
+log = logging.getLogger(__name__)
 
 MIN_CAPABILITY = (8, 0)  # bfloat16 matrix instructions require this compute capability
 REPORT = "Update the driver and torch, or use --device cpu."
@@ -71,9 +74,19 @@ def _found(index: int | None) -> Gpu | Unusable:
     failures: list[str] = []
     for gpu in _by_free_memory(fitting):
         if not (failure := why_kernels_fail(gpu)):
-            return gpu
+            return _with_trial_of_early_start(gpu)
         failures.append(f"{gpu.card.name}: {failure}")
     return Unusable("; ".join(failures), REPORT)
+
+
+def _with_trial_of_early_start(gpu: Gpu) -> Gpu:
+    """Return the GPU, without early start if a trial of it fails. Steps are then only slower."""
+    from engine.backends.cuda.trial_kernel import why_early_start_fails
+
+    if not gpu.card.starts_early or not (failure := why_early_start_fails(gpu)):
+        return gpu
+    log.warning("kernels on %s do not start early: %s", gpu.card.name, failure)
+    return replace(gpu, card=replace(gpu.card, early_start_fails=True))
 
 
 def _by_free_memory(gpus: Sequence[Gpu]) -> list[Gpu]:

@@ -87,7 +87,7 @@ class CudaOperations:
         return rope_and_store(
             rows, batch.positions, slots, kv.pool,
             heads=kv.query_heads(rows.shape[1], queries_only=attention.shared), kv_heads=kv.kv_heads,
-            head_dim=kv.head_dim, attention=attention,
+            head_dim=kv.head_dim, attention=attention, early=self._card.starts_early,
         )  # fmt: skip
 
     def attend(self, q: Tensor, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:

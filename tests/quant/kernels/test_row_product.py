@@ -44,23 +44,23 @@ def check(got: Tensor, want: Tensor, size: Tensor) -> None:
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_product_with_an_unscaled_row_is_that_with_the_normalized_row(
-    kind: str, tile: ProductTile, device: torch.device
+    kind: str, tile: ProductTile, device: torch.device, early: bool
 ) -> None:
     matrix, values = matrix_of(kind, 40, 512, device)
     x, slope, bias = 30 * torch.randn(1, 512), torch.rand(512) + 0.5, torch.randn(40)
     out = torch.full((1, 40), torch.nan, device=device)
-    row_product(matrix, unscaled_row(x, slope, 5, device), out, tile, bias=bias.to(device))
+    row_product(matrix, unscaled_row(x, slope, 5, device), out, tile, early=early, bias=bias.to(device))
     row = normed(x, slope)
     check(out, row @ values.T + bias, row.abs() @ values.abs().T)
 
 
 @pytest.mark.parametrize("rows", [40, 37])
 @pytest.mark.parametrize("kind", KINDS)
-def test_sum_is_returned_as_the_next_product_needs_it(kind: str, rows: int, device: torch.device) -> None:
+def test_sum_is_returned_as_the_next_product_needs_it(kind: str, rows: int, device: torch.device, early: bool) -> None:
     matrix, values = matrix_of(kind, rows, 512, device)
     x, stream, slope = torch.randn(1, 512), 100 * torch.randn(1, rows), torch.rand(rows) + 0.5
     out, norm = stream.clone().to(device), RowNorm(slope.to(device), EPSILON)
-    found = summed_row_product(matrix, x.bfloat16().to(device), out, TILES[0], norm, None)
+    found = summed_row_product(matrix, x.bfloat16().to(device), out, TILES[0], norm, None, early=early)
     want = stream + x.bfloat16().float() @ values.T
     check(out, want, want.abs() + x.abs() @ values.abs().T)
     torch.testing.assert_close(found.values.cpu(), (out.cpu() * slope).bfloat16())
@@ -70,13 +70,13 @@ def test_sum_is_returned_as_the_next_product_needs_it(kind: str, rows: int, devi
 
 @pytest.mark.parametrize("is_unscaled", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_gated_product_is_the_gate_times_up(kind: str, is_unscaled: bool, device: torch.device) -> None:
+def test_gated_product_is_the_gate_times_up(kind: str, is_unscaled: bool, device: torch.device, early: bool) -> None:
     matrix, values = matrix_of(kind, 48, 512, device)
     x, slope = torch.randn(1, 512), torch.rand(512) + 0.5
     row = normed(x, slope) if is_unscaled else x.bfloat16().float()
     out = torch.full((1, 24), torch.nan, device=device)
     given = unscaled_row(x, slope, 3, device) if is_unscaled else x.bfloat16().to(device)
-    gated_row_product(matrix, given, out, TILES[0], "silu")
+    gated_row_product(matrix, given, out, TILES[0], "silu", early=early)
     gate, up = (row @ values.T).chunk(2, 1)
     size = (row.abs() @ values.abs().T).chunk(2, 1)
     check(out, F.silu(gate) * up, size[0] * up.abs() + size[1] * gate.abs() + size[0] * size[1] / 100)

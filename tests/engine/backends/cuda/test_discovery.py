@@ -18,7 +18,7 @@ from engine.load_options import LoadOptions
 from quant.errors import ModelFileError
 from quant.kernels.card import Card
 from tests.engine.answers import answer
-from tests.engine.backends.cuda.two_devices import INTERPRETED
+from tests.engine.backends.cuda.two_devices import INTERPRETED, gpu
 from tests.engine.models.tiny_llama import make
 
 
@@ -109,6 +109,33 @@ def test_gpu_on_which_kernels_fail_is_passed_over(cards: list[Card], monkeypatch
     monkeypatch.setattr(discovery, "free_memories", dict)
     monkeypatch.setattr(trial_kernel, "why_kernels_fail", lambda gpu: "" if gpu.index else "it is broken")
     assert find_gpu() == Gpu(INTERPRETED, 1)
+
+
+def test_kernels_start_in_order_if_a_trial_of_early_start_fails(
+    cards: list[Card], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cards[0] = hopper = replace(INTERPRETED, capability=(9, 0), interpreted=False)
+    monkeypatch.setattr(trial_kernel, "why_kernels_fail", lambda gpu: "")
+    monkeypatch.setattr(trial_kernel, "why_early_start_fails", lambda gpu: "")
+    assert find_gpu() == Gpu(hopper)
+    assert hopper.starts_early
+    find_gpu.cache_clear()
+    monkeypatch.setattr(trial_kernel, "why_early_start_fails", lambda gpu: "the results are wrong")
+    found = find_gpu()
+    assert isinstance(found, Gpu)
+    assert not found.card.starts_early
+    assert "do not start early: the results are wrong" in caplog.text
+
+
+def test_trial_of_early_start_compares_its_results(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = gpu(device)
+    assert trial_kernel.why_early_start_fails(here) == ""
+    monkeypatch.setattr(trial_kernel, "LAUNCHES", 2)
+    chain = trial_kernel._launch_chain
+    monkeypatch.setattr(trial_kernel, "_launch_chain", lambda numbers, gpu: chain(numbers.roll(1, 0), gpu))
+    assert trial_kernel.why_early_start_fails(here) == "the results are wrong"
+    monkeypatch.setattr(trial_kernel, "_launch_chain", failing(RuntimeError("no such attribute\nat line 3")))
+    assert trial_kernel.why_early_start_fails(here) == "no such attribute"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from engine.model_config import Gate, NormKind
 from engine.operations import GatedMLP, Norm
 from quant.cuda.backend import CudaBackend
 from quant.linear import QLinear
-from tests.engine.backends.cuda.two_devices import INTERPRETED
+from tests.engine.backends.cuda.two_devices import INTERPRETED, gpu
 from tests.quant.cpu.random_weights import random_weight
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")
@@ -29,8 +29,9 @@ class Parts:
     def __init__(self, device: torch.device) -> None:
         self._rng = np.random.default_rng(0)
         torch.manual_seed(0)
-        self.backend = CudaBackend(device, INTERPRETED, deterministic=False)
-        self.ops = CudaOperations(self.backend, INTERPRETED, deterministic=False)
+        card = gpu(device).card
+        self.backend = CudaBackend(device, card, deterministic=False)
+        self.ops = CudaOperations(self.backend, card, deterministic=False)
         self.square = self._layer("Q4_K", HIDDEN, HIDDEN)
         self.other = self._layer("Q6_K", HIDDEN, HIDDEN)
         self.mlp = GatedMLP(self._layer("Q4_K", 2 * INNER, HIDDEN), self._layer("Q4_K", HIDDEN, INNER))
