@@ -1,8 +1,8 @@
-"""Start kernels while the kernel before them is still running: programmatic dependent launch, from sm_90 on.
+"""Programmatic dependent launch, from sm_90 on: a kernel starts while the kernel before it is still running.
 
 The programs of an early kernel start when all programs of the kernel before have started and a multiprocessor has room.
 They may prefetch what no kernel writes, such as weights. Before they read or write anything else, they call
-`wait_for_inputs`, which returns when the kernel before has ended and its results are visible. That kernel has ended
+`wait_for_inputs`, which returns when the kernel before has ended and its results are visible. This kernel has ended
 after its own wait, so all earlier kernels have ended as well. A CUDA graph keeps this order.
 
 Source: "Programmatic Dependent Launch" in NVIDIA's CUDA Programming Guide.

@@ -105,7 +105,8 @@ class Tuning:
         if shape.experts:
             ids = torch.arange(shape.experts, dtype=torch.int32, device=self._gpu.device).repeat(shape.tokens)
             tiles = token_tiles(ids.unsqueeze(1), self._experts[shape], shape.tokens)
-            product = partial(packed_expert_product, x=x, out=out, tile=tile, tiles=tiles)
+            early = self._gpu.card.starts_early
+            product = partial(packed_expert_product, x=x, out=out, tile=tile, tiles=tiles, early=early)
         else:
             product = partial(packed_product, x=x, out=out, tile=tile, bias=None, add=False)
         try:

@@ -1,4 +1,4 @@
-"""What products of one row do before they wait for their input, recorded in the interpreter."""
+"""Tests of what products of one row do before they wait for their input, recorded in the interpreter."""
 
 from dataclasses import dataclass, field
 from typing import Any
