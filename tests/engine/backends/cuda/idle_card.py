@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
 from engine.backends.cuda.gpu import Gpu
+from engine.kernels.sampling_rows import Sampled
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
 from quant.kernels.card import Card
@@ -49,6 +50,7 @@ class IdleCard(FakeCuda):
         monkeypatch.setattr(Gpu, "device", CPU)
         monkeypatch.setattr(Gpu, "staging", self._staging)
         monkeypatch.setattr(interpreter.GridExecutor, "__call__", self._launch)
+        monkeypatch.setattr(Sampled, "blank", _zero_samples)
         monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
         results = {
             "set_device": None,
@@ -93,6 +95,16 @@ class IdleCard(FakeCuda):
     def _staging(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         self.transfers += 1
         return torch.zeros(shape, dtype=dtype)
+
+
+_blank = Sampled.blank
+
+
+def _zero_samples(rows: int, alternatives: int | None, device: torch.device) -> Sampled:
+    """Return samples of token 0. Samples in uninitialized memory could end a request with an error."""
+    sampled = _blank(rows, alternatives, device)
+    sampled.buffer.zero_()
+    return sampled
 
 
 @dataclass
