@@ -13,6 +13,8 @@ from quant.cuda.float8 import Float8Matrix
 from quant.cuda.matrix import DENSE, TILE_ROWS, CudaMatrix, PackedMatrix
 from quant.kernels.card import Card
 from quant.kernels.float8_unpack import unpacked
+from quant.kernels.integer_product import integer_product
+from quant.kernels.integer_rows import integer_inputs, integer_weights
 from quant.kernels.packed_product import (
     RowNorm,
     UnscaledRow,
@@ -136,6 +138,10 @@ class CudaLinear:
         if isinstance(matrix, PackedMatrix) and tokens > 0 and (self._deterministic or tokens <= MOST_TOKENS):
             ordered = x if matrix.order is None else x.index_select(1, matrix.order)
             packed_product(matrix, ordered, out, self._tile(matrix, tokens), bias=bias, add=add)
+            return
+        if isinstance(matrix, PackedMatrix) and tokens > 0 and self._tiles.card.prefers_integers:
+            ordered = x if matrix.order is None else x.index_select(1, matrix.order)
+            integer_product(integer_weights(matrix), integer_inputs(ordered), out, bias=bias, add=add)
             return
         if isinstance(matrix, Float8Matrix):
             product = self._float8(x, matrix, out_dtype=torch.float32)
