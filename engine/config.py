@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 BLOCK_SIZE = 16  # tokens in a KV block
+SMALL_MODEL = 500_000_000  # matrix elements; rounding activations to 8 bits has the largest effect in smaller models
 CHECKPOINT_TOKENS = 256  # least number of tokens between two states that are kept for later requests
 TARGET_LATENCY = 0.06  # target for the seconds between two tokens of a stream while other prompts are prefilled
 

@@ -15,6 +15,7 @@ from engine import models
 from engine.backends.reference import ReferenceDevice
 from engine.checkpoints.checkpoint import Checkpoint, StoredWeight
 from engine.checkpoints.weights import MAX_LOADING_THREADS, matrix_samples
+from engine.config import SMALL_MODEL
 from engine.device import Device
 from engine.errors import UnsupportedModel
 from engine.kv.budget import HostMemory
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "cuda", "cpu", "reference")
-SMALL_MODEL = 500_000_000  # matrix elements; smaller models get 14-bit activations
 KV_TYPES = {"auto": torch.float16, "f16": torch.float16, "int8": torch.int8}  # types of the KV cache on a CPU
 AUTO_KV_TYPE = "Set kv_type to auto: INGLE_KV_TYPE=auto."
 DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")

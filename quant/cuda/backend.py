@@ -25,11 +25,18 @@ class CudaBackend:
     card: Card
     deterministic: bool  # the bits of a row do not depend on the rest of the batch
     measured: MeasuredTiles | None = None  # measured tiles, which take precedence over computed ones
+    integer_prompts: bool = False  # whether products of many tokens round weights and inputs to 8 bits
     name: str = "cuda"
 
     def linear(self, segments: Sequence[QTensor], use: Use = Use.PRODUCTS) -> QLinear:
         matrices = self._matrices(segments, use)
-        return CudaLinear(matrices, self.card, deterministic=self.deterministic, measured=self.measured)
+        return CudaLinear(
+            matrices,
+            self.card,
+            deterministic=self.deterministic,
+            measured=self.measured,
+            integer_prompts=self.integer_prompts,
+        )
 
     def experts(self, layers: Iterable[Sequence[QTensor]], count: int) -> tuple[QLinear, ...]:
         stack = self.stack(layers, count)

@@ -14,7 +14,7 @@ from quant.cuda.matrix import DENSE, TILE_ROWS, CudaMatrix, PackedMatrix
 from quant.kernels.card import Card
 from quant.kernels.float8_unpack import unpacked
 from quant.kernels.integer_product import integer_product
-from quant.kernels.integer_rows import integer_inputs, integer_weights
+from quant.kernels.integer_rows import IntegerRows, integer_inputs, integer_weights
 from quant.kernels.packed_product import (
     RowNorm,
     UnscaledRow,
@@ -32,12 +32,19 @@ class CudaLinear:
     """A linear layer, [tokens, inputs] -> [tokens, outputs]."""
 
     def __init__(
-        self, matrices: Sequence[CudaMatrix], card: Card, *, deterministic: bool, measured: MeasuredTiles | None = None
+        self,
+        matrices: Sequence[CudaMatrix],
+        card: Card,
+        *,
+        deterministic: bool,
+        measured: MeasuredTiles | None = None,
+        integer_prompts: bool = False,
     ) -> None:
         self.outputs = sum(matrix.shape[0] for matrix in matrices)
         self.inputs = matrices[0].shape[1]
         self.matrices = tuple(matrices)
         self._tiles, self._deterministic = TileTable(card, measured or {}), deterministic
+        self._integer_prompts = integer_prompts
         self._float8 = partial(float8_product.multiply, card=card, deterministic=deterministic)
 
     @property
@@ -50,9 +57,15 @@ class CudaLinear:
         """Bytes of the weights in GPU memory."""
         return sum(matrix.nbytes for matrix in self.matrices)
 
+    def takes_integers(self, tokens: int) -> bool:
+        """Whether `multiply` rounds this number of tokens to 8-bit integers, or takes them rounded."""
+        if self._deterministic or not self._integer_prompts or tokens <= MOST_TOKENS:
+            return False
+        return all(isinstance(matrix, PackedMatrix) and matrix.order is None for matrix in self.matrices)
+
     def multiply(
         self,
-        x: Tensor,
+        x: Tensor | IntegerRows,
         *,
         out_dtype: torch.dtype = torch.bfloat16,
         bias: Tensor | None = None,
@@ -60,14 +73,15 @@ class CudaLinear:
     ) -> Tensor:
         """Multiply x [tokens, inputs], converted to bfloat16, by the weight, and add `bias` (float32 [outputs]).
 
-        Returns [tokens, outputs] in `out_dtype`. With `add_to` (float32, the same shape), the product is added to it in
-        place.
+        x may be rounded to integers if `takes_integers`. Returns [tokens, outputs] in `out_dtype`. With `add_to`
+        (float32, the same shape), the product is added to it in place.
         """
-        if len(self.matrices) == 1 and isinstance(self.matrices[0], Float8Matrix):
+        if isinstance(x, Tensor) and len(self.matrices) == 1 and isinstance(self.matrices[0], Float8Matrix):
             return self._float8(x, self.matrices[0], out_dtype=out_dtype, bias=bias, add_to=add_to)
-        tokens = len(x)
-        out = add_to if add_to is not None else torch.empty(tokens, self.outputs, dtype=out_dtype, device=x.device)
-        x = as_input(x)
+        tokens, device = (x.count, x.codes.device) if isinstance(x, IntegerRows) else (len(x), x.device)
+        out = add_to if add_to is not None else torch.empty(tokens, self.outputs, dtype=out_dtype, device=device)
+        if isinstance(x, Tensor):
+            x = integer_inputs(as_input(x)) if self.takes_integers(tokens) else as_input(x)
         first = 0
         for matrix in self.matrices:
             columns = slice(first, first := first + matrix.shape[0])
@@ -132,16 +146,17 @@ class CudaLinear:
         form, (rows, columns) = matrix.form, matrix.shape
         return self._tiles.product(form.kind, rows, columns, tokens, form.few_tokens, deterministic=self._deterministic)
 
-    def _multiply(self, matrix: CudaMatrix, x: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
+    def _multiply(
+        self, matrix: CudaMatrix, x: Tensor | IntegerRows, out: Tensor, bias: Tensor | None, add: bool
+    ) -> None:
         """Write x times one matrix, plus `bias`, to `out` [tokens, rows]. With `add`, add the result to `out`."""
+        if isinstance(x, IntegerRows):
+            integer_product(integer_weights(_packed(matrix)), x, out, bias=bias, add=add)
+            return
         tokens = len(x)
         if isinstance(matrix, PackedMatrix) and tokens > 0 and (self._deterministic or tokens <= MOST_TOKENS):
             ordered = x if matrix.order is None else x.index_select(1, matrix.order)
             packed_product(matrix, ordered, out, self._tile(matrix, tokens), bias=bias, add=add)
-            return
-        if isinstance(matrix, PackedMatrix) and tokens > 0 and self._tiles.card.prefers_integers:
-            ordered = x if matrix.order is None else x.index_select(1, matrix.order)
-            integer_product(integer_weights(matrix), integer_inputs(ordered), out, bias=bias, add=add)
             return
         if isinstance(matrix, Float8Matrix):
             product = self._float8(x, matrix, out_dtype=torch.float32)
@@ -175,6 +190,12 @@ def as_input(x: Tensor | UnscaledRow) -> Tensor | UnscaledRow: ...
 def as_input(x: Tensor | UnscaledRow) -> Tensor | UnscaledRow:
     """Return x as products take it: bfloat16 and contiguous."""
     return x if isinstance(x, UnscaledRow) else x.to(DENSE).contiguous()
+
+
+def _packed(matrix: CudaMatrix) -> PackedMatrix:
+    if not isinstance(matrix, PackedMatrix):
+        raise TypeError(f"{type(matrix).__name__} is not multiplied in integers")
+    return matrix
 
 
 def _device(x: Tensor | UnscaledRow) -> torch.device:

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quant.cuda.matrix import PackedMatrix
+from quant.kernels.gating import gated_values
 from quant.kernels.packed_values import unpacked_tiles
 
 SPAN = 32  # columns that share a scale
@@ -119,6 +120,25 @@ def _integer_inputs_kernel(
     _store_spans(values.to(tl.float32), codes, scales, token, tl.program_id(0), tokens)
 
 
+@triton.jit(do_not_specialize=["tokens", "width"])
+def _integer_gate_kernel(
+    gate_up: tl.tensor,
+    codes: tl.tensor,
+    scales: tl.tensor,
+    tokens: tl.tensor,
+    width: tl.tensor,
+    GATE: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    token = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) * 128 + tl.arange(0, 128)
+    kept = (token < tokens)[:, None] & (column < width)[None, :]
+    at = gate_up + token[:, None].to(tl.int64) * (2 * width) + column[None, :]
+    first = tl.load(at, mask=kept, other=0.0).to(tl.float32)
+    second = tl.load(at + width, mask=kept, other=0.0).to(tl.float32)
+    _store_spans(gated_values(first, second, GATE), codes, scales, token, tl.program_id(0), tokens)
+
+
 def integer_weights(matrix: PackedMatrix) -> IntegerRows:
     """Return all rows of a packed matrix as 8-bit integers."""
     form, rows = matrix.form, matrix.shape[0]
@@ -141,4 +161,15 @@ def integer_inputs(x: Tensor) -> IntegerRows:
     tiles = triton.cdiv(columns, 128)
     found = IntegerRows.blank(tokens, tiles * 4, x.device)
     _integer_inputs_kernel[tiles, triton.cdiv(tokens, ROWS)](x, found.codes, found.scales, tokens, columns, ROWS=ROWS)
+    return found
+
+
+def integer_gated(gate_up: Tensor, gate: str) -> IntegerRows:
+    """Return gate(first half) * second half of each row, as `integer_inputs` does. `gate` is the value of a `Gate`."""
+    tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+    tiles = triton.cdiv(width, 128)
+    found = IntegerRows.blank(tokens, tiles * 4, gate_up.device)
+    _integer_gate_kernel[tiles, triton.cdiv(tokens, ROWS)](
+        gate_up, found.codes, found.scales, tokens, width, GATE=gate, ROWS=ROWS
+    )
     return found

@@ -46,7 +46,9 @@ def _steps(machine: Machine) -> tuple[Step, ...]:
 def _product_error(machine: Machine, kind: str, rows: int, columns: int) -> float:
     """Return the largest error relative to the root mean square of the results. The rows of a weight repeat."""
     stored = weight(kind, rows, columns, torch.device("cpu" if machine.dry else "cuda"))
-    layer = CudaBackend(machine.device, machine.card, deterministic=False).linear([stored])
+    layer = CudaBackend(
+        machine.device, machine.card, deterministic=False, integer_prompts=machine.card.prefers_integers
+    ).linear([stored])
     values = dequantize(weight(kind, min(rows, ROWS), columns, torch.device("cpu"))).to(machine.device)
     errors = []
     for tokens in (1, 4) if machine.dry else TOKENS:

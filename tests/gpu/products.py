@@ -73,7 +73,9 @@ def _of_one_matrix(machine: Machine, series: Series, part: str) -> Iterator[Figu
 
 def _layers(machine: Machine, kind: str, rows: int, columns: int) -> list[CudaLinear]:
     """Return copies of a weight that together exceed the GPU's cache, so that each is read from memory."""
-    backend = CudaBackend(machine.device, machine.card, deterministic=False)
+    backend = CudaBackend(
+        machine.device, machine.card, deterministic=False, integer_prompts=machine.card.prefers_integers
+    )
 
     def make() -> CudaLinear:
         layer = backend.linear([weight(kind, rows, columns, machine.device)])

@@ -40,6 +40,7 @@ from quant.cuda.linear import CudaLinear
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import CudaMatrix
 from quant.kernels.card import Card
+from quant.kernels.integer_rows import integer_gated
 from quant.kernels.packed_product import VECTOR_ROWS, RowNorm, UnscaledRow
 from quant.kernels.token_tiles import token_tiles
 from tests.kernels.shapes import (
@@ -211,8 +212,16 @@ def _products(setting: Setting) -> None:
         if setting.model in (models if setting.thorough else [models[number % len(models)]]):
             sizes = list(matrices(setting.model).values())
             for rows, columns in sizes if setting.thorough else sizes[:3:2]:
-                matrix = _matrix(kind, rows, columns)
-                _product(setting, CudaLinear([matrix], setting.card, deterministic=setting.deterministic))
+                integers = setting.card.prefers_integers
+                layer = CudaLinear(
+                    [_matrix(kind, rows, columns)],
+                    setting.card,
+                    deterministic=setting.deterministic,
+                    integer_prompts=integers,
+                )
+                _product(setting, layer)
+                if layer.takes_integers(setting.tokens):
+                    integer_gated(blank(setting.tokens, 2 * columns), setting.model.gate.value)
 
 
 def _convolutions(setting: Setting) -> None:

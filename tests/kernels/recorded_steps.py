@@ -29,6 +29,7 @@ from quant.cuda.backend import CudaBackend
 from quant.cuda.linear import CudaLinear
 from quant.cuda.matrix import CudaMatrix
 from quant.kernels.card import Card
+from quant.kernels.integer_rows import IntegerRows
 from tests.gpu.random_checkpoint import RandomCheckpoint
 from tests.kernels.launches import Launch, record_launches
 from tests.kernels.shapes import mixer_of
@@ -124,7 +125,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             smallest = max(it.shape[0] for name, it in tensors.items() if name in GATHERING)
             tensors = {name: it for name, it in tensors.items() if it.shape[0] == smallest}
         sizes = {it.untyped_storage()._cdata: it.nbytes for it in tensors.values()}
-        products = self._multiply_adds(list(tensors.values()))
+        products = self._multiply_adds(list(tensors.values())) or _integer_multiply_adds(tensors)
         traffic, streamed = sum(sizes.values()), max(sizes.values())
         rows = self._rows if products else 0
         self.works.append(Work(self._operation, launch, prod(grid), traffic, streamed, products, rows))
@@ -156,6 +157,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sum(self._rows * prod(it.shape) for it in self._layer.matrices if _storages(it) & storages)
 
 
+def _integer_multiply_adds(tensors: dict[str, Tensor]) -> int:
+    """Return the multiply-adds of `integer_product`, and 0 for other kernels."""
+    if not {"codes", "x_scales"} <= tensors.keys():
+        return 0
+    return prod(tensors["codes"].shape) * tensors["x"].shape[1]
+
+
 def _kind(matrix: CudaMatrix) -> str:
     form: Any = getattr(matrix, "form", None)
     return "dense" if form is None else str(getattr(form, "kind", form))
@@ -180,7 +188,8 @@ def _recording(step: Step, model: ModelConfig) -> Iterator[list[Work]]:
 
     def multiplying(function: Any) -> Any:
         def call(self: CudaLinear, x: Any, *arguments: Any, **options: Any) -> Any:
-            with recorder.product(self, len(x) if isinstance(x, Tensor) else 1):
+            rows = len(x) if isinstance(x, Tensor) else x.count if isinstance(x, IntegerRows) else 1
+            with recorder.product(self, rows):
                 return function(self, x, *arguments, **options)
 
         return call
@@ -208,7 +217,8 @@ class RecordedModel:
         checkpoint = RandomCheckpoint(model, mix, META)
         self.model = models.read_config(checkpoint.metadata)
         self._device = CudaDevice(AbsentGpu(card), CudaOptions())
-        operations = CudaOperations(CudaBackend(META, card, deterministic=False), card, deterministic=False)
+        backend = CudaBackend(META, card, deterministic=False, integer_prompts=card.prefers_integers)
+        operations = CudaOperations(backend, card, deterministic=False)
         weights = Weights(checkpoint.path, models.stored_weights(checkpoint))
         self._loaded = models.load(self.model, weights, operations, model.context_length)
         self.weight_bytes = checkpoint.bytes_per_step()

@@ -131,16 +131,15 @@ class CardReport:
     decode: Estimate
     floor: float  # seconds to read all weights, keys, and values once at the full bandwidth
     prompt: float  # seconds of a prompt of PROMPT tokens
-    prompt_operations: float  # operations of that prompt
+    best: float  # seconds of that prompt at the peaks: products in integers, if the card prefers them, all else in bf16
 
     def json(self) -> dict[str, object]:
-        peak = RATES[self.card.architecture].peak(self.card.multiprocessors)
         return {
             "decode_ms": round(1e3 * self.decode.seconds, 3),
             "decode_share_of_floor": round(self.floor / self.decode.seconds, 3),
             "decode_launches": len(self.decode.works),
             "prompt_ms": round(1e3 * self.prompt, 1),
-            "prompt_share_of_peak": round(self.prompt_operations / self.prompt / peak, 3),
+            "prompt_share_of_peak": round(self.best / self.prompt, 3),
             "operations": {name: asdict(it) for name, it in self.decode.operations().items()},
         }
 
@@ -153,11 +152,14 @@ def report(card: Card, shape: ModelConfig, context: int = 512) -> CardReport:
     chunks = [model.record(Step(1, model.step_tokens, end)) for end in ends]
     kernels = read_kernels([*decode, *(work for chunk in chunks for work in chunk)], card.architecture)
     prompt = sum(Estimate(card, chunk, kernels).seconds for chunk in chunks)
-    weights = 2 * PROMPT * shape.matrix_elements
+    weights = 2 * PROMPT * (shape.matrix_elements - 2 * shape.vocab_size * shape.hidden)  # those of layers
     attention = 4 * len(shape.layers) * mixer_of(shape).width * Step(1, PROMPT, PROMPT).visible
+    rates = RATES[card.architecture]
+    peak = rates.integer_peak if card.prefers_integers else rates.peak
+    best = weights / peak(card.multiprocessors) + attention / rates.peak(card.multiprocessors)
     cached = 4 * len(shape.layers) * mixer_of(shape).kv_heads * mixer_of(shape).head_dim * context  # bytes
     floor = (model.weight_bytes + cached) / RATES[card.architecture].bandwidth
-    return CardReport(card, Estimate(card, decode, kernels), floor, prompt, weights + attention)
+    return CardReport(card, Estimate(card, decode, kernels), floor, prompt, best)
 
 
 def faults(found: dict[str, object], stored: dict[str, object]) -> list[str]:

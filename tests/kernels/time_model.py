@@ -40,6 +40,10 @@ class Rates:
         """Operations per second of bfloat16 products."""
         return 2 * SCHEDULERS * multiprocessors * self.clock * self.tensor.get("HGMMA", self.tensor["HMMA"])
 
+    def integer_peak(self, multiprocessors: int) -> float:
+        """Operations per second of products of 8-bit integers."""
+        return 2 * SCHEDULERS * multiprocessors * self.clock * self.tensor["IMMA"]
+
 
 GEFORCE = {"HMMA": 64, "IMMA": 256, "QMMA": 128, "OMMA": 256}
 HOPPER = {"HMMA": 256, "IMMA": 512, "HGMMA": 512, "IGMMA": 1024, "QGMMA": 1024}

@@ -181,7 +181,8 @@ def install() -> None:
     """Patch the interpreter of this process. Repeated calls have no effect."""
     _builder.create_inline_asm = _assembled
     # kernels run one after the other, so there is nothing to wait for
-    early_start.gdc_wait = early_start.gdc_launch_dependents = lambda: None
+    for name in ("gdc_wait", "gdc_launch_dependents"):
+        setattr(early_start, name, lambda: None)
     interpreter._convert_float = _converted
     _builder.create_dot, _builder.cast_impl = _dotted, _cast_to
     _builder.binary_op, _builder.unary_op = _binary_op, _unary_op

@@ -21,7 +21,7 @@ from engine.backends.cuda.step import CudaStep, largest_batch
 from engine.backends.device_errors import first_line
 from engine.checkpoints.checkpoint import StoredWeight, host_weight_bytes, stored_bytes
 from engine.checkpoints.weights import Weights
-from engine.config import ALL_FREE, BLOCK_SIZE, EngineConfig, GroupConfig, MemoryLimit
+from engine.config import ALL_FREE, BLOCK_SIZE, SMALL_MODEL, EngineConfig, GroupConfig, MemoryLimit
 from engine.device import LoadedModel, Needs
 from engine.errors import LoadStopped, OutOfMemory
 from engine.kernels.attention_tiles import tile_queries
@@ -32,17 +32,19 @@ from engine.mixer_config import CacheConfig
 from engine.model_config import ModelConfig
 from engine.models import Model
 from quant.cuda.backend import CudaBackend
+from quant.kernels.card import Card
 from quant.kernels.tiles import MeasuredTiles
 
 log = logging.getLogger(__name__)
 
-NUMERICS_VERSION = "1"  # increase when a change to the kernels changes result bits: this invalidates KV caches on disk
+NUMERICS_VERSION = "2"  # increase when a change to the kernels changes result bits: this invalidates KV caches on disk
 KV_TYPES = {"auto": torch.bfloat16, "bf16": torch.bfloat16, "f16": torch.float16, "fp8": torch.uint8}
 MAX_RUNNING = 128
 HEAD_DIMS = range(16, 257)
 WIDTH = 16  # every width of a model must be a multiple of this
 STEP_SECONDS = 0.2
-STEP_OPERATIONS = 1_500_000_000_000  # operations that one multiprocessor computes per second
+# operations per second of one multiprocessor in a prompt: measured on an H200, estimated for integers and older cards
+HOPPER_OPERATIONS, INTEGER_OPERATIONS, OPERATIONS = 3.5e12, 3e12, 1.5e12
 MAX_STEP_TOKENS = 4096
 MIN_STEP_TOKENS = 256
 SMALLER = 0.97  # factor by which pools shrink if they cannot be allocated
@@ -89,7 +91,7 @@ class CudaDevice:
 
     def step_tokens(self, model: ModelConfig) -> int:
         """Return the number of tokens, a power of two, whose step takes about STEP_SECONDS."""
-        tokens = int(STEP_SECONDS * STEP_OPERATIONS) * self._gpu.card.multiprocessors // (2 * model.active_elements)
+        tokens = int(STEP_SECONDS * _operations(self._gpu.card)) // (2 * model.active_elements)
         return min(max(1 << tokens.bit_length() - 1, MIN_STEP_TOKENS), MAX_STEP_TOKENS)
 
     @property
@@ -140,7 +142,10 @@ class CudaDevice:
         return runner
 
     def _loaded(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> Model:
-        backend = CudaBackend(self._gpu.device, self._gpu.card, self._deterministic, self._tiles)
+        card, is_large = self._gpu.card, model.matrix_elements >= SMALL_MODEL
+        backend = CudaBackend(
+            self._gpu.device, card, self._deterministic, self._tiles, card.prefers_integers and is_large
+        )
         operations = CudaOperations(backend, self._gpu.card, deterministic=self._deterministic)
         return models.load(model, weights, operations, config.context_length)
 
@@ -217,3 +222,9 @@ def why_unsupported(model: ModelConfig) -> str | None:
         if width % WIDTH:
             return f"its {name} is {width}, not a multiple of {WIDTH}"
     return None
+
+
+def _operations(card: Card) -> float:
+    """Return the operations per second of a card in a prompt."""
+    per_multiprocessor = OPERATIONS if card.capability < (9, 0) else HOPPER_OPERATIONS
+    return card.multiprocessors * (INTEGER_OPERATIONS if card.prefers_integers else per_multiprocessor)

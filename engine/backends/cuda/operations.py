@@ -28,6 +28,7 @@ from quant.cuda.backend import CudaBackend
 from quant.cuda.experts import CudaExpert, ExpertStack, tiles_of_experts
 from quant.cuda.linear import CudaLinear
 from quant.kernels.card import Card
+from quant.kernels.integer_rows import IntegerRows, integer_gated
 from quant.linear import QLinear
 
 
@@ -117,8 +118,11 @@ class CudaOperations:
         return gated(torch.cat([x, own.to(x.dtype)], dim=1), gate)
 
     def gated_mlp(self, x: Rows, mlp: GatedMLP, add_to: Rows | None = None, gate: Gate = Gate.SILU) -> Rows:
-        inner, down = _gated_product(x, _cuda_layer(mlp.gate_up), gate), _cuda_layer(mlp.down)
-        return down.multiply(inner) if add_to is None else _added(inner, down, rows_of(add_to))
+        down = _cuda_layer(mlp.down)
+        inner = _gated_product(x, _cuda_layer(mlp.gate_up), gate, down)
+        if add_to is None or isinstance(inner, IntegerRows):
+            return down.multiply(inner, add_to=None if add_to is None else rows_of(add_to))
+        return _added(inner, down, rows_of(add_to))
 
     def route(self, x: Rows, router: Router) -> Routes:
         logits = _cuda_layer(router.weight).multiply(rows_of(x), bias=router.bias, out_dtype=torch.float32)
@@ -137,8 +141,9 @@ class CudaOperations:
         outputs = down.multiply(inner, tiles, torch.float32)
         shared = None
         if mlp.shared:
-            inner = _gated_product(x, _cuda_layer(mlp.shared.gate_up), gate)
-            shared = _cuda_layer(mlp.shared.down).multiply(inner, out_dtype=torch.float32)
+            shared_down = _cuda_layer(mlp.shared.down)
+            both = _gated_product(x, _cuda_layer(mlp.shared.gate_up), gate, shared_down)
+            shared = shared_down.multiply(both, out_dtype=torch.float32)
         stream = None if add_to is None else rows_of(add_to)
         return expert_sum(outputs, routes.weights, shared, routes.shared, stream, down_bias, routes.ids)
 
@@ -160,12 +165,13 @@ def _added(x: Rows, layer: CudaLinear, stream: Tensor, bias: Tensor | None = Non
     return layer.multiply(rows, bias=bias, add_to=stream)
 
 
-def _gated_product(x: Rows, gate_up: CudaLinear, gate: Gate) -> Tensor:
-    """Return the inner activations of an MLP."""
+def _gated_product(x: Rows, gate_up: CudaLinear, gate: Gate, down: CudaLinear) -> Tensor | IntegerRows:
+    """Return the inner activations of an MLP, as the product after them takes them."""
     given = input_of(x)
     if is_row(given) and gate_up.gates_rows:
         return gate_up.gate_row(given, gate.value)
-    return gated(gate_up.multiply(rows_of(x)), gate)
+    product = gate_up.multiply(rows_of(x))
+    return integer_gated(product, gate.value) if down.takes_integers(len(product)) else gated(product, gate)
 
 
 def _stack(layer: QLinear) -> ExpertStack:

@@ -15,7 +15,9 @@ from quant.cuda.linear import CudaLinear
 from quant.cuda.matrix import PackedMatrix
 from quant.ggml_blocks import BLOCKS
 from quant.kernels.card import Card
+from quant.kernels.integer_rows import integer_inputs
 from quant.kernels.reference import dequantize
+from quant.kernels.tiles import MOST_TOKENS
 from quant.linear import Use
 from quant.tensor import CodedTensor, QTensor
 from tests.quant.cpu.random_group_weights import ORDERED
@@ -179,3 +181,33 @@ def test_adjacent_segments_of_equal_form_are_joined(device: torch.device) -> Non
     got = linear.multiply(x.to(device), bias=bias.to(device), add_to=stream.clone().to(device)).cpu()
     want = x.float() @ values.T + bias + stream
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("kinds", [("Q4_K",), ("Q4_K", "Q6_K"), ("nf4 g64 nested",)])
+def test_prompts_in_integers_are_close_to_the_reference(kinds: tuple[str, ...], device: torch.device) -> None:
+    rng = np.random.default_rng()
+    weights = [random_weight(kind, 40, 512, rng) for kind in kinds]
+    made = CudaBackend(device, CARD, deterministic=False, integer_prompts=True).linear(weights)
+    assert isinstance(made, CudaLinear)
+    assert [made.takes_integers(it) for it in (1, MOST_TOKENS, MOST_TOKENS + 1)] == [False, False, True]
+    x, stream = torch.randn(MOST_TOKENS + 5, 512).bfloat16(), torch.randn(MOST_TOKENS + 5, 40 * len(kinds))
+    bias = torch.randn(made.outputs).to(device)
+    given = stream.clone().to(device)
+    assert made.multiply(x.to(device), bias=bias, add_to=given) is given
+    rounded = made.multiply(integer_inputs(x.to(device)), bias=bias, out_dtype=torch.float32)
+    want = x.float() @ torch.cat([dequantize(it) for it in weights]).T
+    for got in (given.cpu() - stream, rounded.cpu()):
+        assert (got - bias.cpu() - want).square().mean().sqrt() <= 0.015 * want.square().mean().sqrt()
+
+
+def test_weights_with_an_order_of_columns_and_plain_ones_are_not_rounded(device: torch.device) -> None:
+    backend = CudaBackend(device, CARD, deterministic=False, integer_prompts=True)
+    rng = np.random.default_rng()
+    for kind in ("BF16", "e4m3 channel", next(iter(ORDERED))):
+        layer = backend.linear([random_weight(kind, 32, width(kind, 256), rng)])
+        assert isinstance(layer, CudaLinear)
+        assert not layer.takes_integers(MOST_TOKENS + 1)
+    exact = CudaBackend(device, CARD, deterministic=True, integer_prompts=True)
+    layer = exact.linear([random_weight("Q4_K", 32, 256, rng)])
+    assert isinstance(layer, CudaLinear)
+    assert not layer.takes_integers(MOST_TOKENS + 1)

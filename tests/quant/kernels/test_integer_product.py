@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from engine.kernels.activations import gated
+from engine.model_config import Gate
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import PackedMatrix
 from quant.kernels.integer_product import integer_product
-from quant.kernels.integer_rows import SPAN, IntegerRows, integer_inputs, integer_weights
+from quant.kernels.integer_rows import SPAN, IntegerRows, integer_gated, integer_inputs, integer_weights
 from quant.kernels.reference import dequantize
 from tests.quant.cpu.random_group_weights import GROUP_TYPES, Coded
 from tests.quant.cpu.random_weights import QUANTIZED, random_weight, width
@@ -47,6 +49,14 @@ def check_rounding(rows: IntegerRows, values: Tensor) -> None:
 def test_weights_of_every_type_are_rounded_by_half_a_code_at_most(name: str, device: torch.device) -> None:
     matrix, values = matrix_of(name, 40, width(name, 160), device)
     check_rounding(integer_weights(matrix), values)
+
+
+@pytest.mark.parametrize("gate", Gate)
+def test_gated_values_are_rounded_as_inputs(gate: Gate, device: torch.device) -> None:
+    gate_up = torch.randn(37, 2 * 200).bfloat16().to(device)
+    found = integer_gated(gate_up, gate.value)
+    assert found.spans * SPAN == 256
+    check_rounding(found, gated(gate_up.float(), gate).cpu())
 
 
 @pytest.mark.parametrize(("tokens", "columns"), [(1, 32), (33, 128), (7, 200), (70, 512)])

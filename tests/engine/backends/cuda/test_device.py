@@ -16,9 +16,12 @@ from engine.backends.cuda.step import CudaStep
 from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig
 from engine.loading import open_checkpoint
+from engine.model_config import ModelConfig
 from quant.cuda.backend import CudaBackend
 from tests.engine.backends.cuda.two_devices import INTERPRETED
 from tests.engine.models.tiny_llama import make
+from tests.kernels.cards import CARDS
+from tests.kernels.shapes import LLAMA_8B
 
 CONFIG = EngineConfig("cuda", 64, 12, max_step_tokens=32, max_running=4, groups=(GroupConfig(),))
 
@@ -61,3 +64,37 @@ def test_kv_cache_is_sized_after_the_graphs_were_captured(tmp_path: Path, monkey
         loaded = models.load(models.read_config(checkpoint.metadata), weights, operations, 64)
     assert device._fitting_pools(loaded, CONFIG)[0] > 4
     assert events == ["largest step", "graphs", "pools beside 5"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "elements", "uses_integers"),
+    [
+        ((8, 6), 10**9, True),
+        ((8, 9), 10**9, True),
+        ((12, 0), 10**9, True),
+        ((8, 9), 10**8, False),  # rounding has the largest effect in small models
+        ((9, 0), 10**9, False),
+        ((8, 0), 10**9, False),
+    ],
+)
+def test_prompts_of_large_models_are_in_integers_on_geforce_cards(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], elements: int, uses_integers: bool
+) -> None:
+    backends: list[CudaBackend] = []
+
+    def note(backend: CudaBackend, *_: object, **__: object) -> CudaBackend:
+        backends.append(backend)
+        return backend
+
+    monkeypatch.setattr("engine.backends.cuda.device.CudaOperations", note)
+    monkeypatch.setattr(models, "load", lambda *_: None)
+    monkeypatch.setattr(ModelConfig, "matrix_elements", elements)
+    device = CudaDevice(Gpu(replace(INTERPRETED, capability=capability)), CudaOptions())
+    device._loaded(LLAMA_8B, cast(Weights, None), CONFIG)
+    assert [it.integer_prompts for it in backends] == [uses_integers]
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("A100", 1024), ("RTX 3090", 2048), ("RTX 4090", 4096), ("H100", 4096)])
+def test_steps_of_prompts_take_about_the_same_time_on_all_cards(name: str, tokens: int) -> None:
+    card = next(it for it in CARDS if it.name.endswith(name))
+    assert CudaDevice(Gpu(card), CudaOptions()).step_tokens(LLAMA_8B) == tokens

@@ -16,7 +16,7 @@ from engine.operations import Router
 from engine.sampling_params import SamplingParams
 from quant.cuda.backend import CudaBackend
 from quant.cuda.linear import CudaLinear
-from quant.cuda.matrix import CudaMatrix
+from quant.cuda.matrix import CudaMatrix, PackedMatrix
 from quant.linear import Use
 from quant.quantize import int4
 from quant.tensor import PlainTensor, QTensor
@@ -27,6 +27,7 @@ from tests.support.held_request import HeldRequest
 # The output of a delta rule is a product of a query and keys, and is then normalized. If they are nearly orthogonal, as
 # in a request of one token, the rounded inputs of the layer decide much of it.
 CLOSE_WITH_DELTA_RULES = 1e-2
+CLOSE_IN_INTEGERS = 1e-2  # of models without delta rules; inputs and weights are rounded to 8 bits
 WITH_DELTA_RULES = ("qwen3.5", "qwen3-next")
 NEAR = 0.02  # the largest difference between the sums of scores of two choices that rounding may exchange
 
@@ -99,6 +100,36 @@ def test_steps_of_one_token_are_close_to_those_without_row_kernels(
     with_rows = run()
     monkeypatch.setattr(CudaLinear, "takes_rows", False)
     check_close(with_rows, run(), close=CLOSE_WITH_DELTA_RULES if name.startswith(WITH_DELTA_RULES) else CLOSE)
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("name", [it for it in FAMILIES if not it.startswith(WITH_DELTA_RULES)])
+def test_prompts_in_integers_are_close_to_those_in_bfloat16(
+    tmp_path: Path, name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CudaBackend, "_matrices", quantized)
+    loaded = load(make(tmp_path, name, "folder").path, CudaDevice(gpu(device), CudaOptions()))
+
+    def run() -> Tensor:
+        for pool in loaded.model.kv.pools:
+            pool.zero_()
+        request = HeldRequest(
+            1, tuple(tokens(13, loaded.vocab_size)), SamplingParams(), block_tables=tuple([3] for _ in loaded.groups)
+        )
+        return loaded.step((request, 13))
+
+    expected = run()
+    rounded: list[int] = []
+
+    def takes_integers(layer: CudaLinear, count: int) -> bool:
+        takes = count > 1 and all(isinstance(it, PackedMatrix) for it in layer.matrices)
+        rounded.append(takes)
+        return takes
+
+    monkeypatch.setattr(CudaLinear, "takes_integers", takes_integers)
+    got, wanted = run().log_softmax(-1), expected.log_softmax(-1)
+    assert (wanted.exp() * (wanted - got)).sum() <= CLOSE_IN_INTEGERS
+    assert any(rounded)
 
 
 @pytest.mark.share(3)
