@@ -195,6 +195,31 @@ def install() -> None:
         setattr(_builder, f"create_{name}", lambda self, source, target: self.cast_impl(source, target))
 
 
+def truncated(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return float32 values with their first `bits` significant bits."""
+    return (values.view(torch.int32) & (-1 << 24 - bits)).view(torch.float32)
+
+
+@contextmanager
+def short_sums(bits: int) -> Iterator[None]:
+    """Let matrix products of 8-bit floats keep `bits` bits of a sum, as the matrix units of some GPUs do.
+
+    A matrix instruction multiplies 32 columns.
+    """
+
+    def dotted(self: Any, a: Any, b: Any, accumulator: Any, *rest: Any) -> Any:
+        if a.dtype.scalar != tl.float8e4nv:
+            return _dotted(self, a, b, accumulator, *rest)
+        left, right = (_tensor(it.data, it.dtype.scalar).float() for it in (a, b))
+        total = torch.from_numpy(accumulator.data)
+        for start in range(0, len(right), 32):
+            total = truncated(total + left[:, start : start + 32] @ right[start : start + 32], bits)
+        return _handle(total.numpy(), accumulator.dtype.scalar)
+
+    with mock.patch.object(_builder, "create_dot", dotted):
+        yield
+
+
 @contextmanager
 def programs_in_order(order: Callable[[int], Sequence[int]]) -> Iterator[None]:
     """Run the programs of kernels in another order. `order` takes their number, and returns a permutation of them.
