@@ -63,7 +63,7 @@ def _float8_batch_kernel(
     column = tl.arange(0, DEPTH)
     codes_at = codes + own_row[:, None].to(tl.int64) * columns + column[None, :]
     x_at = x + own_token[:, None].to(tl.int64) * columns + column[None, :]
-    scales_at = scales + (own_row // height).to(tl.int64) * row_scales
+    own_scales = own_row // height * row_scales
     total = tl.zeros((ROWS, TOKENS), tl.float32)
     for start in tl.range(0, columns, DEPTH):
         if EVEN:
@@ -72,11 +72,11 @@ def _float8_batch_kernel(
             inside = column[None, :] < columns - start
             weights = tl.load(codes_at + start, mask=inside, other=0.0)
             inputs = tl.load(x_at + start, mask=inside, other=0.0)
-        scale = tl.load(scales_at + start // WIDTH)[:, None] if WIDTH > 0 else 1.0
+        scale = tl.load(scales + (own_scales + start // WIDTH))[:, None] if WIDTH > 0 else 1.0
         # The compiler would replace `total + sums` by sums of the matrix unit.
         total = tl.fma(tl.dot(weights, tl.trans(inputs)), scale, total)
     if WIDTH == 0:
-        total *= tl.load(scales_at)[:, None]
+        total *= tl.load(scales + own_scales)[:, None]
     total *= tl.load(x_scales + own_token)[None, :]
     if bias is not None:
         total += tl.load(bias + own_row)[:, None]

@@ -40,6 +40,12 @@ def test_numbers_of_tokens_with_one_tile_share_a_compiled_product() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_sums_of_8_bit_floats_are_added_outside_of_the_matrix_units() -> None:
+    done = run("tests.kernels.float8_loops")
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_faulty_kernels_are_reported() -> None:
     done = run("tests.kernels.faulty_kernels")
     assert done.returncode == 1, done.stderr

@@ -2,8 +2,8 @@
 
     python -m tests.kernels.variants
 
-Triton compiles a kernel once for each combination of types, constants, and properties of its arguments. The model is
-an 8B Llama in Q4_K_M on an H100, in steps with many numbers of tokens. Prints the variants of each kernel, and fails if
+Triton compiles a kernel once for each combination of types, constants, and properties of its arguments. The models are
+8B Llamas in Q4_K_M and in FP8 on an H100, in steps with many numbers of tokens. Prints the variants of each kernel, and fails if
 a product has more variants than tiles.
 """
 
@@ -21,15 +21,23 @@ from tests.kernels.shapes import LLAMA_8B, matrices
 from tests.kernels.weights import weight
 
 TOKENS = (1, 2, 3, 4, 5, 8, 11, 16, 17, 30, 32, 48, 100, 256, 257, 500, 512)
-# kinds of the matrices in Q4_K_M; half of the layers have some in Q6_K
+FLOAT8 = ("e4m3 channel", "e4m3 128x128")
+# kinds of the matrices in Q4_K_M, in which half of the layers have some in Q6_K, and in FP8
 KINDS = {
-    "qkv": ("Q4_K",),
-    "out": ("Q4_K",),
-    "gate_up": ("Q4_K",),
-    "down": ("Q4_K", "Q6_K"),
+    "qkv": ("Q4_K", *FLOAT8),
+    "out": ("Q4_K", *FLOAT8),
+    "gate_up": ("Q4_K", *FLOAT8),
+    "down": ("Q4_K", "Q6_K", *FLOAT8),
     "head": ("Q6_K",),
 }
-PRODUCTS = ("_product_kernel", "_vector_kernel", "_batch_kernel", "_unpack_kernel")
+PRODUCTS = (
+    "_product_kernel",
+    "_vector_kernel",
+    "_batch_kernel",
+    "_unpack_kernel",
+    "_float8_matmul_kernel",
+    "_float8_batch_kernel",
+)
 META = torch.device("meta")
 
 
