@@ -3,8 +3,8 @@
     python -m tests.kernels.variants
 
 Triton compiles a kernel once for each combination of types, constants, and properties of its arguments. The models are
-8B Llamas in Q4_K_M and in FP8 on an H100, in steps with many numbers of tokens. Prints the variants of each kernel, and fails if
-a product has more variants than tiles.
+8B Llamas in Q4_K_M and in FP8 on an H100, in steps with many numbers of tokens. Prints the variants of each kernel, and
+fails if a product has more variants than tiles.
 """
 
 import sys

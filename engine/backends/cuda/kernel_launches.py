@@ -52,10 +52,16 @@ def _steps(step: CudaStep, limits: BatchLimits, model: ModelConfig) -> Iterator[
             yield batch, padded_tiles(batch.query_starts, size.requests, size.queries, size.context, step.queries)
     routings = {layer.mlp.routing for layer in model.layers if isinstance(layer.mlp, ExpertConfig)}
     of_experts = [number for it in routings for number in first_numbers_of_tokens(it.experts, it.active)]
-    for tokens in sorted({min(number, limits.tokens, longest) for number in (16, 64, LIBRARY_TOKENS, *of_experts)}):
+    numbers = (*_doublings(limits.tokens), LIBRARY_TOKENS, *of_experts)
+    for tokens in sorted({min(number, limits.tokens, longest) for number in numbers}):
         for context in sorted({tokens, longest}):
             batch = largest_batch(tokens, 1, limits.groups)
             yield batch, query_tiles(batch.query_starts, [context], step.queries)
+
+
+def _doublings(tokens: int) -> list[int]:
+    """Return numbers of tokens with all tiles of products of 8-bit floats: a larger tile needs twice the tokens."""
+    return [1 << exponent for exponent in range(4, tokens.bit_length())]
 
 
 def _launch_sampling(logits: Tensor, vocab_size: int) -> None:
