@@ -20,6 +20,7 @@ from quant.kernels.card import Card
 
 CODES = torch.float8_e4m3fn
 DEPTH = 128  # columns of a step; scale blocks must be a multiple of this wide
+BUSY = 0.75  # smallest share of multiprocessors that have a program, on average over the turns that they take
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Tile:
     stages: int  # number of steps whose codes are being loaded or multiplied at the same time
 
 
-TILES = (Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 64, 4, 3))  # from large to small
+# From large to small: a large tile loads fewer bytes for each product. Larger ones than these spill registers.
+TILES = (Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 64, 4, 3))
 
 
 # Without do_not_specialize, Triton would compile separate kernels for the value 1 and for multiples of 16.
@@ -63,7 +65,7 @@ def _float8_batch_kernel(
     column = tl.arange(0, DEPTH)
     codes_at = codes + own_row[:, None].to(tl.int64) * columns + column[None, :]
     x_at = x + own_token[:, None].to(tl.int64) * columns + column[None, :]
-    own_scales = own_row // height * row_scales
+    own_scales = own_row // height * row_scales  # 32 bits are enough: a scale is that of at least 128 weights
     total = tl.zeros((ROWS, TOKENS), tl.float32)
     for start in tl.range(0, columns, DEPTH):
         if EVEN:
@@ -93,13 +95,13 @@ def supports(weight: Float8Matrix) -> bool:
 
 
 def tile_of(rows: int, tokens: int, card: Card) -> Tile:
-    """Return the largest tile whose programs occupy all multiprocessors, else the smallest."""
-    fitting = [it for it in TILES if it.tokens < 2 * tokens]
-    return next((it for it in fitting if _programs(it, rows, tokens) >= card.multiprocessors), TILES[-1])
-
-
-def _programs(tile: Tile, rows: int, tokens: int) -> int:
-    return triton.cdiv(rows, tile.rows) * triton.cdiv(tokens, tile.tokens)
+    """Return the largest tile whose programs keep the multiprocessors of a card busy, else the smallest."""
+    for tile in TILES:
+        programs = triton.cdiv(rows, tile.rows) * triton.cdiv(tokens, tile.tokens)
+        turns = triton.cdiv(programs, card.multiprocessors)
+        if tile.tokens < 2 * tokens and programs >= BUSY * turns * card.multiprocessors:
+            return tile
+    return TILES[-1]
 
 
 def multiply(

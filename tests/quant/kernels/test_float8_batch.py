@@ -126,6 +126,9 @@ def test_matrices_that_are_not_supported() -> None:
         assert not supports(to_device(float8_weight((32, 272), block, dtype), torch.device("cpu")))
 
 
-@pytest.mark.parametrize(("rows", "tokens", "tile"), [(28672, 33, 1), (4096, 64, 2), (4096, 512, 1), (28672, 512, 0)])
-def test_tiles_occupy_all_multiprocessors(rows: int, tokens: int, tile: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "tokens", "tile"),
+    [(28672, 33, 1), (28672, 65, 0), (4096, 64, 2), (4096, 256, 1), (4096, 300, 2), (4096, 512, 0), (50, 4096, 2)],
+)
+def test_tile_keeps_most_multiprocessors_busy(rows: int, tokens: int, tile: int) -> None:
     assert tile_of(rows, tokens, H100) is TILES[tile]
