@@ -17,7 +17,7 @@ from tests.kernels.shapes import LLAMA_8B, QWEN_32B, TINY, matrices
 from tests.kernels.weights import weight
 
 LARGE = 64e6  # bytes of a weight
-FLOAT8 = "e4m3 channel"
+FLOAT8, FLOAT8_BLOCKS = "e4m3 channel", "e4m3 128x128"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ SERIES = (
     Series("nf4 g64", "8B", ("gate_up",), (1, 16), (2048,)),
     Series("MXFP4", "8B", ("gate_up",), (1, 16), (2048,)),
     Series("Q8_0", "8B", ("gate_up",), (1,), ()),
-    Series("e4m3 128x128", "8B", ("gate_up",), (1, 16), (2048,)),
+    Series(FLOAT8_BLOCKS, "8B", ("gate_up",), (1, 16), (2048,)),
     Series("BF16", "8B", ("gate_up",), (1, 16), (2048,)),
     Series("Q4_K", "32B", ALL, (1, 16), (2048,)),
     Series(FLOAT8, "32B", ("qkv", "gate_up", "down"), (1,), (2048,)),
@@ -105,7 +105,7 @@ def _unpacking(machine: Machine, name: str, packed: list[PackedMatrix]) -> Figur
 
 def _operations(machine: Machine, name: str, layer: CudaLinear, tokens: int, seconds: float, kind: str) -> Figure:
     rate = 2 * tokens * layer.outputs * layer.inputs / seconds
-    if kind == FLOAT8 and machine.peaks.float8:
+    if kind in (FLOAT8, FLOAT8_BLOCKS) and machine.peaks.float8:
         bare = float8_product(machine, tokens, layer.inputs, layer.outputs)
         return Figure(name, rate / 1e12, "TFLOP/s", rate / bare, "the library's", 0.7)
     return Figure(name, rate / 1e12, "TFLOP/s", fraction(rate, machine.peaks.bfloat16), "bf16 peak")
