@@ -77,7 +77,7 @@ def test_sum_is_added_before_it_is_rounded(device: torch.device) -> None:
     assert not torch.equal(stream, stream.bfloat16().float())
 
 
-def test_one_token_with_nan_or_huge_values_does_not_affect_others(device: torch.device) -> None:
+def test_nan_and_huge_values_of_a_token_do_not_affect_other_tokens(device: torch.device) -> None:
     matrix, x = to_device(float8_weight((40, 144), (1, None)), device), torch.randn(66, 144)
     product = partial(multiply, weight=matrix, card=H100, out_dtype=torch.float32)
     clean = product(x.to(device)).cpu()
