@@ -69,7 +69,7 @@ class Figures:
 
     @property
     def fault(self) -> str:
-        """What is wrong, or an empty string."""
+        """A message for `main`, or an empty string if the loop has no fault."""
         sums = self.tile.rows * self.tile.tokens // (32 * self.tile.warps)
         additions = sum(it.name in ADDITIONS for it in self.loop.body)
         if not self.products:
