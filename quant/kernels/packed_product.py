@@ -60,7 +60,7 @@ class UnscaledRow:
         }
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "out_stride", "split_stride", "splits", "add"])
 def _sum_kernel(
     partial: tl.tensor,
     bias: tl.tensor,
@@ -68,20 +68,20 @@ def _sum_kernel(
     rows: tl.tensor,
     out_stride: tl.tensor,
     split_stride: tl.tensor,
-    ADD: tl.constexpr,
-    SPLITS: tl.constexpr,
+    splits: tl.tensor,
+    add: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     token = tl.program_id(1).to(tl.int64)
     kept = row < rows
     sums = tl.zeros((BLOCK,), tl.float32)
-    for split in tl.static_range(SPLITS):
+    for split in range(splits):
         sums += tl.load(partial + split * split_stride.to(tl.int64) + token * rows + row, mask=kept, other=0.0)
     if bias is not None:
         sums += tl.load(bias + row, mask=kept, other=0.0)
     out_at = out + token * out_stride + row
-    if ADD:
+    if add:
         sums += tl.load(out_at, mask=kept, other=0.0)
     tl.store(out_at, sums.to(out.dtype.element_ty), mask=kept)
 
@@ -103,7 +103,7 @@ def packed_product(
     sums = torch.empty(tile.splits, tokens, rows, dtype=torch.float32, device=x.device)
     _launch(matrix, x, sums, tile, {"bias": None, "split_stride": sums.stride(0), "add": 0})
     _sum_kernel[triton.cdiv(rows, SUM_BLOCK), tokens](
-        sums, bias, out, rows, out.stride(0), sums.stride(0), ADD=add, SPLITS=tile.splits, BLOCK=SUM_BLOCK
+        sums, bias, out, rows, out.stride(0), sums.stride(0), tile.splits, int(add), BLOCK=SUM_BLOCK
     )
 
 
