@@ -10,6 +10,10 @@ row.
 import triton
 import triton.language as tl
 
+from engine.sampling.drawing import SMALLEST_TEMPERATURE
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+COOLEST = tl.constexpr(SMALLEST_TEMPERATURE)
 ONE = tl.constexpr(2.0**40)  # 1.0 in fixed point; its rounding error is below that of a float32 sum
 BELOW_ALL = tl.constexpr(-(1 << 62))  # less than any rank
 
@@ -43,6 +47,11 @@ def logit_of(ranks: tl.tensor, ID_BITS: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def scale_of(temperature: tl.tensor) -> tl.tensor:
+    return LOG2_E / tl.maximum(temperature, COOLEST)
+
+
+@triton.jit
 def weights_of(values: tl.tensor, peak: tl.tensor, scale: tl.tensor, least: tl.tensor) -> tl.tensor:
     weights = tl.exp2((values - peak) * scale)
     return tl.where(weights >= least, weights, 0.0)
@@ -52,110 +61,6 @@ def weights_of(values: tl.tensor, peak: tl.tensor, scale: tl.tensor, least: tl.t
 def to_fixed_point(weights: tl.tensor) -> tl.tensor:
     """Convert weights to int64 fixed point, rounded down."""
     return (weights.to(tl.float64) * ONE).to(tl.int64)
-
-
-@triton.jit
-def lane_maxima(row: tl.tensor, vocabulary: tl.tensor, BLOCK: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Return the largest logit of each lane, float32 [BLOCK], and the lowest id that has it.
-
-    Lane i covers the ids i, i + BLOCK, and so on. NaN propagates. Cost: 3 operations per token.
-    """
-    lanes = tl.arange(0, BLOCK)
-    best = tl.load(row + lanes, mask=lanes < vocabulary, other=-float("inf"))
-    ids = lanes
-    for start in range(BLOCK, vocabulary, BLOCK):
-        values = tl.load(row + start + lanes, mask=start + lanes < vocabulary, other=-float("inf"))
-        ids = tl.where(values > best, start + lanes, ids)
-        best = tl.maximum(best, values, propagate_nan=tl.PropagateNan.ALL)
-    return best, ids
-
-
-@triton.jit
-def find_argmax(best: tl.tensor, ids: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return the largest logit, the lowest id that has it, and whether no logit is NaN."""
-    peak = tl.max(best)
-    return peak, tl.min(tl.where(best == peak, ids, 0x7FFFFFFF)), tl.sum((best != best).to(tl.int32)) == 0
-
-
-@triton.jit
-def shortlist_threshold(best: tl.tensor, need: tl.tensor) -> tl.tensor:
-    """Return a threshold that at least `need` lane maxima reach, and therefore at least `need` tokens.
-
-    The search stops early at a logit that at most 5/4 of `need` maxima reach.
-    """
-    keys = to_ordered_ints(best)
-    low, high = tl.min(keys).to(tl.int64), tl.max(keys).to(tl.int64)
-    count = tl.sum((keys >= low).to(tl.int32))
-    while (low < high) & (count > need + need // 4):
-        middle = (low + high + 1) >> 1
-        reached = tl.sum((keys >= middle).to(tl.int32))
-        enough = reached >= need
-        count = tl.where(enough, reached, count)
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle - 1)
-    return from_ordered_ints(low.to(tl.int32))
-
-
-@triton.jit
-def sum_chunks(
-    row: tl.tensor,
-    vocabulary: tl.tensor,
-    peak: tl.tensor,
-    scale: tl.tensor,
-    least: tl.tensor,
-    floor: tl.tensor,
-    shortlist: tl.tensor,
-    BLOCK: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    CAPACITY: tl.constexpr,
-    ID_BITS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """Return the weight of each chunk of BLOCK tokens, float32 [CHUNKS], and the number of tokens that reach `floor`.
-
-    The ranks of the first CAPACITY of those tokens are written to `shortlist`, in any order. Tokens with a logit of
-    -inf are left out.
-    """
-    lanes = tl.arange(0, BLOCK)
-    chunks = tl.arange(0, CHUNKS)
-    sums = tl.zeros([CHUNKS], tl.float32)
-    near = tl.zeros([BLOCK], tl.int64)
-    for chunk in range(tl.cdiv(vocabulary, BLOCK)):
-        ids = chunk * BLOCK + lanes
-        values = tl.load(row + ids, mask=ids < vocabulary, other=-float("inf"))
-        sums = tl.where(chunks == chunk, tl.sum(weights_of(values, peak, scale, least)), sums)
-        near |= tl.where((values >= floor) & (values > -float("inf")), tl.full([], 1, tl.int64) << chunk, 0)
-    return sums, write_shortlist(row, near, shortlist, BLOCK, CAPACITY, ID_BITS)
-
-
-@triton.jit
-def write_shortlist(
-    row: tl.tensor,
-    near: tl.tensor,
-    shortlist: tl.tensor,
-    BLOCK: tl.constexpr,
-    CAPACITY: tl.constexpr,
-    ID_BITS: tl.constexpr,
-) -> tl.tensor:
-    """Write the ranks of up to CAPACITY tokens to `shortlist`. Returns the number of all tokens marked in `near`.
-
-    `near` is int64 [BLOCK]: bit c of entry i is set for token c * BLOCK + i. Each round handles the lowest bit of every
-    entry. Most entries have at most one bit, so there are few rounds.
-    """
-    count = 0
-    left = tl.sum((near != 0).to(tl.int32))
-    while left > 0:
-        lowest = near & -near
-        # the bit's index is the exponent of its value as a float
-        chunk = ((lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 0xFF) - 127
-        ids = chunk * BLOCK + tl.arange(0, BLOCK)
-        ranks = rank_of(tl.load(row + ids, mask=near != 0, other=0.0), ids, ID_BITS)
-        entries = count + tl.cumsum((near != 0).to(tl.int32)) - 1
-        tl.store(shortlist + entries, ranks, mask=(near != 0) & (entries < CAPACITY))
-        count += left
-        near &= near - 1
-        left = tl.sum((near != 0).to(tl.int32))
-    tl.debug_barrier()
-    return count
 
 
 @triton.jit

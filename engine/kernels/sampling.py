@@ -1,55 +1,42 @@
 """Sample the next token of each row on a GPU. Reference implementation: `engine.sampling.sampler.sample`.
 
-One program samples one row, whose logits are in the L2 cache. Lower bound: one pass over the logits for greedy sampling
-and two for a draw. At 64 bytes per clock and program, a pass over 128,256 logits takes 5 us on an H100. By instruction
-count, a draw with top-k and top-p takes about 35 us, 12 of them to compute weights. The token of a row depends only on
-the row. Nothing here waits for the device: sampled tokens are copied into the next step on the device (see
-`fill_pending_tokens`), and one copy of `Sampled.buffer` transfers them to the host.
+Many programs read the logits, which are in the L2 cache: one launch finds the largest logit of each chunk of a row, and
+another sums the weights of chunks (see `engine.kernels.chunk_passes`). One program per row then takes the largest
+logit, or draws from a shortlist of the most likely tokens. It reads the whole row only if the filters keep tokens
+outside of the shortlist. Times for 128,256 logits on an H100, by instruction count without latencies: 0.4 us for each
+pass, and 10 us for a draw with top-k and top-p, 6 of them to search the shortlist.
+
+The token of a row depends only on the row. Nothing here waits for the device: sampled tokens are copied into the next
+step on the device (see `fill_pending_tokens`), and one copy of `Sampled.buffer` transfers them to the host.
 """
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.kernels.chunk_passes import CHUNKS, ChunkSizes, Maxima, chunk_maxima, chunk_weights, load_sums, top_rank
 from engine.kernels.logit_edits import apply_xtc, edited_logits, report_draw_logprobs
-from engine.kernels.row_passes import (
-    BELOW_ALL,
-    find_argmax,
-    id_of,
-    lane_maxima,
-    logit_of,
-    rank_of,
-    shortlist_threshold,
-    sum_chunks,
-)
-from engine.kernels.sampling_rows import Sampled, SamplingRows
+from engine.kernels.row_passes import BELOW_ALL, id_of, logit_of, rank_of, scale_of
+from engine.kernels.sampling_rows import Columns, Sampled, SampledColumns, SamplingRows
+from engine.kernels.shortlist import load_groups, shortlist_threshold, write_shortlist
 from engine.kernels.token_draw import draw
-from engine.sampling.drawing import ATTEMPTS, PREFIXES, SMALLEST_TEMPERATURE, Filters
+from engine.sampling.drawing import ATTEMPTS, PREFIXES, Filters
 
-BLOCK = 4096  # minimum number of logits that a program processes at a time
-CHUNKS = 64  # maximum number of chunks per row
-# minimum number of bits for the token id in a rank, equal for most vocabularies, so that they share one compiled kernel
-ID_BITS = 20
 CAPACITY = 2048  # maximum number of tokens in a row's shortlist
-WARPS = 16
-LOG2_E = tl.constexpr(1.4426950408889634)
+WARPS = 8
 
 
 @triton.jit
 def _greedy_kernel(
-    logits: tl.tensor,
-    sources: tl.tensor,
-    stride: tl.tensor,
-    vocabulary: tl.tensor,
-    tokens: tl.tensor,
-    BLOCK: tl.constexpr,
+    peaks: tl.tensor, count: tl.tensor, tokens: tl.tensor, CHUNKS: tl.constexpr, ID_BITS: tl.constexpr
 ) -> None:
     index = tl.program_id(0)
-    row = logits + tl.load(sources + index).to(tl.int64) * stride
-    best, ids = lane_maxima(row, vocabulary, BLOCK)
-    _, best_id, good = find_argmax(best, ids)
-    tl.store(tokens + index, tl.where(good, best_id, -1).to(tl.int64))
+    rank = top_rank(peaks + index * count, count, CHUNKS)
+    peak = logit_of(rank, ID_BITS)
+    tl.store(tokens + index, tl.where(peak == peak, id_of(rank, ID_BITS), -1).to(tl.int64))
 
 
 @triton.jit
@@ -64,37 +51,43 @@ def _sample_kernel(
     top_ks: tl.tensor,
     top_ps: tl.tensor,
     uniforms: tl.tensor,
+    peaks: tl.tensor,
+    groups: tl.tensor,
+    sums: tl.tensor,
+    near: tl.tensor,
     shortlists: tl.tensor,
-    COOLEST: tl.constexpr,
     ATTEMPTS: tl.constexpr,
     PREFIX: tl.constexpr,
     BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,
     CHUNKS: tl.constexpr,
     CAPACITY: tl.constexpr,
     ID_BITS: tl.constexpr,
 ) -> None:
-    index = tl.program_id(0)
+    index, chunks = tl.program_id(0), tl.cdiv(vocabulary, BLOCK)
     row = logits + tl.load(sources + index).to(tl.int64) * stride
     temperature = tl.load(temperatures + index)
-    best, ids = lane_maxima(row, vocabulary, BLOCK)
-    peak, best_id, good = find_argmax(best, ids)
-    token = tl.where(good, best_id, -1)
-    # If all logits are -inf, or one is inf, there is no distribution to draw from.
-    if good & (temperature > 0) & (tl.abs(peak) < float("inf")):
-        scale = LOG2_E / tl.maximum(temperature, COOLEST)
-        least, top_k, top_p = tl.load(min_ps + index), tl.load(top_ks + index), tl.load(top_ps + index)
-        floor = peak + float("inf")
+    best = top_rank(peaks + index * chunks, chunks, CHUNKS)
+    peak, best_id = logit_of(best, ID_BITS), id_of(best, ID_BITS)
+    token = tl.where(peak == peak, best_id, -1)
+    # If all logits are -inf, or one is inf or NaN, there is no distribution to draw from.
+    if (temperature > 0) & (tl.abs(peak) < float("inf")):
+        scale, least = scale_of(temperature), tl.load(min_ps + index)
+        top_k, top_p = tl.load(top_ks + index), tl.load(top_ps + index)
+        shortlist, count, complete = shortlists + index * CAPACITY, tl.full([], 0, tl.int32), vocabulary < 0
         if (top_k < vocabulary) | (top_p < 1):
+            first = index * chunks * GROUPS
+            keys = load_groups(groups + first, chunks, GROUPS, CHUNKS)
             need = tl.where(top_k < vocabulary, top_k, PREFIX)
-            floor = shortlist_threshold(best, tl.minimum(need, tl.minimum(CAPACITY // 2, vocabulary)))
-        shortlist = shortlists + index * CAPACITY
-        sums, count = sum_chunks(
-            row, vocabulary, peak, scale, least, floor, shortlist, BLOCK, CHUNKS, CAPACITY, ID_BITS
-        )
-        complete = (floor == -float("inf")) | (count == vocabulary)
+            floor = shortlist_threshold(keys, tl.minimum(need, tl.minimum(CAPACITY // 2, vocabulary)))
+            count = write_shortlist(
+                row, vocabulary, keys, floor, near + first, shortlist, BLOCK, GROUPS, CHUNKS, CAPACITY, ID_BITS
+            )
+            complete = (floor == -float("inf")) | (count == vocabulary)
         token = draw(
-            row, vocabulary, peak, best_id, sums, shortlist, count, complete, scale, least, top_k, top_p,
-            uniforms + index * ATTEMPTS, ATTEMPTS, PREFIX, BLOCK, CHUNKS, CAPACITY, ID_BITS,
+            row, vocabulary, peak, best_id, load_sums(sums + index * chunks, chunks, CHUNKS), shortlist, count,
+            complete, scale, least, top_k, top_p, uniforms + index * ATTEMPTS,
+            ATTEMPTS, PREFIX, BLOCK, CHUNKS, CAPACITY, ID_BITS,
         )  # fmt: skip
     tl.store(tokens + index, token.to(tl.int64))
 
@@ -111,27 +104,32 @@ def _logprobs_kernel(
     top_ids: tl.tensor,
     top: tl.tensor,
     width: tl.tensor,
+    peaks: tl.tensor,
+    groups: tl.tensor,
+    sums: tl.tensor,
+    near: tl.tensor,
     shortlists: tl.tensor,
     BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,
     CHUNKS: tl.constexpr,
     CAPACITY: tl.constexpr,
     ID_BITS: tl.constexpr,
 ) -> None:
-    index = tl.program_id(0)
+    index, chunks = tl.program_id(0), tl.cdiv(vocabulary, BLOCK)
     wanted = tl.load(alternatives + index)
     token = tl.load(tokens + index)
     if (wanted >= 0) & (token >= 0):
         row = logits + tl.load(sources + index).to(tl.int64) * stride
-        best, _ = lane_maxima(row, vocabulary, BLOCK)
-        peak = tl.max(best)
-        floor = shortlist_threshold(best, tl.minimum(tl.maximum(wanted, 1), vocabulary))
-        shortlist = shortlists + index * CAPACITY
-        sums, count = sum_chunks(
-            row, vocabulary, peak, LOG2_E, 0.0, floor, shortlist,
-            BLOCK, CHUNKS, CAPACITY, ID_BITS,
-        )  # fmt: skip
-        normalizer = peak + tl.log(tl.sum(sums))
+        peak = logit_of(top_rank(peaks + index * chunks, chunks, CHUNKS), ID_BITS)
+        normalizer = peak + tl.log(tl.sum(load_sums(sums + index * chunks, chunks, CHUNKS)))
         tl.store(token_logprobs + index, tl.load(row + token) - normalizer)
+        first = index * chunks * GROUPS
+        keys = load_groups(groups + first, chunks, GROUPS, CHUNKS)
+        floor = shortlist_threshold(keys, tl.minimum(tl.maximum(wanted, 1), vocabulary))
+        shortlist = shortlists + index * CAPACITY
+        count = write_shortlist(
+            row, vocabulary, keys, floor, near + first, shortlist, BLOCK, GROUPS, CHUNKS, CAPACITY, ID_BITS
+        )
         entries = tl.arange(0, CAPACITY)
         ranks = tl.load(shortlist + entries, mask=entries < count, other=BELOW_ALL)
         above = rank_of(peak, -1, ID_BITS)
@@ -166,43 +164,83 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     must stay valid until the stream has executed this call. Requests for which `needs_reply` is true need their
     previous token on the host first.
     """
-    columns, count, vocabulary = rows.columns, len(rows.columns.sources), logits.shape[1]
-    sampled = Sampled.blank(count, rows.alternatives, logits.device)
-    tokens = sampled.columns.token_ids
-    block = min(triton.next_power_of_2(vocabulary), max(BLOCK, triton.next_power_of_2(vocabulary) // CHUNKS))
+    columns, sizes = rows.columns, ChunkSizes.of(logits.shape[1])
+    sampled = Sampled.blank(len(columns.sources), rows.alternatives, logits.device)
     if rows.plain:
-        _greedy_kernel[(count,)](
-            logits, columns.sources, logits.stride(0), vocabulary, tokens, BLOCK=block, num_warps=WARPS
+        peaks, _ = chunk_maxima(logits, columns.sources, sizes)
+        _greedy_kernel[(len(peaks),)](
+            peaks, sizes.chunks, sampled.columns.token_ids, CHUNKS=CHUNKS, ID_BITS=sizes.id_bits, num_warps=1
         )
         return sampled
-    drawn, sources = logits, columns.sources
-    min_p, top_k, top_p = columns.min_p, columns.top_k, columns.top_p
-    if len(columns.edit_ids) or len(columns.words) or len(columns.xtc_rows):
-        drawn, sources = edited_logits(logits, rows), torch.arange(count, dtype=torch.int32, device=logits.device)
-    if len(columns.xtc_rows):
-        filters = apply_xtc(drawn, rows)
-        min_p, top_k, top_p = filters.min_p, filters.top_k, filters.top_p
-    capacity = max(2 * PREFIXES[0], min(CAPACITY, block))
-    shortlists = torch.empty(count, capacity, dtype=torch.int64, device=logits.device)
-    sizes = {
-        "BLOCK": block,
-        "CHUNKS": CHUNKS,
-        "CAPACITY": capacity,
-        "ID_BITS": max(ID_BITS, (vocabulary - 1).bit_length()),
-        "num_warps": WARPS,
-    }
-    _sample_kernel[(count,)](
-        drawn, sources, drawn.stride(0), vocabulary, tokens,
-        columns.temperature, min_p, top_k, top_p, columns.uniforms, shortlists,
-        COOLEST=SMALLEST_TEMPERATURE, ATTEMPTS=ATTEMPTS, PREFIX=PREFIXES[0], **sizes,
+    drawn, left = _edited(logits, rows)
+    maxima = chunk_maxima(drawn, left.sources, sizes)
+    lists = _Lists.empty(maxima, sizes)
+    _sample_kernel[(len(maxima.peaks),)](
+        drawn, left.sources, drawn.stride(0), drawn.shape[1], sampled.columns.token_ids,
+        left.temperature, left.min_p, left.top_k, left.top_p, left.uniforms,
+        *maxima, chunk_weights(drawn, left, maxima, sizes), *lists, ATTEMPTS=ATTEMPTS, PREFIX=PREFIXES[0],
+        **lists.constants(sizes),
     )  # fmt: skip
     if rows.alternatives is not None:
-        result = sampled.columns
-        _logprobs_kernel[(count,)](
-            logits, columns.sources, logits.stride(0), vocabulary, tokens, columns.alternatives,
-            result.token_logprobs, result.top_ids, result.top, rows.alternatives, shortlists, **sizes,
-        )  # fmt: skip
-        if len(columns.drawn):
-            left = Filters(rows.filters.temperature, min_p.view(-1, 1), top_k.view(-1, 1), top_p.view(-1, 1))
-            report_draw_logprobs(drawn.index_select(0, sources[columns.drawn]), left.rows(columns.drawn), rows, result)
+        if drawn is not logits:
+            maxima = chunk_maxima(logits, columns.sources, sizes)
+        _report_logprobs(logits, rows, maxima, lists, sampled.columns)
+    if len(columns.drawn):
+        filters = Filters(rows.filters.temperature, *(it.view(-1, 1) for it in (left.min_p, left.top_k, left.top_p)))
+        values = drawn.index_select(0, left.sources[columns.drawn])
+        report_draw_logprobs(values, filters.rows(columns.drawn), rows, sampled.columns)
     return sampled
+
+
+class _Lists(NamedTuple):
+    """Memory for the shortlists of R rows."""
+
+    near: Tensor  # int32 [R, chunks * groups]: groups that have tokens of the shortlist
+    shortlists: Tensor  # int64 [R, capacity]: ranks of tokens
+
+    @classmethod
+    def empty(cls, maxima: Maxima, sizes: ChunkSizes) -> "_Lists":
+        capacity = max(2 * PREFIXES[0], min(CAPACITY, sizes.block))
+        shortlists = torch.empty(len(maxima.peaks), capacity, dtype=torch.int64, device=maxima.peaks.device)
+        return cls(torch.empty_like(maxima.groups), shortlists)
+
+    def constants(self, sizes: ChunkSizes) -> dict[str, int]:
+        """Return the constants of the kernels that use the lists."""
+        return {
+            "BLOCK": sizes.block,
+            "GROUPS": sizes.groups,
+            "CHUNKS": CHUNKS,
+            "CAPACITY": self.shortlists.shape[1],
+            "ID_BITS": sizes.id_bits,
+            "num_warps": WARPS,
+        }
+
+
+def _edited(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Columns]:
+    """Return the logits to draw from, and the columns with the rows and filters that apply to them."""
+    columns = rows.columns
+    if not (len(columns.edit_ids) or len(columns.words) or len(columns.xtc_rows)):
+        return logits, columns
+    edited = edited_logits(logits, rows)
+    columns = columns._replace(sources=torch.arange(len(edited), dtype=torch.int32, device=logits.device))
+    if len(columns.xtc_rows):
+        left = apply_xtc(edited, rows)
+        columns = columns._replace(min_p=left.min_p, top_k=left.top_k, top_p=left.top_p)
+    return edited, columns
+
+
+def _report_logprobs(
+    logits: Tensor, rows: SamplingRows, maxima: Maxima, lists: _Lists, sampled: SampledColumns
+) -> None:
+    """Report the log-probabilities of the model's distribution, in the rows that request them."""
+    columns, sizes = rows.columns, ChunkSizes.of(logits.shape[1])
+    unfiltered = columns._replace(
+        temperature=torch.ones_like(columns.temperature),
+        min_p=torch.zeros_like(columns.min_p),
+        top_k=torch.full_like(columns.top_k, logits.shape[1]),
+    )
+    _logprobs_kernel[(len(maxima.peaks),)](
+        logits, columns.sources, logits.stride(0), logits.shape[1], sampled.token_ids, columns.alternatives,
+        sampled.token_logprobs, sampled.top_ids, sampled.top, rows.alternatives,
+        *maxima, chunk_weights(logits, unfiltered, maxima, sizes), *lists, **lists.constants(sizes),
+    )  # fmt: skip

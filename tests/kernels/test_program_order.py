@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.backends.cuda.device import CudaDevice, CudaOptions
 from engine.backends.cuda.gpu import Gpu
+from engine.kernels.chunk_passes import BLOCK
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
 from engine.request import Request
@@ -164,12 +165,19 @@ def test_grouping_of_tokens_by_expert(seed: int) -> None:
 
 
 def test_sampling(seed: int) -> None:
-    logits = torch.randn(3, 500)
+    vocabulary = 2 * BLOCK + 500
+    logits = torch.randn(4, vocabulary)
     params = [
         SamplingParams(temperature=0),
         SamplingParams(temperature=1, top_k=20, top_p=0.9, seed=1),
         SamplingParams(temperature=1, presence_penalty=1.0, logprobs=2, seed=2),
+        SamplingParams(temperature=1, min_p=0.01, seed=3),
     ]
     targets = [SampleTarget(row, Request(row, (1,), it), 0) for row, it in enumerate(params)]
-    rows = build_rows(targets, 500, NO_MASKS)
-    assert not depends_on_order(lambda: sample(logits.clone(), rows.to(logits.device)).columns.token_ids, orders(seed))
+    rows = build_rows(targets, vocabulary, NO_MASKS)
+
+    def sampled() -> Tensor:
+        found = sample(logits.clone(), rows.to(logits.device)).columns
+        return torch.cat([found.token_ids, found.token_logprobs[2:3].view(torch.int32), found.top_ids[2]])
+
+    assert not depends_on_order(sampled, orders(seed))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import sampling
+from engine.kernels.chunk_passes import BLOCK
 from engine.kernels.logit_edits import edited_logits
 from engine.kernels.sampling_rows import (
     NOT_A_NUMBER,
@@ -41,6 +42,8 @@ FILTERS: tuple[Params, ...] = (
     {"top_p": 0.0},
     {"top_k": 7, "top_p": 0.4, "min_p": 0.3, "temperature": 0.7},
 )
+# no multiple of a chunk except for the last one; the chunks of the one before are twice as large
+LARGE = (32000, 128256, 248320, 262208, 262144)
 # distance relative to the total weight; if a number is this close to a boundary, float32 may choose either token
 CLOSE = 3e-6
 
@@ -117,11 +120,28 @@ def test_tokens_equal_the_host_for_the_same_uniform_numbers(vocabulary: int, dev
     assert_same(logits, params, rows.columns.uniforms, run(logits, rows, device).columns.token_ids.tolist())
 
 
-def test_sampling_from_a_large_vocabulary_equals_the_host(device: torch.device) -> None:
-    params = [{}, {"top_k": 40, "top_p": 0.95}, {"top_p": 0.8}, {"temperature": 1.5, "top_p": 0.6}]
-    logits, targets = torch.randn(len(params), 50000) * 3, targets_of(params)
-    rows = build_rows(targets, 50000)
+@pytest.mark.share(2)
+@pytest.mark.parametrize("vocabulary", LARGE)
+def test_sampling_from_a_large_vocabulary_equals_the_host(vocabulary: int, device: torch.device) -> None:
+    params = [{}, {"top_k": 40, "top_p": 0.95}, {"top_p": 0.8}, {"temperature": 1.5, "top_p": 0.6}, random_params()]
+    logits, targets = torch.randn(len(params), vocabulary) * 3, targets_of(params)
+    rows = build_rows(targets, vocabulary)
     assert_same(logits, params, rows.columns.uniforms, run(logits, rows, device).columns.token_ids.tolist())
+
+
+@pytest.mark.parametrize("vocabulary", LARGE)
+def test_lowest_id_wins_ties_across_chunks(vocabulary: int, device: torch.device) -> None:
+    """With top-k 1 as with greedy sampling, wherever the equal logits are."""
+    logits = torch.randn(4, vocabulary)
+    borders = range(BLOCK, vocabulary, BLOCK)
+    places = [it for border in borders for it in (border - 1, border)] + [vocabulary - 1]
+    firsts = []
+    for row in logits:
+        ties = sorted(random.sample(places, random.randint(2, min(6, len(places)))))
+        row[ties] = 8.0
+        firsts.append(ties[0])
+    assert tokens_of(logits, targets_of([{"temperature": 0}] * 4), device) == firsts
+    assert tokens_of(logits, targets_of([{"temperature": 0}, {"top_k": 1}] * 2), device) == firsts
 
 
 def test_tokens_dropped_by_top_p_are_drawn_again(device: torch.device) -> None:
@@ -245,9 +265,16 @@ def test_xtc_on_the_device_equals_the_host(device: torch.device) -> None:
 
 
 def test_logprobs_are_of_the_unmodified_logits(device: torch.device) -> None:
-    params: list[Params] = [{"logprobs": 20, "logit_bias": ((8, 50.0),)}, {"logprobs": 0}, {}, {"logprobs": 3}]
+    logits = torch.randn(6, 5000) * 3
+    params: list[Params] = [
+        {"logprobs": 20, "logit_bias": ((8, 50.0),)},
+        {"logprobs": 0},
+        {},
+        {"logprobs": 3, "top_k": 5},
+        {"logprobs": 2, "logit_bias": ((int(logits[4].argmax()), -100.0),)},
+        {"logprobs": 3, "min_p": 0.2},
+    ]
     targets = targets_of([{"temperature": 0, **it} for it in params])
-    logits = torch.randn(4, 5000) * 3
     got = to_sampled_tokens(run(logits, build_rows(targets, 5000), device), targets)
     for ours, hosts in zip(got, sample_on_host(logits, [target.request for target in targets]), strict=True):
         assert ours.token_id == hosts.token_id

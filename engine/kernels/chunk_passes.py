@@ -1,0 +1,160 @@
+"""Passes over rows of logits by many programs: each program reads one chunk of one row.
+
+A row of 128,256 logits has 32 chunks, which are read at once by as many multiprocessors. Programs share no results:
+each writes its own entries, and a later launch combines them.
+
+A chunk has groups of tokens, of which the largest logit is kept. A shortlist is then found without reading the row
+again (see `engine.kernels.shortlist`). Tokens with similar ids are often likely together, so the
+tokens of a group are spread over its chunk, in runs of 32 bytes of logits, the unit of memory accesses.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.row_passes import logit_of, scale_of, to_ordered_ints, weights_of
+from engine.kernels.sampling_rows import Columns
+
+NAN_KEY = tl.constexpr(0x7FFFFFFF)  # the key of NaN, larger than that of any number
+RUN = tl.constexpr(8)  # maximum number of consecutive tokens in a group
+BLOCK = 4096  # minimum number of logits in a chunk, if the row has as many
+CHUNKS = 64  # maximum number of chunks per row
+GROUPS = 64  # maximum number of groups per chunk
+# minimum number of bits for the token id in a rank, equal for most vocabularies, so that they share one compiled kernel
+ID_BITS = 20
+WARPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSizes:
+    """The sizes of the chunks of a vocabulary."""
+
+    block: int  # tokens per chunk, a power of two
+    groups: int  # groups per chunk, a power of two
+    chunks: int  # chunks of the vocabulary, at most CHUNKS
+    id_bits: int  # see `engine.kernels.row_passes.rank_of`
+
+    @classmethod
+    def of(cls, vocabulary: int) -> "ChunkSizes":
+        padded = triton.next_power_of_2(vocabulary)
+        block = min(padded, max(BLOCK, padded // CHUNKS))
+        return cls(
+            block, min(GROUPS, block), triton.cdiv(vocabulary, block), max(ID_BITS, (vocabulary - 1).bit_length())
+        )
+
+
+class Maxima(NamedTuple):
+    """The largest logits of R rows."""
+
+    peaks: Tensor  # int64 [R, chunks]: rank of each chunk's most likely token; NaN is above all numbers
+    groups: Tensor  # int32 [R, chunks * groups]: largest logit of each group, as an ordered integer
+
+
+@triton.jit
+def _maxima_kernel(
+    logits: tl.tensor,
+    sources: tl.tensor,
+    stride: tl.tensor,
+    vocabulary: tl.tensor,
+    peaks: tl.tensor,
+    groups: tl.tensor,
+    BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ID_BITS: tl.constexpr,
+) -> None:
+    index, chunk = tl.program_id(0), tl.program_id(1)
+    row = logits + tl.load(sources + index).to(tl.int64) * stride
+    ids = chunk * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(row + ids, mask=ids < vocabulary, other=-float("inf"))
+    keys = tl.where(values == values, to_ordered_ints(values), NAN_KEY)
+    peak = tl.max(keys)
+    lowest = tl.min(tl.where(keys == peak, ids, (1 << ID_BITS) - 1))
+    entry = index * tl.num_programs(1) + chunk
+    tl.store(peaks + entry, (peak.to(tl.int64) << ID_BITS) + ((1 << ID_BITS) - 1 - lowest))
+    run: tl.constexpr = min(RUN, BLOCK // GROUPS)
+    runs = tl.max(tl.reshape(keys, [BLOCK // GROUPS // run, GROUPS, run]), 2)
+    tl.store(groups + entry * GROUPS + tl.arange(0, GROUPS), tl.max(runs, 0))
+
+
+@triton.jit
+def id_in_group(group: tl.tensor, member: tl.tensor, BLOCK: tl.constexpr, GROUPS: tl.constexpr) -> tl.tensor:
+    """Return the id of the token at index `member`, below BLOCK / GROUPS, of a group of the row."""
+    run: tl.constexpr = min(RUN, BLOCK // GROUPS)
+    chunk, place = group // GROUPS, group % GROUPS
+    return chunk * BLOCK + (member // run * GROUPS + place) * run + member % run
+
+
+@triton.jit
+def _weights_kernel(
+    logits: tl.tensor,
+    sources: tl.tensor,
+    stride: tl.tensor,
+    vocabulary: tl.tensor,
+    peaks: tl.tensor,
+    temperatures: tl.tensor,
+    min_ps: tl.tensor,
+    top_ks: tl.tensor,
+    sums: tl.tensor,
+    BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    ID_BITS: tl.constexpr,
+) -> None:
+    index, chunk, count = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    temperature = tl.load(temperatures + index)
+    total = 0.0
+    # a draw with top-k never uses the weight of the whole row
+    if (temperature > 0) & (tl.load(top_ks + index) >= vocabulary):
+        row = logits + tl.load(sources + index).to(tl.int64) * stride
+        ids = chunk * BLOCK + tl.arange(0, BLOCK)
+        values = tl.load(row + ids, mask=ids < vocabulary, other=-float("inf"))
+        peak = logit_of(top_rank(peaks + index * count, count, CHUNKS), ID_BITS)
+        total = tl.sum(weights_of(values, peak, scale_of(temperature), tl.load(min_ps + index)))
+    tl.store(sums + index * count + chunk, total)
+
+
+@triton.jit
+def top_rank(peaks: tl.tensor, count: tl.tensor, CHUNKS: tl.constexpr) -> tl.tensor:
+    """Return the rank of a row's most likely token, given those of its `count` chunks."""
+    chunks = tl.arange(0, CHUNKS)
+    # the first chunk is there in every row
+    return tl.max(tl.load(peaks + tl.where(chunks < count, chunks, 0)))
+
+
+@triton.jit
+def load_sums(sums: tl.tensor, count: tl.tensor, CHUNKS: tl.constexpr) -> tl.tensor:
+    """Return the weights of a row's `count` chunks, float32 [CHUNKS]."""
+    chunks = tl.arange(0, CHUNKS)
+    return tl.load(sums + chunks, mask=chunks < count, other=0.0)
+
+
+def chunk_maxima(logits: Tensor, sources: Tensor, sizes: ChunkSizes) -> Maxima:
+    """Return the largest logits of the rows `sources`, int32 [R], of float32 logits [any number of rows, vocabulary].
+
+    Of equal logits, the peak is the one with the lowest id. 0.0 and -0.0 are equal.
+    """
+    count, device = len(sources), logits.device
+    peaks = torch.empty(count, sizes.chunks, dtype=torch.int64, device=device)
+    groups = torch.empty(count, sizes.chunks * sizes.groups, dtype=torch.int32, device=device)
+    _maxima_kernel[(count, sizes.chunks)](
+        logits, sources, logits.stride(0), logits.shape[1], peaks, groups,
+        BLOCK=sizes.block, GROUPS=sizes.groups, ID_BITS=sizes.id_bits, num_warps=WARPS,
+    )  # fmt: skip
+    return Maxima(peaks, groups)
+
+
+def chunk_weights(logits: Tensor, columns: Columns, maxima: Maxima, sizes: ChunkSizes) -> Tensor:
+    """Return the weight of each chunk of the rows, float32 [R, chunks]; zeros for greedy rows and those with top-k.
+
+    `maxima` are those of the rows `columns.sources` of the logits.
+    """
+    sums = torch.empty(maxima.peaks.shape, dtype=torch.float32, device=logits.device)
+    _weights_kernel[tuple(sums.shape)](
+        logits, columns.sources, logits.stride(0), logits.shape[1],
+        maxima.peaks, columns.temperature, columns.min_p, columns.top_k, sums,
+        BLOCK=sizes.block, CHUNKS=CHUNKS, ID_BITS=sizes.id_bits, num_warps=WARPS,
+    )  # fmt: skip
+    return sums
