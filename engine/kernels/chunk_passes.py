@@ -3,13 +3,13 @@
 A row of 128,256 logits has 32 chunks, which are read at once by as many multiprocessors. Programs share no results:
 each writes its own entries, and a later launch combines them.
 
-A chunk has groups of tokens, of which the largest logit is kept. A shortlist is then found without reading the row
-again (see `engine.kernels.shortlist`). Tokens with similar ids are often likely together, so the
-tokens of a group are spread over its chunk, in runs of 32 bytes of logits, the unit of memory accesses.
+A chunk has groups of tokens, of which the largest logit is kept. A shortlist is then found without reading the whole
+row again (see `engine.kernels.shortlist`). Tokens with similar ids are often likely together, so the tokens of a group
+are spread over its chunk, in runs of 32 bytes of logits, the unit of memory accesses.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import triton
@@ -39,25 +39,32 @@ class ChunkSizes:
     id_bits: int  # see `engine.kernels.row_passes.rank_of`
 
     @classmethod
-    def of(cls, vocabulary: int) -> "ChunkSizes":
+    def of(cls, vocabulary: int) -> Self:
         padded = triton.next_power_of_2(vocabulary)
         block = min(padded, max(BLOCK, padded // CHUNKS))
-        return cls(
-            block, min(GROUPS, block), triton.cdiv(vocabulary, block), max(ID_BITS, (vocabulary - 1).bit_length())
-        )
+        id_bits = max(ID_BITS, (vocabulary - 1).bit_length())
+        return cls(block, min(GROUPS, block), triton.cdiv(vocabulary, block), id_bits)
 
 
 class Maxima(NamedTuple):
-    """The largest logits of R rows."""
+    """The largest logits of R rows. 0.0 and -0.0 are equal."""
 
     peaks: Tensor  # int64 [R, chunks]: rank of each chunk's most likely token; NaN is above all numbers
     groups: Tensor  # int32 [R, chunks * groups]: largest logit of each group, as an ordered integer
+
+    @classmethod
+    def empty(cls, logits: Tensor) -> Self:
+        """Return uninitialized memory for the maxima of logits [R, vocabulary]."""
+        sizes, count, device = ChunkSizes.of(logits.shape[1]), len(logits), logits.device
+        return cls(
+            torch.empty(count, sizes.chunks, dtype=torch.int64, device=device),
+            torch.empty(count, sizes.chunks * sizes.groups, dtype=torch.int32, device=device),
+        )
 
 
 @triton.jit
 def _maxima_kernel(
     logits: tl.tensor,
-    sources: tl.tensor,
     stride: tl.tensor,
     vocabulary: tl.tensor,
     peaks: tl.tensor,
@@ -67,8 +74,8 @@ def _maxima_kernel(
     ID_BITS: tl.constexpr,
 ) -> None:
     index, chunk = tl.program_id(0), tl.program_id(1)
-    row = logits + tl.load(sources + index).to(tl.int64) * stride
     ids = chunk * BLOCK + tl.arange(0, BLOCK)
+    row = logits + index.to(tl.int64) * stride
     values = tl.load(row + ids, mask=ids < vocabulary, other=-float("inf"))
     keys = tl.where(values == values, to_ordered_ints(values), NAN_KEY)
     peak = tl.max(keys)
@@ -108,10 +115,11 @@ def _weights_kernel(
     total = 0.0
     # a draw with top-k never uses the weight of the whole row
     if (temperature > 0) & (tl.load(top_ks + index) >= vocabulary):
-        row = logits + tl.load(sources + index).to(tl.int64) * stride
+        source = tl.load(sources + index).to(tl.int64)
+        row = logits + source * stride
         ids = chunk * BLOCK + tl.arange(0, BLOCK)
         values = tl.load(row + ids, mask=ids < vocabulary, other=-float("inf"))
-        peak = logit_of(top_rank(peaks + index * count, count, CHUNKS), ID_BITS)
+        peak = logit_of(top_rank(peaks + source * count, count, CHUNKS), ID_BITS)
         total = tl.sum(weights_of(values, peak, scale_of(temperature), tl.load(min_ps + index)))
     tl.store(sums + index * count + chunk, total)
 
@@ -131,27 +139,22 @@ def load_sums(sums: tl.tensor, count: tl.tensor, CHUNKS: tl.constexpr) -> tl.ten
     return tl.load(sums + chunks, mask=chunks < count, other=0.0)
 
 
-def chunk_maxima(logits: Tensor, sources: Tensor, sizes: ChunkSizes) -> Maxima:
-    """Return the largest logits of the rows `sources`, int32 [R], of float32 logits [any number of rows, vocabulary].
-
-    Of equal logits, the peak is the one with the lowest id. 0.0 and -0.0 are equal.
-    """
-    count, device = len(sources), logits.device
-    peaks = torch.empty(count, sizes.chunks, dtype=torch.int64, device=device)
-    groups = torch.empty(count, sizes.chunks * sizes.groups, dtype=torch.int32, device=device)
-    _maxima_kernel[(count, sizes.chunks)](
-        logits, sources, logits.stride(0), logits.shape[1], peaks, groups,
+def find_maxima(logits: Tensor, maxima: Maxima) -> None:
+    """Write the maxima of float32 logits [R, vocabulary]. Of equal logits, the peak is the one with the lowest id."""
+    sizes = ChunkSizes.of(logits.shape[1])
+    _maxima_kernel[(len(logits), sizes.chunks)](
+        logits, logits.stride(0), logits.shape[1], *maxima,
         BLOCK=sizes.block, GROUPS=sizes.groups, ID_BITS=sizes.id_bits, num_warps=WARPS,
     )  # fmt: skip
-    return Maxima(peaks, groups)
 
 
-def chunk_weights(logits: Tensor, columns: Columns, maxima: Maxima, sizes: ChunkSizes) -> Tensor:
-    """Return the weight of each chunk of the rows, float32 [R, chunks]; zeros for greedy rows and those with top-k.
+def chunk_weights(logits: Tensor, maxima: Maxima, columns: Columns) -> Tensor:
+    """Return the weight of each chunk of the rows `columns.sources` of the logits, float32 [rows, chunks].
 
-    `maxima` are those of the rows `columns.sources` of the logits.
+    `maxima` are those of all logits. The weights of greedy rows and of those with top-k are zeros.
     """
-    sums = torch.empty(maxima.peaks.shape, dtype=torch.float32, device=logits.device)
+    sizes = ChunkSizes.of(logits.shape[1])
+    sums = torch.empty(len(columns.sources), sizes.chunks, dtype=torch.float32, device=logits.device)
     _weights_kernel[tuple(sums.shape)](
         logits, columns.sources, logits.stride(0), logits.shape[1],
         maxima.peaks, columns.temperature, columns.min_p, columns.top_k, sums,

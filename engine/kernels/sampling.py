@@ -10,33 +10,24 @@ The token of a row depends only on the row. Nothing here waits for the device: s
 step on the device (see `fill_pending_tokens`), and one copy of `Sampled.buffer` transfers them to the host.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.chunk_passes import CHUNKS, ChunkSizes, Maxima, chunk_maxima, chunk_weights, load_sums, top_rank
+from engine.kernels.chunk_passes import CHUNKS, ChunkSizes, chunk_weights, load_sums, top_rank
 from engine.kernels.logit_edits import apply_xtc, edited_logits, report_draw_logprobs
 from engine.kernels.row_passes import BELOW_ALL, id_of, logit_of, rank_of, scale_of
 from engine.kernels.sampling_rows import Columns, Sampled, SampledColumns, SamplingRows
 from engine.kernels.shortlist import load_groups, shortlist_threshold, write_shortlist
+from engine.kernels.step_logits import StepLogits
 from engine.kernels.token_draw import draw
 from engine.sampling.drawing import ATTEMPTS, PREFIXES, Filters
 
 CAPACITY = 2048  # maximum number of tokens in a row's shortlist
 WARPS = 8
-
-
-@triton.jit
-def _greedy_kernel(
-    peaks: tl.tensor, count: tl.tensor, tokens: tl.tensor, CHUNKS: tl.constexpr, ID_BITS: tl.constexpr
-) -> None:
-    index = tl.program_id(0)
-    rank = top_rank(peaks + index * count, count, CHUNKS)
-    peak = logit_of(rank, ID_BITS)
-    tl.store(tokens + index, tl.where(peak == peak, id_of(rank, ID_BITS), -1).to(tl.int64))
 
 
 @triton.jit
@@ -65,9 +56,10 @@ def _sample_kernel(
     ID_BITS: tl.constexpr,
 ) -> None:
     index, chunks = tl.program_id(0), tl.cdiv(vocabulary, BLOCK)
-    row = logits + tl.load(sources + index).to(tl.int64) * stride
+    source = tl.load(sources + index).to(tl.int64)
+    row = logits + source * stride
     temperature = tl.load(temperatures + index)
-    best = top_rank(peaks + index * chunks, chunks, CHUNKS)
+    best = top_rank(peaks + source * chunks, chunks, CHUNKS)
     peak, best_id = logit_of(best, ID_BITS), id_of(best, ID_BITS)
     token = tl.where(peak == peak, best_id, -1)
     # If all logits are -inf, or one is inf or NaN, there is no distribution to draw from.
@@ -76,13 +68,13 @@ def _sample_kernel(
         top_k, top_p = tl.load(top_ks + index), tl.load(top_ps + index)
         shortlist, count, complete = shortlists + index * CAPACITY, tl.full([], 0, tl.int32), vocabulary < 0
         if (top_k < vocabulary) | (top_p < 1):
-            first = index * chunks * GROUPS
-            keys = load_groups(groups + first, chunks, GROUPS, CHUNKS)
+            keys = load_groups(groups + source * chunks * GROUPS, chunks, GROUPS, CHUNKS)
             need = tl.where(top_k < vocabulary, top_k, PREFIX)
             floor = shortlist_threshold(keys, tl.minimum(need, tl.minimum(CAPACITY // 2, vocabulary)))
             count = write_shortlist(
-                row, vocabulary, keys, floor, near + first, shortlist, BLOCK, GROUPS, CHUNKS, CAPACITY, ID_BITS
-            )
+                row, vocabulary, keys, floor, near + index * chunks * GROUPS, shortlist,
+                BLOCK, GROUPS, CHUNKS, CAPACITY, ID_BITS,
+            )  # fmt: skip
             complete = (floor == -float("inf")) | (count == vocabulary)
         token = draw(
             row, vocabulary, peak, best_id, load_sums(sums + index * chunks, chunks, CHUNKS), shortlist, count,
@@ -119,17 +111,18 @@ def _logprobs_kernel(
     wanted = tl.load(alternatives + index)
     token = tl.load(tokens + index)
     if (wanted >= 0) & (token >= 0):
-        row = logits + tl.load(sources + index).to(tl.int64) * stride
-        peak = logit_of(top_rank(peaks + index * chunks, chunks, CHUNKS), ID_BITS)
+        source = tl.load(sources + index).to(tl.int64)
+        row = logits + source * stride
+        peak = logit_of(top_rank(peaks + source * chunks, chunks, CHUNKS), ID_BITS)
         normalizer = peak + tl.log(tl.sum(load_sums(sums + index * chunks, chunks, CHUNKS)))
         tl.store(token_logprobs + index, tl.load(row + token) - normalizer)
-        first = index * chunks * GROUPS
-        keys = load_groups(groups + first, chunks, GROUPS, CHUNKS)
+        keys = load_groups(groups + source * chunks * GROUPS, chunks, GROUPS, CHUNKS)
         floor = shortlist_threshold(keys, tl.minimum(tl.maximum(wanted, 1), vocabulary))
         shortlist = shortlists + index * CAPACITY
         count = write_shortlist(
-            row, vocabulary, keys, floor, near + first, shortlist, BLOCK, GROUPS, CHUNKS, CAPACITY, ID_BITS
-        )
+            row, vocabulary, keys, floor, near + index * chunks * GROUPS, shortlist,
+            BLOCK, GROUPS, CHUNKS, CAPACITY, ID_BITS,
+        )  # fmt: skip
         entries = tl.arange(0, CAPACITY)
         ranks = tl.load(shortlist + entries, mask=entries < count, other=BELOW_ALL)
         above = rank_of(peak, -1, ID_BITS)
@@ -157,37 +150,27 @@ def _next_rank(
     return tl.max(found)
 
 
-def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
+def sample(logits: StepLogits, rows: SamplingRows) -> Sampled:
     """Sample one token for each row of `rows`, whose tensors are on the device of the logits.
 
-    `logits` is float32 [any number of rows, vocabulary], with each row contiguous. The logits are not modified, and
-    must stay valid until the stream has executed this call. Requests for which `needs_reply` is true need their
-    previous token on the host first.
+    The logits are not modified, and must stay valid until the stream has executed this call. Requests for which
+    `needs_reply` is true need their previous token on the host first.
     """
-    columns, sizes = rows.columns, ChunkSizes.of(logits.shape[1])
-    sampled = Sampled.blank(len(columns.sources), rows.alternatives, logits.device)
-    if rows.plain:
-        peaks, _ = chunk_maxima(logits, columns.sources, sizes)
-        _greedy_kernel[(len(peaks),)](
-            peaks, sizes.chunks, sampled.columns.token_ids, CHUNKS=CHUNKS, ID_BITS=sizes.id_bits, num_warps=1
-        )
-        return sampled
+    columns = rows.columns
+    sampled = Sampled.blank(len(columns.sources), rows.alternatives, logits.values.device)
     drawn, left = _edited(logits, rows)
-    maxima = chunk_maxima(drawn, left.sources, sizes)
-    lists = _Lists.empty(maxima, sizes)
-    _sample_kernel[(len(maxima.peaks),)](
-        drawn, left.sources, drawn.stride(0), drawn.shape[1], sampled.columns.token_ids,
+    lists = _Lists.empty(len(columns.sources), drawn)
+    _sample_kernel[(len(columns.sources),)](
+        drawn.values, left.sources, drawn.values.stride(0), drawn.values.shape[1], sampled.columns.token_ids,
         left.temperature, left.min_p, left.top_k, left.top_p, left.uniforms,
-        *maxima, chunk_weights(drawn, left, maxima, sizes), *lists, ATTEMPTS=ATTEMPTS, PREFIX=PREFIXES[0],
-        **lists.constants(sizes),
+        *drawn.maxima, chunk_weights(drawn.values, drawn.maxima, left), *lists,
+        ATTEMPTS=ATTEMPTS, PREFIX=PREFIXES[0], **lists.constants(drawn),
     )  # fmt: skip
     if rows.alternatives is not None:
-        if drawn is not logits:
-            maxima = chunk_maxima(logits, columns.sources, sizes)
-        _report_logprobs(logits, rows, maxima, lists, sampled.columns)
+        _report_logprobs(logits, rows, lists, sampled.columns)
     if len(columns.drawn):
         filters = Filters(rows.filters.temperature, *(it.view(-1, 1) for it in (left.min_p, left.top_k, left.top_p)))
-        values = drawn.index_select(0, left.sources[columns.drawn])
+        values = drawn.values.index_select(0, left.sources[columns.drawn])
         report_draw_logprobs(values, filters.rows(columns.drawn), rows, sampled.columns)
     return sampled
 
@@ -199,13 +182,17 @@ class _Lists(NamedTuple):
     shortlists: Tensor  # int64 [R, capacity]: ranks of tokens
 
     @classmethod
-    def empty(cls, maxima: Maxima, sizes: ChunkSizes) -> "_Lists":
+    def empty(cls, count: int, logits: StepLogits) -> Self:
+        device, sizes = logits.values.device, ChunkSizes.of(logits.values.shape[1])
         capacity = max(2 * PREFIXES[0], min(CAPACITY, sizes.block))
-        shortlists = torch.empty(len(maxima.peaks), capacity, dtype=torch.int64, device=maxima.peaks.device)
-        return cls(torch.empty_like(maxima.groups), shortlists)
+        return cls(
+            torch.empty(count, logits.maxima.groups.shape[1], dtype=torch.int32, device=device),
+            torch.empty(count, capacity, dtype=torch.int64, device=device),
+        )
 
-    def constants(self, sizes: ChunkSizes) -> dict[str, int]:
+    def constants(self, logits: StepLogits) -> dict[str, int]:
         """Return the constants of the kernels that use the lists."""
+        sizes = ChunkSizes.of(logits.values.shape[1])
         return {
             "BLOCK": sizes.block,
             "GROUPS": sizes.groups,
@@ -216,31 +203,29 @@ class _Lists(NamedTuple):
         }
 
 
-def _edited(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Columns]:
+def _edited(logits: StepLogits, rows: SamplingRows) -> tuple[StepLogits, Columns]:
     """Return the logits to draw from, and the columns with the rows and filters that apply to them."""
     columns = rows.columns
     if not (len(columns.edit_ids) or len(columns.words) or len(columns.xtc_rows)):
         return logits, columns
-    edited = edited_logits(logits, rows)
-    columns = columns._replace(sources=torch.arange(len(edited), dtype=torch.int32, device=logits.device))
+    edited = edited_logits(logits.values, rows)
+    columns = columns._replace(sources=torch.arange(len(edited), dtype=torch.int32, device=edited.device))
     if len(columns.xtc_rows):
         left = apply_xtc(edited, rows)
         columns = columns._replace(min_p=left.min_p, top_k=left.top_k, top_p=left.top_p)
-    return edited, columns
+    return StepLogits.of(edited), columns
 
 
-def _report_logprobs(
-    logits: Tensor, rows: SamplingRows, maxima: Maxima, lists: _Lists, sampled: SampledColumns
-) -> None:
+def _report_logprobs(logits: StepLogits, rows: SamplingRows, lists: _Lists, sampled: SampledColumns) -> None:
     """Report the log-probabilities of the model's distribution, in the rows that request them."""
-    columns, sizes = rows.columns, ChunkSizes.of(logits.shape[1])
+    columns, values = rows.columns, logits.values
     unfiltered = columns._replace(
         temperature=torch.ones_like(columns.temperature),
         min_p=torch.zeros_like(columns.min_p),
-        top_k=torch.full_like(columns.top_k, logits.shape[1]),
+        top_k=torch.full_like(columns.top_k, values.shape[1]),
     )
-    _logprobs_kernel[(len(maxima.peaks),)](
-        logits, columns.sources, logits.stride(0), logits.shape[1], sampled.token_ids, columns.alternatives,
+    _logprobs_kernel[(len(columns.sources),)](
+        values, columns.sources, values.stride(0), values.shape[1], sampled.token_ids, columns.alternatives,
         sampled.token_logprobs, sampled.top_ids, sampled.top, rows.alternatives,
-        *maxima, chunk_weights(logits, unfiltered, maxima, sizes), *lists, **lists.constants(sizes),
+        *logits.maxima, chunk_weights(values, logits.maxima, unfiltered), *lists, **lists.constants(logits),
     )  # fmt: skip

@@ -74,7 +74,6 @@ class SamplingRows:
 
     buffer: Tensor  # uint8 [bytes]
     columns: Columns
-    plain: bool  # whether all rows are greedy, without edits, masks, or log-probabilities
     # maximum number of alternatives that a row reports; None: no row reports log-probabilities
     alternatives: int | None
 
@@ -129,6 +128,12 @@ class Sampled:
         buffer = torch.empty(extent(shapes), dtype=torch.uint8, device=device)
         return cls(buffer, SampledColumns._make(views(buffer, shapes)))
 
+    @classmethod
+    def of(cls, token_ids: Tensor) -> Self:
+        """Return results with these tokens, int64 [rows], and no log-probabilities."""
+        empty = cls.blank(0, None, token_ids.device).columns
+        return cls(token_ids.view(torch.uint8), empty._replace(token_ids=token_ids))
+
     def over(self, buffer: Tensor) -> Self:
         """Return the same columns over another buffer, on the host.
 
@@ -158,6 +163,13 @@ def _padded(size: int) -> int:
 def needs_reply(request: Request) -> bool:
     """Whether sampling a token needs all previous tokens on the host, so that its step cannot be launched ahead."""
     return request.constraint is not None or request.params.needs_reply
+
+
+def is_plain(target: SampleTarget) -> bool:
+    """Whether the token is the most likely one of the model's distribution, and no log-probabilities are reported."""
+    params = target.request.params
+    shaped = params.logit_bias or params.needs_reply or target.index < params.min_tokens
+    return params.temperature == 0 and params.logprobs is None and not shaped
 
 
 def build_rows(targets: Sequence[SampleTarget], vocabulary: int, masks: Masks = NO_MASKS) -> SamplingRows:
@@ -193,13 +205,12 @@ def build_rows(targets: Sequence[SampleTarget], vocabulary: int, masks: Masks = 
         drawn=torch.tensor(drawn, dtype=torch.int64),
     )
     most = max(alternatives)
-    plain = most < 0 and not masks.mask_rows and not len(columns.edit_ids) and all(p.temperature == 0 for p in params)
-    return _packed(columns, plain, None if most < 0 else most)
+    return _packed(columns, None if most < 0 else most)
 
 
-def _packed(columns: Columns, plain: bool, alternatives: int | None) -> SamplingRows:
+def _packed(columns: Columns, alternatives: int | None) -> SamplingRows:
     buffer = torch.zeros(extent(columns), dtype=torch.uint8)
-    rows = SamplingRows(buffer, Columns._make(views(buffer, columns)), plain, alternatives)
+    rows = SamplingRows(buffer, Columns._make(views(buffer, columns)), alternatives)
     for place, column in zip(rows.columns, columns, strict=True):
         place.copy_(column)
     return rows

@@ -38,8 +38,8 @@ def figures(machine: Machine) -> Iterator[Figure]:
 
 
 def _error(step: CudaStep, count: int) -> float:
-    wanted = step.launch(_batch(count), kept=True)
-    found = step.launch(_batch(count))
+    wanted = step.launch(_batch(count), kept=True).values
+    found = step.launch(_batch(count)).values
     return float((found - wanted).abs().max() / wanted.std())
 
 

@@ -51,7 +51,7 @@ def _step(engine: ModelEngine) -> CudaStep:
 
 def _logits(step: CudaStep, token: int) -> Tensor:
     # The first position of a request in block 1, which is free while no request runs.
-    return step.launch(Batch([5 + token], [0], ([BLOCK_SIZE],), ([[1]],), [0, 1], [1], [0])).clone()
+    return step.launch(Batch([5 + token], [0], ([BLOCK_SIZE],), ([[1]],), [0, 1], [1], [0])).values.clone()
 
 
 def _run(step: CudaStep) -> None:

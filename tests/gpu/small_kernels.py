@@ -11,6 +11,7 @@ from engine.kernels.norms import normalize
 from engine.kernels.rope_store import rope_and_store
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
+from engine.kernels.step_logits import StepLogits
 from engine.model_config import ModelConfig
 from engine.operations import Attention, HeadNorms, Norm
 from engine.request import Request
@@ -71,19 +72,25 @@ def _heads(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]
 
 
 def _greedy(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]:
-    return _sampling(machine, model, tokens, SamplingParams(temperature=0))
+    logits = _step_logits(machine, model, tokens)
+    return logits.values.nbytes, logits.find
 
 
 def _draw(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]:
-    return _sampling(machine, model, tokens, SamplingParams(temperature=0.8, top_k=40, top_p=0.95))
-
-
-def _sampling(machine: Machine, model: ModelConfig, tokens: int, params: SamplingParams) -> tuple[int, Run]:
     """Return the bytes of one read of the logits, and a call that samples a token from each row."""
-    logits = torch.randn(tokens, model.vocab_size, device=machine.device)
+    params, logits = SamplingParams(temperature=0.8, top_k=40, top_p=0.95), _step_logits(machine, model, tokens)
     targets = [SampleTarget(row, Request(row, (1,), params), 0) for row in range(tokens)]
     rows = build_rows(targets, model.vocab_size, NO_MASKS).to(machine.device)
-    return 4 * logits.numel(), lambda: sample(logits, rows)
+
+    def run() -> None:
+        logits.find()
+        sample(logits, rows)
+
+    return logits.values.nbytes, run
+
+
+def _step_logits(machine: Machine, model: ModelConfig, tokens: int) -> StepLogits:
+    return StepLogits.over(torch.randn(tokens, model.vocab_size, device=machine.device))
 
 
 def _rotary(machine: Machine, model: ModelConfig, positions: int) -> RotaryTable:

@@ -29,11 +29,12 @@ from engine.kernels.routing import route
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
 from engine.kernels.short_convolution import short_convolution
+from engine.kernels.step_logits import StepLogits
 from engine.model_config import ExpertConfig, Gate, ModelConfig, NormKind, Score
 from engine.operations import Attention, DeltaRule, HeadNorms, Norm
 from engine.request import Request
 from engine.rope import RotaryTable
-from engine.sampling.masks import NO_MASKS, Masks
+from engine.sampling.masks import Masks
 from engine.sampling_params import SamplingParams
 from quant.cuda.experts import TILE_TOKENS, ExpertStack, stacked, tiles_of_experts
 from quant.cuda.linear import CudaLinear
@@ -188,15 +189,11 @@ def _attention(setting: Setting) -> None:
 
 def _sampling(setting: Setting) -> None:
     vocabulary = setting.model.vocab_size
-    logits, ids = blank(1, vocabulary, dtype=torch.float32), blank(setting.tokens, dtype=torch.int64)
-    for params in (SamplingParams(temperature=0), SamplingParams(presence_penalty=1.0, logprobs=20)):
-        masks = (
-            NO_MASKS
-            if params.logprobs is None
-            else Masks(np.zeros((1, -(-vocabulary // 32)), np.int32), {(0, 0): 0}, {})
-        )
-        rows = build_rows([SampleTarget(0, Request(0, (1,), params), 0)], vocabulary, masks)
-        sampled = sample(logits, rows.to(logits.device))
+    values, ids = blank(1, vocabulary, dtype=torch.float32), blank(setting.tokens, dtype=torch.int64)
+    params = SamplingParams(presence_penalty=1.0, logprobs=20)
+    masks = Masks(np.zeros((1, -(-vocabulary // 32)), np.int32), {(0, 0): 0}, {})
+    rows = build_rows([SampleTarget(0, Request(0, (1,), params), 0)], vocabulary, masks)
+    sampled = sample(StepLogits.of(values), rows.to(values.device))
     indices = blank(setting.tokens, dtype=torch.int32)
     fill_pending_tokens(sampled.columns.token_ids, indices, indices, ids)
 

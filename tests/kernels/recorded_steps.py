@@ -118,6 +118,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def launched(self, launch: Launch, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
+        if not self._operation:  # what sampling needs of the logits
+            return
         tensors = {name: it for name, it in arguments.items() if isinstance(it, Tensor)}
         if self._layer is not None:
             tensors = {name: it for name, it in tensors.items() if name not in GATHERED}

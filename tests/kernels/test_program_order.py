@@ -16,6 +16,7 @@ from engine.backends.cuda.gpu import Gpu
 from engine.kernels.chunk_passes import BLOCK
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
+from engine.kernels.step_logits import StepLogits
 from engine.request import Request
 from engine.sampling.masks import NO_MASKS
 from engine.sampling_params import SamplingParams
@@ -177,7 +178,7 @@ def test_sampling(seed: int) -> None:
     rows = build_rows(targets, vocabulary, NO_MASKS)
 
     def sampled() -> Tensor:
-        found = sample(logits.clone(), rows.to(logits.device)).columns
+        found = sample(StepLogits.of(logits.clone()), rows.to(logits.device)).columns
         return torch.cat([found.token_ids, found.token_logprobs[2:3].view(torch.int32), found.top_ids[2]])
 
     assert not depends_on_order(sampled, orders(seed))

@@ -4,7 +4,7 @@ A step of few tokens runs hundreds of short kernels, and launching them one by o
 graph launches them all at once. A graph reads and writes the tensors it was captured with, so every batch is written to
 those tensors, and padded to one of the sizes in `graph_sizes`. All sizes are captured when a model loads, the largest
 first, so that the others reuse its memory. Steps of a size whose capture failed are launched kernel by kernel, and the
-capture is tried again later. All graphs share one memory pool and one buffer for logits.
+capture is tried again later. All graphs share one memory pool, and one buffer for logits and their largest values.
 """
 
 import logging
@@ -19,6 +19,7 @@ from engine.backends.cuda.graph_sizes import GraphSize, GraphSizes
 from engine.backends.device_errors import is_out_of_memory
 from engine.batch import Batch
 from engine.kernels.attention_tiles import TileQueries, Tiles, decode_tiles, padded_tiles
+from engine.kernels.step_logits import StepLogits
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,8 @@ class StepGraphs:
         self._queries = queries
         self._sizes = GraphSizes(largest)
         # no size has more tokens than `largest`
-        self._logits = torch.empty(largest.requests, vocabulary, dtype=torch.float32, device=gpu.device)
+        values = torch.empty(largest.requests, vocabulary, dtype=torch.float32, device=gpu.device)
+        self._logits = StepLogits.over(values)
         self._stream = stream
         stream.reset()
         self._tiles: dict[GraphSize, Tiles] = {}
@@ -71,22 +73,24 @@ class StepGraphs:
             self._tiles[size] = decode_tiles(size.requests, size.context, self._queries).to(self._gpu.device)
         return self._tiles[size]
 
-    def run(self, size: GraphSize, tensors: BatchTensors) -> Tensor:
+    def run(self, size: GraphSize, tensors: BatchTensors) -> StepLogits:
         """Replay the graph of this size, capturing it first if needed.
 
-        Returns logits float32 [tokens, vocabulary], of which the first are those of the batch's logit rows. They are
-        valid until the next run.
+        Returns logits of as many rows as tokens, of which the first are those of the batch's logit rows. They are valid
+        until the next run.
         """
         if size not in self._captured and not self._capture_again(size, tensors):
-            return self._compute(tensors)
+            return StepLogits.of(self._compute(tensors))
         self._captured[size]()
-        return self._logits[: size.tokens]
+        return self._logits.first(size.tokens)
 
     def capture(self, size: GraphSize, tensors: BatchTensors) -> bool:
         """Capture a graph that runs batches in `tensors`. Returns whether this succeeded."""
 
         def work() -> None:
-            self._logits[: size.tokens].copy_(self._compute(tensors))
+            logits = self._logits.first(size.tokens)
+            logits.values.copy_(self._compute(tensors))
+            logits.find()
 
         self.captures += 1
         try:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import BatchLimits
 from engine.backends.cuda.graph_sizes import SMALLEST_CONTEXT, GraphSize, GraphSizes
@@ -19,6 +18,7 @@ from engine.kernels.attention_tiles import Tiles, decode_tiles, padded_tiles, qu
 from engine.kernels.pending_tokens import fill_pending_tokens
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import SampleTarget, build_rows
+from engine.kernels.step_logits import StepLogits
 from engine.model_config import ExpertConfig, ModelConfig
 from engine.request import Request
 from engine.sampling.masks import NO_MASKS, Masks
@@ -27,7 +27,6 @@ from quant.cuda.experts import first_numbers_of_tokens
 from quant.kernels.tiles import MOST_TOKENS, TOKENS
 
 LIBRARY_TOKENS = MOST_TOKENS + 16  # smallest multiple of 16 tokens for which a library multiplies
-GREEDY = SamplingParams(temperature=0)
 DRAWN = SamplingParams(temperature=1, top_k=20, top_p=0.9)
 REPORTED = SamplingParams(temperature=1, presence_penalty=1.0, logprobs=2)
 
@@ -37,7 +36,7 @@ def launch_every_kernel(step: CudaStep, limits: BatchLimits, model: ModelConfig)
     for batch, tiles in _steps(step, limits, model):
         logits = step.launch_without_graph(batch, tiles)
     with torch.inference_mode(), step.gpu.current():
-        _launch_sampling(logits[:1], model.vocab_size)
+        _launch_sampling(logits.first(1), model.vocab_size)
 
 
 def _steps(step: CudaStep, limits: BatchLimits, model: ModelConfig) -> Iterator[tuple[Batch, Tiles]]:
@@ -64,10 +63,11 @@ def _doublings(tokens: int) -> list[int]:
     return [1 << exponent for exponent in range(4, tokens.bit_length())]
 
 
-def _launch_sampling(logits: Tensor, vocab_size: int) -> None:
+def _launch_sampling(logits: StepLogits, vocab_size: int) -> None:
+    device = logits.values.device
     masked = Masks(np.full((1, -(-vocab_size // 32)), -1, np.int32), {(0, 0): 0}, {})
-    for params, masks in ((GREEDY, NO_MASKS), (DRAWN, NO_MASKS), (REPORTED, NO_MASKS), (DRAWN, masked)):
+    for params, masks in ((DRAWN, NO_MASKS), (REPORTED, NO_MASKS), (DRAWN, masked)):
         rows = build_rows([SampleTarget(0, Request(0, (0,), params), 0)], vocab_size, masks)
-        sampled = sample(logits, rows.to(logits.device))
-    index = torch.zeros(1, dtype=torch.int32, device=logits.device)
+        sampled = sample(logits, rows.to(device))
+    index = torch.zeros(1, dtype=torch.int32, device=device)
     fill_pending_tokens(sampled.columns.token_ids, index, index, torch.zeros_like(index, dtype=torch.int64))

@@ -1,8 +1,9 @@
 """The runner of a GPU. A step is launched while the previous one is still running, and is sampled on the GPU.
 
 A launch never waits. The last token of a continuing request may still be pending then: it is copied into the batch on
-the GPU from the previous step's samples. Sampled tokens are copied to the host in one small transfer, after which an
-event is recorded; collecting a step waits for its event.
+the GPU from the previous step's samples. The step itself finds the tokens of greedy requests, and others are sampled
+after it. Tokens are copied to the host in one small transfer, after which an event is recorded; collecting a step waits
+for its event.
 
 Grammar masks are computed by a thread while the step runs. A request whose next token depends on the previous one on
 the host (see `needs_reply`) is not launched ahead.
@@ -25,7 +26,8 @@ from engine.backends.runner import SamplingRow, accepted_tokens, first_rows, sam
 from engine.batch import Batch, build_batch
 from engine.config import GroupConfig
 from engine.kernels.sampling import sample
-from engine.kernels.sampling_rows import Sampled, SampleTarget, build_rows, to_sampled_tokens
+from engine.kernels.sampling_rows import Sampled, SampleTarget, build_rows, is_plain, to_sampled_tokens
+from engine.kernels.step_logits import StepLogits
 from engine.kv.blocks import NULL_BLOCK
 from engine.request import Request, TokenLogprobs
 from engine.sampling.masks import NO_MASKS, Masks, MaskThread
@@ -123,7 +125,7 @@ class CudaRunner:
         sampled = self._sample(logits, targets, masks)
         return CudaTicket(
             parts=plan.scheduled,
-            logits=logits if reports else None,
+            logits=logits.values if reports else None,
             rows=rows,
             targets=targets,
             masks=masks,
@@ -150,9 +152,13 @@ class CudaRunner:
             [index for index, _ in pending], [rows[part.request.id] for _, part in pending], self._last.sampled
         )
 
-    def _sample(self, logits: Tensor, targets: list[SampleTarget], masks: Masks) -> Sampled:
+    def _sample(self, logits: StepLogits, targets: list[SampleTarget], masks: Masks) -> Sampled:
         if not targets:
             return Sampled.blank(0, None, self._gpu.device)
+        in_order = all(target.source == row for row, target in enumerate(targets))
+        if in_order and not masks.mask_rows and all(map(is_plain, targets)):
+            # the next step overwrites these tokens, after they are copied to the host and to its batch
+            return Sampled.of(logits.greedy[: len(targets)])
         rows = build_rows(targets, self._vocab_size, masks)
         staging = self._gpu.staging(len(rows.buffer), dtype=torch.uint8)
         staging.copy_(rows.buffer)

@@ -17,6 +17,7 @@ from engine.backends.cuda.graphs import StepGraphs
 from engine.batch import Batch
 from engine.config import BLOCK_SIZE
 from engine.kernels.attention_tiles import TileQueries, Tiles, query_tiles
+from engine.kernels.step_logits import StepLogits
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache
 from engine.models import Model
@@ -45,10 +46,10 @@ class CudaStep:
         self._graphs = StepGraphs(gpu, self._compute, queries, largest, model.config.vocab_size, stream)
 
     def __call__(self, batch: Batch) -> Logits:
-        return Logits(self.launch(batch))
+        return Logits(self.launch(batch).values)
 
-    def launch(self, batch: Batch, pending: PendingTokens = NO_PENDING_TOKENS, *, kept: bool = False) -> Tensor:
-        """Launch a step. Returns its logits, float32 [logit rows, vocabulary], before the GPU has computed them.
+    def launch(self, batch: Batch, pending: PendingTokens = NO_PENDING_TOKENS, *, kept: bool = False) -> StepLogits:
+        """Launch a step. Returns its logits, a row for each logit row, before the GPU has computed them.
 
         The logits are valid until the next launch. If `kept` is set, they stay valid afterwards, and no graph is used.
         """
@@ -56,14 +57,14 @@ class CudaStep:
             size = None if kept else self._graphs.fitting_size(batch)
             if size is not None:
                 tensors = self._buffers.fill(batch, self._graphs.tiles(size, batch), pending, size)
-                return self._graphs.run(size, tensors)[: len(batch.logit_rows)]
+                return self._graphs.run(size, tensors).first(len(batch.logit_rows))
             tiles = query_tiles(batch.query_starts, batch.context_lengths, self.queries)
-            return self._compute(self._buffers.fill(batch, tiles, pending))
+            return StepLogits.of(self._compute(self._buffers.fill(batch, tiles, pending)))
 
-    def launch_without_graph(self, batch: Batch, tiles: Tiles) -> Tensor:
+    def launch_without_graph(self, batch: Batch, tiles: Tiles) -> StepLogits:
         """Launch a step kernel by kernel, with these attention tiles. Returns its logits as `launch` does."""
         with torch.inference_mode(), self.gpu.current():
-            return self._compute(self._buffers.fill(batch, tiles))
+            return StepLogits.of(self._compute(self._buffers.fill(batch, tiles)))
 
     def capture(self) -> None:
         """Capture the graphs of all sizes. Writes to the null block only."""

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.chunk_passes import CHUNKS, RUN, ChunkSizes, Maxima, chunk_maxima, chunk_weights
+from engine.kernels.chunk_passes import CHUNKS, RUN, ChunkSizes, Maxima, chunk_weights, find_maxima
 from engine.kernels.row_passes import id_of, logit_of
 from engine.kernels.sampling_rows import SampleTarget, build_rows
 from engine.kernels.shortlist import load_groups, write_shortlist
@@ -62,10 +62,11 @@ def unpacked(ranks: Tensor, sizes: ChunkSizes) -> tuple[Tensor, Tensor]:
 
 
 def found_in(logits: Tensor, device: torch.device) -> tuple[Maxima, ChunkSizes]:
-    """Return the maxima of all rows, which are read in reverse order."""
-    sizes = ChunkSizes.of(logits.shape[1])
-    sources = torch.arange(len(logits), dtype=torch.int32).flip(0).to(device)
-    return chunk_maxima(logits.to(device).flip(0), sources, sizes), sizes
+    """Return the maxima of all rows, which have a distance between them in memory."""
+    maxima = Maxima.empty(logits.to(device))
+    apart = torch.nn.functional.pad(logits, (0, 16), value=torch.nan).to(device)
+    find_maxima(apart[:, : logits.shape[1]], maxima)
+    return maxima, ChunkSizes.of(logits.shape[1])
 
 
 def in_chunks(logits: Tensor, sizes: ChunkSizes) -> Tensor:
@@ -109,9 +110,9 @@ def test_weights_of_chunks_equal_sums_in_float64(vocabulary: int, device: torch.
     logits = torch.randn(len(params), vocabulary) * 2
     chosen = [SamplingParams(**it) for it in params]  # type: ignore[arg-type]
     targets = [SampleTarget(row, Request(row, (1,), it), 0) for row, it in enumerate(chosen)]
-    columns, sizes = build_rows(targets, vocabulary).to(device).columns, ChunkSizes.of(vocabulary)
-    values = logits.to(device)
-    sums = chunk_weights(values, columns, chunk_maxima(values, columns.sources, sizes), sizes).cpu()
+    columns = build_rows(targets[::-1], vocabulary).to(device).columns
+    maxima, sizes = found_in(logits, device)
+    sums = chunk_weights(logits.to(device), maxima, columns).cpu().flip(0)
     for row, it in enumerate(chosen):
         weights = torch.zeros(1, vocabulary)
         if it.temperature and not 0 < it.top_k < vocabulary:

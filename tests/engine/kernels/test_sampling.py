@@ -20,6 +20,7 @@ from engine.kernels.sampling_rows import (
     build_rows,
     to_sampled_tokens,
 )
+from engine.kernels.step_logits import StepLogits
 from engine.request import Request
 from engine.sampling.drawing import ATTEMPTS, Filters
 from engine.sampling.drawing import draw as draw_on_host
@@ -69,7 +70,7 @@ def targets_of(params: Sequence[Params], **of_requests: object) -> list[SampleTa
 
 def run(logits: Tensor, rows: SamplingRows, device: torch.device) -> Sampled:
     """Sample on the device, and copy the result back in one transfer."""
-    sampled = sampling.sample(logits.to(device), rows.to(device))
+    sampled = sampling.sample(StepLogits.of(logits.to(device)), rows.to(device))
     return sampled.over(sampled.buffer.cpu())
 
 
@@ -140,7 +141,7 @@ def test_lowest_id_wins_ties_across_chunks(vocabulary: int, device: torch.device
         ties = sorted(random.sample(places, random.randint(2, min(6, len(places)))))
         row[ties] = 8.0
         firsts.append(ties[0])
-    assert tokens_of(logits, targets_of([{"temperature": 0}] * 4), device) == firsts
+    assert StepLogits.of(logits.to(device)).greedy.tolist() == firsts
     assert tokens_of(logits, targets_of([{"temperature": 0}, {"top_k": 1}] * 2), device) == firsts
 
 
@@ -196,15 +197,21 @@ def test_ties_beyond_the_shortlist_keep_the_lowest_ids(device: torch.device) -> 
     assert [token_id for token_id, _ in found[2].logprobs.top] == [0, 1]
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0}, {}, {"top_k": 5}, {"top_p": 0.9}], ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [{"temperature": 0}, {"temperature": 1}, {"temperature": 1, "top_k": 5}, {"temperature": 1, "top_p": 0.9}],
+    ids=str,
+)
 def test_nan_row_is_reported_and_affects_no_other_row(params: Params, device: torch.device) -> None:
     logits = torch.full((5, 5000), -torch.inf)
     logits[0, 4500] = 1.0  # the only possible token
     logits[1] = torch.randn(5000)
-    logits[1, 4999] = -torch.nan if params else torch.nan
+    logits[1, 4999] = -torch.nan if params["temperature"] else torch.nan
     logits[2, 4097] = torch.inf
     logits[4, 4096:4098] = 0.0
     got = tokens_of(logits, targets_of([params] * 5), device)
+    if not params["temperature"]:
+        assert StepLogits.of(logits.to(device)).greedy.tolist() == got
     assert got[:4] == [4500, NOT_A_NUMBER, 4097, 0]
     assert got[4] in (4096, 4097)
 
@@ -221,10 +228,8 @@ def test_greedy_sampling_takes_the_first_of_equal_logits(device: torch.device) -
     logits = with_ties(6, 5000, 0.5)
     logits[0] = -0.0
     logits[0, 70] = 0.0  # equal to -0.0
-    plain = build_rows(targets := targets_of([{"temperature": 0}] * 6), 5000)
-    assert plain.plain
     expected = [int((row == row.max()).nonzero()[0]) for row in logits]
-    assert tokens_of(logits, targets, device) == expected
+    assert StepLogits.of(logits.to(device)).greedy.tolist() == expected
     mixed = targets_of([{"temperature": 0}] * 5 + [{}])
     assert tokens_of(logits, mixed, device)[:5] == expected[:5]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.kernels.sampling_rows import UNSEEN, SampleTarget, build_rows, needs_reply
+from engine.kernels.sampling_rows import UNSEEN, SampleTarget, build_rows, is_plain, needs_reply
 from engine.request import Request
 from engine.sampling.drawing import ATTEMPTS
 from engine.sampling.sampler import uniform
@@ -25,7 +25,6 @@ def test_columns_are_views_of_one_buffer() -> None:
     assert columns.sources.tolist() == [3, 3]
     assert columns.alternatives.tolist() == [-1, 4]
     assert copied.alternatives == 4
-    assert not copied.plain
     assert all(column.data_ptr() % 16 == rows.buffer.data_ptr() % 16 for column in rows.columns)
 
 
@@ -42,7 +41,25 @@ def test_each_token_of_a_row_has_at_most_one_edit() -> None:
 def test_pending_tokens_count_toward_min_tokens() -> None:
     params = {"min_tokens": 5, "temperature": 0.0}
     assert len(build_rows([target(4, **params)], 10).columns.edit_ids) == 1
-    assert build_rows([target(5, **params)], 10).plain
+    assert len(build_rows([target(5, **params)], 10).columns.edit_ids) == 0
+    assert not is_plain(target(4, **params))
+    assert is_plain(target(5, **params))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.1},
+        {"logprobs": 0},
+        {"logit_bias": ((1, 1.0),)},
+        {"repetition_penalty": 1.1},
+        {"dry": DryParams(0.5)},
+    ],
+    ids=str,
+)
+def test_changed_distributions_and_reports_are_not_plain(params: dict[str, object]) -> None:
+    assert is_plain(target(temperature=0.0, top_k=3, xtc_probability=1.0))
+    assert not is_plain(target(**{"temperature": 0.0} | params))  # type: ignore[arg-type]
 
 
 def test_penalties_need_all_previous_tokens() -> None:

@@ -52,7 +52,8 @@ def main() -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder, without_compilation():
         card = IdleCard()
         card.install(patch)
-        engine = card.engine(make(Path(folder), heads=2, kv_heads=1, layers=1).path, context_length=context)
+        path = make(Path(folder), heads=2, kv_heads=1, layers=1).path
+        engine = card.engine(path, context_length=context, drafts=False)
         for name, values in KINDS.items():
             params = SamplingParams(max_tokens=given.steps + WARM_UP, ignore_eos=True, **values)  # type: ignore[arg-type]
             for requests in REQUESTS:

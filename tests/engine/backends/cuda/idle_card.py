@@ -1,6 +1,6 @@
 """An engine on a card whose driver does nothing: tensors are in host memory, and no kernel runs.
 
-Only calls are counted, so tokens are meaningless.
+Only calls are counted, so all tokens are the first one of the vocabulary.
 """
 
 from collections import Counter
@@ -16,16 +16,24 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
+from engine.backends.cuda import runner
 from engine.backends.cuda.gpu import Gpu
-from engine.kernels.sampling_rows import Sampled
+from engine.kernels.sampling_rows import Sampled, to_sampled_tokens
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
+from engine.step import SampledToken
 from quant.kernels.card import Card
 from tests.engine.backends.cuda.fake_cuda import FakeCuda
 
 FREE = 8 << 30  # bytes of the card
 CARD = Card("a card", (9, 0), 132, 232448, 50 << 20, FREE)
 CPU = torch.device("cpu")
+
+
+def _first_tokens(sampled: Sampled, *arguments: Any) -> list[SampledToken]:
+    """Return tokens with the id 0 instead of those in memory that no kernel has written."""
+    sampled.buffer.zero_()
+    return to_sampled_tokens(sampled, *arguments)
 
 
 @dataclass
@@ -50,8 +58,8 @@ class IdleCard(FakeCuda):
         monkeypatch.setattr(Gpu, "device", CPU)
         monkeypatch.setattr(Gpu, "staging", self._staging)
         monkeypatch.setattr(interpreter.GridExecutor, "__call__", self._launch)
-        monkeypatch.setattr(Sampled, "blank", _zero_samples)
         monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+        monkeypatch.setattr(runner, "to_sampled_tokens", _first_tokens)
         results = {
             "set_device": None,
             "synchronize": None,
@@ -95,16 +103,6 @@ class IdleCard(FakeCuda):
     def _staging(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         self.transfers += 1
         return torch.zeros(shape, dtype=dtype)
-
-
-_blank = Sampled.blank
-
-
-def _zero_samples(rows: int, alternatives: int | None, device: torch.device) -> Sampled:
-    """Return samples of token 0. Samples in uninitialized memory could end a request with an error."""
-    sampled = _blank(rows, alternatives, device)
-    sampled.buffer.zero_()
-    return sampled
 
 
 @dataclass

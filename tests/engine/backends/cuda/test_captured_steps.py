@@ -55,7 +55,7 @@ def result(step: CudaStep, batch: Batch, before: list[Tensor], *, captured: bool
     """Run a step on the pools `before`. Returns its logits, and the bytes of all blocks but the null block."""
     for pool, content in zip(step.kv.pools, before, strict=True):
         pool.copy_(content)
-    logits = step.launch(batch, kept=not captured).clone().cpu()
+    logits = step.launch(batch, kept=not captured).values.clone().cpu()
     return logits, [pool[1:].clone().view(torch.uint8).cpu() for pool in step.kv.pools]
 
 
@@ -90,7 +90,7 @@ def test_logits_are_in_the_order_of_the_logit_rows(tmp_path: Path, device: torch
     step = loaded.model.compute
     assert isinstance(step, CudaStep)
     batch = verification(loaded, [3, 1])
-    every = step.launch(batch).clone()
+    every = step.launch(batch).values.clone()
     some = Batch(
         batch.token_ids,
         batch.positions,
@@ -100,5 +100,5 @@ def test_logits_are_in_the_order_of_the_logit_rows(tmp_path: Path, device: torch
         batch.context_lengths,
         [1, 3],
     )
-    assert torch.equal(step.launch(some), every[[1, 3]])
+    assert torch.equal(step.launch(some).values, every[[1, 3]])
     assert step.captures == 1

@@ -22,8 +22,9 @@ LAYERS = 2
 LAYER_LAUNCHES, OTHER_LAUNCHES = 5, 2
 ROW_LAUNCHES = 5  # of a layer for one token: attention and four products
 QUANTIZED = random_gguf.Shape(LAYERS, 256, 4, 2, 64, 256, 272)
-SAMPLING_LAUNCHES = 2  # one inserts pending tokens, and one samples
-TRANSFERS = 3  # the batch and the sampling parameters to the card, and the samples to the host
+PEAK_LAUNCHES = 2  # the largest logits of chunks, and of rows
+GREEDY_LAUNCHES, DRAWN_LAUNCHES = 1, 3  # outside of the graph: one inserts pending tokens, and two draw
+GREEDY_TRANSFERS, DRAWN_TRANSFERS = 2, 3  # the batch and the parameters of draws to the card, and tokens to the host
 WARM_UP = 6  # steps until a reply is under way
 
 
@@ -42,9 +43,9 @@ def engine(card: IdleCard, tmp_path: Path) -> ModelEngine:
         return card.engine(path, context_length=64, drafts=False)
 
 
-def steady(card: IdleCard, engine: ModelEngine, requests: int, steps: int) -> list[Counts]:
+def steady(card: IdleCard, engine: ModelEngine, requests: int, steps: int, temperature: float = 0.0) -> list[Counts]:
     """Return the counts of decode steps in the middle of replies."""
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    params = SamplingParams(temperature=temperature, max_tokens=40, ignore_eos=True)
     for number in range(requests):
         engine.add(engine.request((1, 2, 3 + number), params, frozenset()))
     for _ in range(WARM_UP):
@@ -64,20 +65,24 @@ def test_all_graphs_of_an_engine_use_one_stream(card: IdleCard, engine: ModelEng
 
 
 @pytest.mark.parametrize("requests", [1, 3])
+@pytest.mark.parametrize(
+    ("temperature", "launches", "transfers"),
+    [(0.0, GREEDY_LAUNCHES, GREEDY_TRANSFERS), (1.0, DRAWN_LAUNCHES, DRAWN_TRANSFERS)],
+)
 def test_steady_step_replays_a_graph_and_neither_captures_nor_allocates(
-    requests: int, card: IdleCard, engine: ModelEngine
+    requests: int, temperature: float, launches: int, transfers: int, card: IdleCard, engine: ModelEngine
 ) -> None:
-    steps = steady(card, engine, requests, 5)
+    steps = steady(card, engine, requests, 5, temperature)
     for counts in steps:
         assert counts.calls == {"replay": 1, "record": 1, "wait": 1}
-        assert (counts.streams, counts.launches, counts.transfers) == (0, SAMPLING_LAUNCHES, TRANSFERS)
+        assert (counts.streams, counts.launches, counts.transfers) == (0, launches, transfers)
     # equal steps allocate equal tensors, which the allocator serves from its cache
     assert all(it.operations == steps[0].operations for it in steps)
 
 
 def test_launches_of_a_captured_step_do_not_grow(card: IdleCard, engine: ModelEngine) -> None:
     engine.assert_empty()
-    assert max(card.captured) == LAYERS * LAYER_LAUNCHES + OTHER_LAUNCHES
+    assert max(card.captured) == LAYERS * LAYER_LAUNCHES + OTHER_LAUNCHES + PEAK_LAUNCHES
     # a load captures all graphs twice: to measure their memory before the KV cache is allocated, and to use them
     assert len(card.captured) == 2 * len(GraphSizes(GraphSize(128, 64)).largest_first)
 
@@ -86,7 +91,8 @@ def test_step_of_one_token_launches_only_products_and_attention(card: IdleCard, 
     random_gguf.write(path := tmp_path / "random.gguf", "Q4_K", QUANTIZED)
     with without_compilation():
         card.engine(path, context_length=64, drafts=False)
-    assert min(card.captured) == LAYERS * ROW_LAUNCHES + 3  # the embedding, the first norm, and the head
+    others = 3 + PEAK_LAUNCHES  # the embedding, the first norm, and the head
+    assert min(card.captured) == LAYERS * ROW_LAUNCHES + others
     assert max(card.captured) > min(card.captured) + LAYERS * 3
 
 
@@ -99,7 +105,7 @@ def test_step_that_verifies_drafts_replays_a_graph(card: IdleCard, engine: Model
     for captured in (True, True, False):
         with card.counting() as found:
             runner._step.launch(batch, kept=not captured)
-        launches = 0 if captured else LAYERS * LAYER_LAUNCHES + OTHER_LAUNCHES
+        launches = 0 if captured else LAYERS * LAYER_LAUNCHES + OTHER_LAUNCHES + PEAK_LAUNCHES
         assert found.launches == launches
         assert found.calls == ({"replay": 1} if captured else {})
         assert found.transfers == 1
