@@ -76,13 +76,12 @@ class StepGraphs:
     def run(self, size: GraphSize, tensors: BatchTensors) -> StepLogits:
         """Replay the graph of this size, capturing it first if needed.
 
-        Returns logits of as many rows as tokens, of which the first are those of the batch's logit rows. They are valid
-        until the next run.
+        Returns logits, of which the first are those of the batch's logit rows. They are valid until the next run.
         """
         if size not in self._captured and not self._capture_again(size, tensors):
             return StepLogits.of(self._compute(tensors))
         self._captured[size]()
-        return self._logits.first(size.tokens)
+        return self._logits
 
     def capture(self, size: GraphSize, tensors: BatchTensors) -> bool:
         """Capture a graph that runs batches in `tensors`. Returns whether this succeeded."""

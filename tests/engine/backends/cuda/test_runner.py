@@ -91,6 +91,21 @@ def test_launching_ahead_does_not_change_replies(tiny: Path, device: torch.devic
     assert [events[-1].finish for events in ahead[:3]] == [FinishReason.LENGTH] * 3
 
 
+def test_greedy_tokens_do_not_depend_on_a_report_of_the_prompt(tiny: Path, device: torch.device) -> None:
+    """A step with a report has logits of all positions, and only those of the last one are sampled."""
+    running = engine(tiny, device, deterministic=True)
+    tokens = []
+    for report in (None, 0):
+        params = SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True, prompt_logprobs=report)
+        request = running.request(prompt(6), params, frozenset())
+        running.add(request)
+        tokens.append(
+            [event.token_id for event in run_to_end(running, request)[request.id] if event.token_id is not None]
+        )
+    assert len(tokens[0]) == REPLY
+    assert tokens[1] == tokens[0]
+
+
 def test_prepare_captures_all_sizes(tiny: Path, device: torch.device) -> None:
     running = engine(tiny, device, context_length=32)
     runner: Any = running._runner
