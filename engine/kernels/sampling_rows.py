@@ -19,6 +19,7 @@ from engine.sampling.sampler import NOT_NUMBERS, uniform
 from engine.step import SampledToken
 
 ALIGNMENT = 16  # bytes; kernels use vector loads of this size
+WIDEST = 8  # bytes of the largest dtype of a column
 UNSEEN = -1
 NOT_A_NUMBER = -1  # replaces the token id if the model computed NaN
 NO_TOKEN = -1  # pads the alternatives if fewer tokens are possible
@@ -149,9 +150,15 @@ def extent(tensors: Iterable[Tensor]) -> int:
 
 def views(buffer: Tensor, tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return consecutive views into `buffer`, uint8 [bytes], with the dtypes and shapes of `tensors`."""
+    elements = buffer[: len(buffer) // WIDEST * WIDEST]
+    wholes: dict[torch.dtype, Tensor] = {}  # one view of each dtype, because views take time
     found, start = [], 0
     for it in tensors:
-        found.append(buffer[start : start + it.nbytes].view(it.dtype).view(it.shape))
+        if it.dtype not in wholes:
+            wholes[it.dtype] = elements.view(it.dtype)
+        first = start // it.itemsize
+        part = wholes[it.dtype][first : first + it.numel()]
+        found.append(part if it.ndim == 1 else part.view(it.shape))
         start += _padded(it.nbytes)
     return found
 
