@@ -18,9 +18,9 @@ from torch import Tensor
 
 from engine.kernels.row_passes import logit_of, scale_of, to_ordered_ints, weights_of
 from engine.kernels.sampling_rows import Columns
+from engine.sampling.drawing import SMALLEST_TEMPERATURE
 
 NAN_KEY = tl.constexpr(0x7FFFFFFF)  # the key of NaN, larger than that of any number
-RUN = tl.constexpr(8)  # maximum number of consecutive tokens in a group
 BLOCK = 4096  # minimum number of logits in a chunk, if the row has as many
 CHUNKS = 64  # maximum number of chunks per row
 GROUPS = 64  # maximum number of groups per chunk
@@ -74,23 +74,23 @@ def _maxima_kernel(
     ID_BITS: tl.constexpr,
 ) -> None:
     index, chunk = tl.program_id(0), tl.program_id(1)
-    ids = chunk * BLOCK + tl.arange(0, BLOCK)
     row = logits + index.to(tl.int64) * stride
+    numbers, members = tl.arange(0, GROUPS), tl.arange(0, BLOCK // GROUPS)
+    ids = id_in_group(chunk * GROUPS + numbers[:, None], members[None, :], BLOCK, GROUPS)
     values = tl.load(row + ids, mask=ids < vocabulary, other=-float("inf"))
     keys = tl.where(values == values, to_ordered_ints(values), NAN_KEY)
-    peak = tl.max(keys)
-    lowest = tl.min(tl.where(keys == peak, ids, (1 << ID_BITS) - 1))
+    best = tl.max(keys, 1)
+    peak = tl.max(best)
+    lowest = tl.min(tl.min(tl.where(keys == peak, ids, (1 << ID_BITS) - 1), 1))
     entry = index * tl.num_programs(1) + chunk
     tl.store(peaks + entry, (peak.to(tl.int64) << ID_BITS) + ((1 << ID_BITS) - 1 - lowest))
-    run: tl.constexpr = min(RUN, BLOCK // GROUPS)
-    runs = tl.max(tl.reshape(keys, [BLOCK // GROUPS // run, GROUPS, run]), 2)
-    tl.store(groups + entry * GROUPS + tl.arange(0, GROUPS), tl.max(runs, 0))
+    tl.store(groups + entry * GROUPS + numbers, best)
 
 
 @triton.jit
 def id_in_group(group: tl.tensor, member: tl.tensor, BLOCK: tl.constexpr, GROUPS: tl.constexpr) -> tl.tensor:
     """Return the id of the token at index `member`, below BLOCK / GROUPS, of a group of the row."""
-    run: tl.constexpr = min(RUN, BLOCK // GROUPS)
+    run: tl.constexpr = min(8, BLOCK // GROUPS)  # consecutive tokens
     chunk, place = group // GROUPS, group % GROUPS
     return chunk * BLOCK + (member // run * GROUPS + place) * run + member % run
 
@@ -106,6 +106,7 @@ def _weights_kernel(
     min_ps: tl.tensor,
     top_ks: tl.tensor,
     sums: tl.tensor,
+    COOLEST: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     ID_BITS: tl.constexpr,
@@ -120,7 +121,7 @@ def _weights_kernel(
         ids = chunk * BLOCK + tl.arange(0, BLOCK)
         values = tl.load(row + ids, mask=ids < vocabulary, other=-float("inf"))
         peak = logit_of(top_rank(peaks + source * count, count, CHUNKS), ID_BITS)
-        total = tl.sum(weights_of(values, peak, scale_of(temperature), tl.load(min_ps + index)))
+        total = tl.sum(weights_of(values, peak, scale_of(temperature, COOLEST), tl.load(min_ps + index)))
     tl.store(sums + index * count + chunk, total)
 
 
@@ -158,6 +159,6 @@ def chunk_weights(logits: Tensor, maxima: Maxima, columns: Columns) -> Tensor:
     _weights_kernel[tuple(sums.shape)](
         logits, columns.sources, logits.stride(0), logits.shape[1],
         maxima.peaks, columns.temperature, columns.min_p, columns.top_k, sums,
-        BLOCK=sizes.block, CHUNKS=CHUNKS, ID_BITS=sizes.id_bits, num_warps=WARPS,
+        COOLEST=SMALLEST_TEMPERATURE, BLOCK=sizes.block, CHUNKS=CHUNKS, ID_BITS=sizes.id_bits, num_warps=WARPS,
     )  # fmt: skip
     return sums

@@ -5,15 +5,14 @@ earlier in this order: its logit as an ordered integer, then its reversed id. A 
 temperature), or 0 if min-p drops it. `scale` is log2(e) / temperature, so the peak has weight 1. Weights are compared
 as 64-bit fixed-point integers, in which ONE represents 1.0. All sums have a fixed shape, so results depend only on the
 row.
+
+Functions of several kernels use no global constants: Triton's keys of compiled kernels then depend on the order in
+which kernels are launched, and kernels that were compiled in advance are not found.
 """
 
 import triton
 import triton.language as tl
 
-from engine.sampling.drawing import SMALLEST_TEMPERATURE
-
-LOG2_E = tl.constexpr(1.4426950408889634)
-COOLEST = tl.constexpr(SMALLEST_TEMPERATURE)
 ONE = tl.constexpr(2.0**40)  # 1.0 in fixed point; its rounding error is below that of a float32 sum
 BELOW_ALL = tl.constexpr(-(1 << 62))  # less than any rank
 
@@ -47,8 +46,8 @@ def logit_of(ranks: tl.tensor, ID_BITS: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def scale_of(temperature: tl.tensor) -> tl.tensor:
-    return LOG2_E / tl.maximum(temperature, COOLEST)
+def scale_of(temperature: tl.tensor, COOLEST: tl.constexpr) -> tl.tensor:
+    return 1.4426950408889634 / tl.maximum(temperature, COOLEST)  # log2(e) / temperature
 
 
 @triton.jit

@@ -24,7 +24,7 @@ from engine.kernels.sampling_rows import Columns, Sampled, SampledColumns, Sampl
 from engine.kernels.shortlist import load_groups, shortlist_threshold, write_shortlist
 from engine.kernels.step_logits import StepLogits
 from engine.kernels.token_draw import draw
-from engine.sampling.drawing import ATTEMPTS, PREFIXES, Filters
+from engine.sampling.drawing import ATTEMPTS, PREFIXES, SMALLEST_TEMPERATURE, Filters
 
 CAPACITY = 2048  # maximum number of tokens in a row's shortlist
 WARPS = 8
@@ -47,6 +47,7 @@ def _sample_kernel(
     sums: tl.tensor,
     near: tl.tensor,
     shortlists: tl.tensor,
+    COOLEST: tl.constexpr,
     ATTEMPTS: tl.constexpr,
     PREFIX: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -64,7 +65,7 @@ def _sample_kernel(
     token = tl.where(peak == peak, best_id, -1)
     # If all logits are -inf, or one is inf or NaN, there is no distribution to draw from.
     if (temperature > 0) & (tl.abs(peak) < float("inf")):
-        scale, least = scale_of(temperature), tl.load(min_ps + index)
+        scale, least = scale_of(temperature, COOLEST), tl.load(min_ps + index)
         top_k, top_p = tl.load(top_ks + index), tl.load(top_ps + index)
         shortlist, count, complete = shortlists + index * CAPACITY, tl.full([], 0, tl.int32), vocabulary < 0
         if (top_k < vocabulary) | (top_p < 1):
@@ -164,7 +165,7 @@ def sample(logits: StepLogits, rows: SamplingRows) -> Sampled:
         drawn.values, left.sources, drawn.values.stride(0), drawn.values.shape[1], sampled.columns.token_ids,
         left.temperature, left.min_p, left.top_k, left.top_p, left.uniforms,
         *drawn.maxima, chunk_weights(drawn.values, drawn.maxima, left), *lists,
-        ATTEMPTS=ATTEMPTS, PREFIX=PREFIXES[0], **lists.constants(drawn),
+        COOLEST=SMALLEST_TEMPERATURE, ATTEMPTS=ATTEMPTS, PREFIX=PREFIXES[0], **lists.constants(drawn),
     )  # fmt: skip
     if rows.alternatives is not None:
         _report_logprobs(logits, rows, lists, sampled.columns)

@@ -192,13 +192,13 @@ def build_rows(targets: Sequence[SampleTarget], vocabulary: int, masks: Masks = 
     drawn = [row for row, p in enumerate(params) if p.drawn_logprobs and p.logprobs is not None]
     columns = Columns(
         uniforms=torch.tensor([_uniforms(target) for target in targets], dtype=torch.float64),
-        temperature=torch.tensor([p.temperature for p in params]),
-        min_p=torch.tensor([p.min_p for p in params]),
+        temperature=_floats(p.temperature for p in params),
+        min_p=_floats(p.min_p for p in params),
         top_k=torch.tensor([min(p.top_k or vocabulary, vocabulary) for p in params], dtype=torch.int32),
-        top_p=torch.tensor([p.top_p for p in params]),
-        repetition=torch.tensor([p.repetition_penalty for p in params]),
-        presence=torch.tensor([p.presence_penalty for p in params]),
-        frequency=torch.tensor([p.frequency_penalty for p in params]),
+        top_p=_floats(p.top_p for p in params),
+        repetition=_floats(p.repetition_penalty for p in params),
+        presence=_floats(p.presence_penalty for p in params),
+        frequency=_floats(p.frequency_penalty for p in params),
         alternatives=torch.tensor(alternatives, dtype=torch.int32),
         sources=torch.tensor([target.source for target in targets], dtype=torch.int32),
         mask_rows=torch.tensor([masks.mask_rows.get(target.position, -1) for target in targets], dtype=torch.int32),
@@ -207,12 +207,17 @@ def build_rows(targets: Sequence[SampleTarget], vocabulary: int, masks: Masks = 
         bias=torch.cat([edit.bias for edit in edits]),
         counts=torch.cat([edit.counts for edit in edits]),
         xtc_rows=torch.tensor(xtc_rows, dtype=torch.int64),
-        xtc_thresholds=torch.tensor([params[row].xtc_threshold for row in xtc_rows]),
+        xtc_thresholds=_floats(params[row].xtc_threshold for row in xtc_rows),
         words=torch.from_numpy(masks.words if masks.mask_rows else NO_MASKS.words),
         drawn=torch.tensor(drawn, dtype=torch.int64),
     )
     most = max(alternatives)
     return _packed(columns, None if most < 0 else most)
+
+
+def _floats(values: Iterable[float]) -> Tensor:
+    """Return float32 also for integers, such as a temperature of 1: other types would select other kernels."""
+    return torch.tensor(list(values), dtype=torch.float32)
 
 
 def _packed(columns: Columns, alternatives: int | None) -> SamplingRows:

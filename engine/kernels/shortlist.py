@@ -6,14 +6,12 @@ import triton.language as tl
 from engine.kernels.chunk_passes import id_in_group
 from engine.kernels.row_passes import from_ordered_ints, rank_of
 
-NOTHING = tl.constexpr(-0x7F800001)  # -inf as an ordered integer
-
 
 @triton.jit
 def load_groups(groups: tl.tensor, count: tl.tensor, GROUPS: tl.constexpr, CHUNKS: tl.constexpr) -> tl.tensor:
     """Return the largest logits of the groups of a row with `count` chunks: ordered int32 [CHUNKS * GROUPS]."""
     numbers = tl.arange(0, CHUNKS * GROUPS)
-    return tl.load(groups + numbers, mask=numbers < count * GROUPS, other=NOTHING)
+    return tl.load(groups + numbers, mask=numbers < count * GROUPS, other=-0x7F800001)  # -inf
 
 
 @triton.jit
@@ -55,7 +53,8 @@ def write_shortlist(
     -inf are left out. Only groups whose maximum reaches `floor` are read; `near` is memory for their numbers, int32
     [CHUNKS * GROUPS].
     """
-    reached = (from_ordered_ints(keys) >= floor) & (keys > NOTHING)
+    best = from_ordered_ints(keys)
+    reached = (best >= floor) & (best > -float("inf"))
     tl.store(near + tl.cumsum(reached.to(tl.int32)) - 1, tl.arange(0, CHUNKS * GROUPS), mask=reached)
     tl.debug_barrier()
     found = tl.sum(reached.to(tl.int32))

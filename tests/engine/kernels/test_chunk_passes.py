@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.chunk_passes import CHUNKS, RUN, ChunkSizes, Maxima, chunk_weights, find_maxima
+from engine.kernels.chunk_passes import CHUNKS, ChunkSizes, Maxima, chunk_weights, find_maxima
 from engine.kernels.row_passes import id_of, logit_of
 from engine.kernels.sampling_rows import SampleTarget, build_rows
 from engine.kernels.shortlist import load_groups, write_shortlist
@@ -96,7 +96,7 @@ def test_groups_have_their_largest_logits(vocabulary: int, device: torch.device)
     logits = torch.randn(2, vocabulary).abs()  # as ordered integers, these are their bits
     logits[1, ::3] = 0.0
     maxima, sizes = found_in(logits, device)
-    run = min(RUN.value, sizes.block // sizes.groups)
+    run = min(8, sizes.block // sizes.groups)
     expected = in_chunks(logits, sizes).reshape(2, sizes.chunks, -1, sizes.groups, run).amax((2, 4))
     groups = maxima.groups.cpu().view(torch.float32).view(expected.shape)
     assert torch.equal(groups[expected >= 0], expected[expected >= 0])

@@ -28,6 +28,13 @@ def test_columns_are_views_of_one_buffer() -> None:
     assert all(column.data_ptr() % 16 == rows.buffer.data_ptr() % 16 for column in rows.columns)
 
 
+def test_integers_are_columns_of_floats() -> None:
+    params = {"temperature": 1, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0}
+    rows = build_rows([target(frequency_penalty=0, **params)], 10)
+    kinds = [column.dtype for column in build_rows([target(temperature=0.5)], 10).columns]
+    assert [column.dtype for column in rows.columns] == kinds
+
+
 def test_each_token_of_a_row_has_at_most_one_edit() -> None:
     params = {"logit_bias": ((1, 2.0), (2, 5.0), (1, 0.5), (9, -1.0)), "min_tokens": 5, "stop_token_ids": (6,)}
     columns = build_rows([target(), target(3, **params, frequency_penalty=0.5)], 10).columns
