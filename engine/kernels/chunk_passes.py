@@ -141,7 +141,7 @@ def load_sums(sums: tl.tensor, count: tl.tensor, CHUNKS: tl.constexpr) -> tl.ten
 
 
 def find_maxima(logits: Tensor, maxima: Maxima) -> None:
-    """Write the maxima of float32 logits [R, vocabulary]. Of equal logits, the peak is the one with the lowest id."""
+    """Write the maxima of float32 logits [R, vocabulary]. If logits are equal, the peak has the lowest id."""
     sizes = ChunkSizes.of(logits.shape[1])
     _maxima_kernel[(len(logits), sizes.chunks)](
         logits, logits.stride(0), logits.shape[1], *maxima,

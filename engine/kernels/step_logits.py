@@ -30,7 +30,7 @@ class StepLogits(NamedTuple):
 
     values: Tensor  # float32 [R, vocabulary]
     maxima: Maxima
-    greedy: Tensor  # int64 [R]: the most likely token, of equal ones the first; NOT_A_NUMBER if a logit is NaN
+    greedy: Tensor  # int64 [R]: the most likely token, the first of equal ones; NOT_A_NUMBER if a logit is NaN
 
     @classmethod
     def over(cls, values: Tensor) -> Self:

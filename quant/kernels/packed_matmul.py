@@ -14,7 +14,7 @@ With more tokens, weights are scaled, in float32, and rounded to bfloat16.
 import triton
 import triton.language as tl
 
-from quant.kernels.packed_values import HIGH_BASE, code_pairs, group_scales, table_values, words_of
+from quant.kernels.packed_values import code_pairs, group_scales, high_base, table_values, words_of
 from quant.kernels.token_tiles import input_rows, slots_of_tile
 
 
@@ -191,7 +191,7 @@ def _product_kernel(
             values = code_pairs(lows, highs, base, LOW, 0 if BYTES else HIGH).to(tl.bfloat16, bitcast=True)
         more = values
         if BYTES:
-            more = code_pairs(highs, highs, base + HIGH_BASE, 4, 0).to(tl.bfloat16, bitcast=True)
+            more = code_pairs(highs, highs, high_base(base), 4, 0).to(tl.bfloat16, bitcast=True)
         if SCALES_SUMS:
             right = _right(inputs, WARPS, TOKENS, UNIT, True)
             product = tl.zeros((UNITS * WARPS, 8 * ROW_TILES, TOKENS), tl.float32)

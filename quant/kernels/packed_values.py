@@ -11,7 +11,12 @@ import triton.language as tl
 from quant.kernels.early_start import prefetch
 
 BASE = 0x43004300  # bits of two bfloat16 numbers, 128 and 128
-HIGH_BASE = tl.constexpr(0x02000200)  # added to BASE: 2048 and 2048
+
+
+@triton.jit
+def high_base(base: tl.tensor) -> tl.tensor:
+    """Return the bits of 2048 and 2048, given BASE."""
+    return base + 0x02000200
 
 
 @triton.jit

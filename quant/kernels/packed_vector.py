@@ -17,7 +17,7 @@ import triton.language as tl
 
 from quant.kernels.early_start import prefetch, wait_for_inputs
 from quant.kernels.gating import gated_values
-from quant.kernels.packed_values import HIGH_BASE, code_pairs, group_scales, prefetch_scales, table_values, words_of
+from quant.kernels.packed_values import code_pairs, group_scales, high_base, prefetch_scales, table_values, words_of
 
 
 @triton.jit
@@ -168,7 +168,7 @@ def vector_sums(
             values = code_pairs(lows, highs, base, LOW, 0 if BYTES else HIGH).to(tl.bfloat16, bitcast=True)
         product = tl.dot(_left(values, PARTS, WARPS), right, tl.zeros((WARPS, 16, 8), tl.float32))
         if BYTES:
-            values = code_pairs(highs, highs, base + HIGH_BASE, 4, 0).to(tl.bfloat16, bitcast=True)
+            values = code_pairs(highs, highs, high_base(base), 4, 0).to(tl.bfloat16, bitcast=True)
             product = tl.dot(_left(values, PARTS, WARPS), right, product)
         total += s.reshape(2, WARPS, 8, 4, 2) * product.reshape(WARPS, 2, 8, 4, 2).permute(1, 0, 2, 3, 4)
         if not TABLE:

@@ -5,8 +5,9 @@
 The check calls the kernels' wrappers on tensors without memory, with the sizes of real models. It compiles every launch
 for the cards on which the launch occurs. The check fails if machine code spills registers in loops, needs more shared
 memory than the card has, accesses memory before it waits for the kernel before it, or does not compile. It also fails
-if no wrapper launches a kernel. --full compiles every
-kernel in every configuration (see `all_configurations`); otherwise a selection is compiled (see `representative_jobs`).
+if no wrapper launches a kernel, or if a kernel's key in Triton's cache depends on other kernels (see
+`tests.kernels.cache_keys`). --full compiles every kernel in every configuration (see `all_configurations`); otherwise a
+selection is compiled (see `representative_jobs`).
 
 The check is a separate process, because Triton's interpreter, which other tests use, replaces the compiler.
 """
@@ -20,15 +21,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
-from pkgutil import iter_modules
 
 import triton
-from triton.runtime.jit import JITFunction
 
 import engine.kernels
 import quant.kernels
 from quant.kernels.card import Card
+from tests.kernels.cache_keys import functions_of, order_dependent
 from tests.kernels.calls import CALLS_OF_A_CARD, CALLS_OF_ALL_CARDS, Setting
 from tests.kernels.cards import CARDS, CLASSES
 from tests.kernels.compilation import Machine, compile_launch, faults_before_wait, machine_code
@@ -134,11 +133,7 @@ def _features(launch: Launch, card: Card) -> set[str]:
 
 def kernels() -> set[str]:
     """Return the names of all launchable kernels, which end in _kernel. Other functions are parts of kernels."""
-    names = set()
-    for package in (engine.kernels, quant.kernels):
-        for module in iter_modules(package.__path__, package.__name__ + "."):
-            members = vars(import_module(module.name)).values()
-            names |= {it.fn.__name__ for it in members if isinstance(it, JITFunction)}
+    names = {it.fn.__name__ for it in functions_of(engine.kernels, quant.kernels).values()}
     return {name for name in names if name.endswith("_kernel")}
 
 
@@ -189,9 +184,12 @@ def main() -> int:
     unlaunched = kernels() - {launch.name for launch, _ in launches}
     if unlaunched:
         print(f"FAULT: no wrapper launches {', '.join(sorted(unlaunched))}")
+    moved = order_dependent(list(functions_of(engine.kernels, quant.kernels).values()))
+    if moved:
+        print(f"FAULT: the keys of {', '.join(moved)} depend on the kernels before")
     seconds = f"{recorded_at - start:.1f} s to call, {time.monotonic() - recorded_at:.1f} s to compile"
     print(f"Triton {triton.__version__}: {len(launches)} launches, {len(jobs)} compilations; {seconds}")
-    return 0 if good and not unlaunched else 1
+    return 0 if good and not unlaunched and not moved else 1
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from quant.kernels.early_start import launch_options, wait_for_inputs
 from tests.kernels.ahead_of_time import check_launches, report
+from tests.kernels.cache_keys import order_dependent
 from tests.kernels.calls import blank
 from tests.kernels.cards import CARDS
 from tests.kernels.launches import record_launches
@@ -51,6 +52,24 @@ def _hasty_kernel(x: tl.tensor, out: tl.tensor, EARLY: tl.constexpr) -> None:
     tl.store(out, value)
 
 
+SHARED = tl.constexpr(3)
+
+
+@triton.jit
+def _part(value: tl.tensor) -> tl.tensor:
+    return value + SHARED
+
+
+@triton.jit
+def _first_kernel(out: tl.tensor) -> None:
+    tl.store(out, _part(1))
+
+
+@triton.jit
+def _second_kernel(out: tl.tensor) -> None:
+    tl.store(out, _part(2))
+
+
 def product(rows: int, columns: int, depth: int, **options: Any) -> None:
     inner = 4096
     out = blank(rows, columns, dtype=torch.float32)
@@ -69,6 +88,7 @@ def main() -> int:
     with record_launches() as launches:
         _hasty_kernel[1,](blank(1), blank(1), **launch_options(early=True))
     good = report(check_launches([*jobs, *((launch, hopper) for launch in launches.values())]))
+    print(f"order: {order_dependent([_part, _first_kernel, _second_kernel, _hasty_kernel])}")
     return 0 if good else 1
 
 

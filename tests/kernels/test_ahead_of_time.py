@@ -57,6 +57,7 @@ def test_faulty_kernels_are_reported() -> None:
     assert done.returncode == 1, done.stderr
     faults = [line for line in done.stdout.splitlines() if line.startswith("FAULT")]
     assert len(faults) == 4, done.stdout
+    assert "order: ['_first_kernel', '_second_kernel']" in done.stdout
     assert sum("_hasty_kernel" in line and "does not wait before: LDG" in line for line in faults) == 1
     assert sum("ROWS=256" in line and "spills registers" in line for line in faults) == 1
     assert sum("DEPTH=128" in line and "shared memory" in line for line in faults) == 1
