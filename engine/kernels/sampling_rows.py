@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kernels.columns import extent, views
 from engine.request import Request, TokenLogprobs
 from engine.sampling.drawing import ATTEMPTS, Filters
 from engine.sampling.filters import dry_penalties, token_array, xtc_applies
@@ -18,8 +19,6 @@ from engine.sampling.masks import NO_MASKS, Masks, TokenPosition
 from engine.sampling.sampler import NOT_NUMBERS, uniform
 from engine.step import SampledToken
 
-ALIGNMENT = 16  # bytes; kernels use vector loads of this size
-WIDEST = 8  # bytes of the largest dtype of a column
 UNSEEN = -1
 NOT_A_NUMBER = -1  # replaces the token id if the model computed NaN
 NO_TOKEN = -1  # pads the alternatives if fewer tokens are possible
@@ -141,30 +140,6 @@ class Sampled:
         `buffer` must start with a copy of this buffer's bytes before the columns are read.
         """
         return replace(self, buffer=buffer, columns=SampledColumns._make(views(buffer, self.columns)))
-
-
-def extent(tensors: Iterable[Tensor]) -> int:
-    """Return the size in bytes of a buffer that can hold `tensors`, see `views`."""
-    return sum(_padded(it.nbytes) for it in tensors)
-
-
-def views(buffer: Tensor, tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return consecutive views into `buffer`, uint8 [bytes], with the dtypes and shapes of `tensors`."""
-    elements = buffer[: len(buffer) // WIDEST * WIDEST]
-    wholes: dict[torch.dtype, Tensor] = {}  # one view of each dtype, because views take time
-    found, start = [], 0
-    for it in tensors:
-        if it.dtype not in wholes:
-            wholes[it.dtype] = elements.view(it.dtype)
-        first = start // it.itemsize
-        part = wholes[it.dtype][first : first + it.numel()]
-        found.append(part if it.ndim == 1 else part.view(it.shape))
-        start += _padded(it.nbytes)
-    return found
-
-
-def _padded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def needs_reply(request: Request) -> bool:
