@@ -19,8 +19,6 @@ from quant.kernels.packed_values import unpacked_tiles
 
 SPAN = 32  # columns that share a scale
 ROWS = 32  # rows per program
-ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2 ** 23: after its addition, the low bits of a float32 are an integer
-SMALLEST = tl.constexpr(2.0**-100)  # spans whose magnitudes are all smaller become zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +51,8 @@ def _store_spans(
     A span with NaN or infinity gets the scale NaN.
     """
     N: tl.constexpr = values.shape[0]
+    ROUNDING: tl.constexpr = 12582912.0  # 1.5 * 2 ** 23: after its addition, the low bits of a float32 are an integer
+    SMALLEST: tl.constexpr = 2.0**-100  # spans whose magnitudes are all smaller become zeros
     spans = values.reshape(N, 4, 32)
     peak = tl.max(tl.abs(spans), 2)
     factor = 127.0 / tl.maximum(peak, SMALLEST)

@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from hashlib import sha256
 from importlib import import_module
-from pkgutil import iter_modules
 from threading import get_ident
 from typing import Any
 
@@ -62,7 +60,6 @@ class KernelVariant:
     def _source(self) -> Any:
         from triton.compiler import ASTSource
 
-        fix_cache_keys()
         kernel = getattr(import_module(self.module), self.name)
         return ASTSource(kernel, dict(self.signature), dict(self.constants), dict(self.attributes))
 
@@ -70,25 +67,6 @@ class KernelVariant:
         from triton.backends.compiler import GPUTarget
 
         return GPUTarget(*self.target)
-
-
-@cache
-def fix_cache_keys() -> None:
-    """Compute Triton's cache keys of all functions for GPUs in a fixed order, the same in every process.
-
-    In Triton 3.6 and 3.7, the key of a function depends on the order in which keys were computed: it includes the
-    constants of an inner function only if that function's key is known. A kernel was then compiled again at its launch.
-    """
-    from triton.runtime.jit import JITFunction
-
-    import engine.kernels
-    import quant.kernels
-
-    for package in (quant.kernels, engine.kernels):
-        names = sorted(it.name for it in iter_modules(package.__path__, f"{package.__name__}."))
-        for function in [it for name in names for it in vars(import_module(name)).values()]:
-            if isinstance(function, JITFunction):
-                _ = function.cache_key
 
 
 @contextmanager
@@ -101,7 +79,6 @@ def recording_kernels() -> Iterator[list[KernelVariant]]:
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    fix_cache_keys()
     found: dict[str, KernelVariant] = {}
     variants: list[KernelVariant] = []
     target = driver.active.get_current_target()

@@ -121,20 +121,3 @@ def test_no_kernel_is_left_to_compile_after_compilation_in_advance(tmp_path: Pat
     environment |= {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("first", ["packed_vector.vector_sums", "packed_vector._vector_kernel"])
-def test_keys_of_kernels_do_not_depend_on_their_order_of_use(first: str) -> None:
-    """A kernel is compiled again at its launch if its key in that process differs."""
-    keys = []
-    for used in (first, "packed_batch._batch_kernel"):
-        code = (
-            "from quant.kernels import packed_batch, packed_vector\n"
-            "from engine.backends.cuda.kernel_compilation import fix_cache_keys\n"
-            f"fix_cache_keys(); {used}.cache_key; print(packed_vector._vector_kernel.cache_key)"
-        )
-        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-        keys.append(done.stdout)
-    assert keys[0] == keys[1]
