@@ -275,7 +275,9 @@ def device() -> torch.device:
 @pytest.fixture
 def early(device: torch.device) -> bool:
     """Whether kernels start early on the device (`quant.kernels.early_start`)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    from engine.backends.cuda.gpu import read_card
+
+    return device.type == "cuda" and read_card(0).starts_early
 
 
 @pytest.fixture

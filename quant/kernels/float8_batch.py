@@ -20,7 +20,9 @@ from quant.kernels.card import Card
 
 CODES = torch.float8_e4m3fn
 DEPTH = 128  # columns of a step; scale blocks must be a multiple of this wide
-BUSY = 0.75  # smallest share of multiprocessors that have a program, on average over the turns that they take
+# Least number of programs per multiprocessor, so that at most a quarter of the time of the last turns is lost. A larger
+# tile of a matrix takes at least twice the tokens, so that numbers of tokens that double meet all tiles.
+TURNS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,7 @@ def tile_of(rows: int, tokens: int, card: Card) -> Tile:
     """Return the largest tile whose programs keep the multiprocessors of a card busy, else the smallest."""
     for tile in TILES:
         programs = triton.cdiv(rows, tile.rows) * triton.cdiv(tokens, tile.tokens)
-        turns = triton.cdiv(programs, card.multiprocessors)
-        if tile.tokens < 2 * tokens and programs >= BUSY * turns * card.multiprocessors:
+        if tile.tokens < 2 * tokens and programs >= TURNS * card.multiprocessors:
             return tile
     return TILES[-1]
 

@@ -19,6 +19,7 @@ from quant.kernels.packed_values import unpacked_tiles
 
 SPAN = 32  # columns that share a scale
 ROWS = 32  # rows per program
+STEPS, STAGES = 8, 3  # tiles of a program for weights, and those in flight
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def _integer_weights_kernel(
     numbers: tl.tensor,
     scale_table: tl.tensor,
     scale_offset: tl.tensor,
-    codes: tl.tensor,
+    out: tl.tensor,
     out_scales: tl.tensor,
     rows: tl.tensor,
     columns: tl.tensor,
@@ -94,19 +95,23 @@ def _integer_weights_kernel(
     NIBBLES: tl.constexpr,
     NESTED_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    STEPS: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
     RUN: tl.constexpr = 4 if UNIT == 16 else 8
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     own_row = tl.minimum(row, rows - 1).to(tl.int64)[:, None]
-    tile = tl.program_id(0)
-    values = unpacked_tiles(
-        low, high, scales, sub_scales, zeros, numbers, scale_table, scale_offset, own_row, tile, rows, tiles, groups,
-        chunks, blocks, GROUP, UNIT, LOW, HIGH, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK,
-    )  # fmt: skip
-    ordered = values.reshape(ROWS, 4, 32 // RUN, RUN).permute(0, 2, 1, 3).reshape(ROWS, 128)
-    # codes in the padding are zeros, but their values may not be
-    inside = (tile * 128 + tl.arange(0, 128) < columns)[None, :]
-    _store_spans(tl.where(inside, ordered, 0.0), codes, out_scales, row, tile, rows)
+    first = tl.program_id(0) * STEPS
+    for tile in tl.range(first, tl.minimum(first + STEPS, tiles), num_stages=STAGES):
+        values = unpacked_tiles(
+            low, high, scales, sub_scales, zeros, numbers, scale_table, scale_offset, own_row, tile, rows, tiles,
+            groups, chunks, blocks, GROUP, UNIT, LOW, HIGH, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES,
+            NESTED_BLOCK,
+        )  # fmt: skip
+        ordered = values.reshape(ROWS, 4, 32 // RUN, RUN).permute(0, 2, 1, 3).reshape(ROWS, 128)
+        # codes in the padding are zeros, but their values may not be
+        inside = (tile * 128 + tl.arange(0, 128) < columns)[None, :]
+        _store_spans(tl.where(inside, ordered, 0.0), out, out_scales, row, tile, rows)
 
 
 @triton.jit(do_not_specialize=["tokens", "columns"])
@@ -143,14 +148,18 @@ def integer_weights(matrix: PackedMatrix) -> IntegerRows:
     """Return all rows of a packed matrix as 8-bit integers."""
     form, rows = matrix.form, matrix.shape[0]
     found = IntegerRows.blank(rows, form.tiles * 4, matrix.low.device)
-    _integer_weights_kernel[form.tiles, triton.cdiv(rows, ROWS)](
+    stages = STAGES if form.table is None else 1  # loads from the table would be pipelined as well
+    _integer_weights_kernel[triton.cdiv(form.tiles, STEPS), triton.cdiv(rows, ROWS)](
         **matrix.operands,
-        codes=found.codes,
+        out=found.codes,
         out_scales=found.scales,
         rows=rows,
         **form.sizes,
         **form.constants,
         ROWS=ROWS,
+        STEPS=STEPS,
+        STAGES=stages,
+        num_stages=stages,
     )
     return found
 

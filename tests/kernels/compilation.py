@@ -22,10 +22,8 @@ LOCAL = re.compile(r"\b(?:STL|LDL)\b")  # stores to and loads from local memory:
 JUMP = re.compile(r"\bBRA\b.*?\b0x([0-9a-f]+)")
 # accesses to global memory, and the end of a program
 FAULTS = re.compile(r"\b(?:LDG|LDGSTS|STG|LD|ST|ATOMG|ATOM|RED|REDG|UTMA\w+|UBLKCP|EXIT)\b")
-WAIT = re.compile(r"\bACQBULK\b")  # griddepcontrol.wait
-END = re.compile(
-    r"^(?:EXIT|RET|BRA(?!\.U))\b"
-)  # an instruction after which the next one does not run; BRA.U is conditional
+WAIT = re.compile(r"^ACQBULK\b")  # griddepcontrol.wait
+END = re.compile(r"^(?:EXIT|RET|BRA(?!\.))\b")  # after these, the next instruction does not run
 
 
 @dataclass(frozen=True)

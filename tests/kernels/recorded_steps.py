@@ -38,6 +38,7 @@ META = torch.device("meta")
 COLUMNS = 8  # tokens of a matrix instruction: fewer tokens take as many instructions
 GATHERING = {"ids", "slots"}  # parameters with the numbers of the few rows that a kernel reads or writes
 PRODUCTS = ("multiply", "multiply_row", "add_row", "gate_row")  # methods of a linear layer
+WRITTEN = "out"  # parameter of the tensor that most kernels write
 GATHERED = {"pool", "cos", "sin"}  # parameters of products of which a kernel reads or writes a row
 NO_WORK = ("empty", "detach", "alias", "_unsafe_view", "_reshape_alias")  # functions of torch that launch no kernel
 
@@ -67,7 +68,7 @@ class Work:
     launch: Launch | None  # None for a function of torch
     programs: int
     traffic: int  # bytes of all tensors
-    streamed: int  # bytes of the largest tensor
+    streamed: int  # bytes of the largest tensor that is read
     multiply_adds: int  # those of matrix instructions, or of a product of torch
     rows: int = 0  # rows of the input of a product, in multiples of COLUMNS
 
@@ -128,7 +129,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensors = {name: it for name, it in tensors.items() if it.shape[0] == smallest}
         sizes = {it.untyped_storage()._cdata: it.nbytes for it in tensors.values()}
         products = self._multiply_adds(list(tensors.values())) or _integer_multiply_adds(tensors)
-        traffic, streamed = sum(sizes.values()), max(sizes.values())
+        traffic = sum(sizes.values())
+        streamed = max(it.nbytes for name, it in tensors.items() if name != WRITTEN)
         rows = self._rows if products else 0
         self.works.append(Work(self._operation, launch, prod(grid), traffic, streamed, products, rows))
 

@@ -2,8 +2,8 @@
 
 A scheduler issues one instruction per clock, and each pipe takes some clocks for an instruction of a warp. Rates are
 those of NVIDIA's tuning guides and of published measurements. The rate of the half-rate instructions, and the shares
-that are reached in practice, are assumptions. Latency is not modeled, except for early kernels: the gap before them is
-gone, and if they prefetch weights, so is the first wait for memory.
+that are reached in practice, are assumptions. Waits for memory are not modeled. An early start shortens the launch: the
+gap before it is gone, and the first load if weights are prefetched.
 """
 
 from dataclasses import dataclass

@@ -32,7 +32,6 @@ from engine.mixer_config import CacheConfig
 from engine.model_config import ModelConfig
 from engine.models import Model
 from quant.cuda.backend import CudaBackend
-from quant.kernels.card import Card
 from quant.kernels.tiles import MeasuredTiles
 
 log = logging.getLogger(__name__)
@@ -43,8 +42,10 @@ MAX_RUNNING = 128
 HEAD_DIMS = range(16, 257)
 WIDTH = 16  # every width of a model must be a multiple of this
 STEP_SECONDS = 0.2
-# operations per second of one multiprocessor in a prompt: measured on an H200, estimated for integers and older cards
-HOPPER_OPERATIONS, INTEGER_OPERATIONS, OPERATIONS = 3.5e12, 3e12, 1.5e12
+# operations per second of one multiprocessor in a prompt of quantized weights
+OPERATIONS = 1.5e12
+INTEGER_OPERATIONS = 2.6e12  # estimated
+HOPPER_OPERATIONS, HOPPER = 3.5e12, (9, 10)  # measured on an H200; and the compute capabilities that it is used for
 MAX_STEP_TOKENS = 4096
 MIN_STEP_TOKENS = 256
 SMALLER = 0.97  # factor by which pools shrink if they cannot be allocated
@@ -91,8 +92,18 @@ class CudaDevice:
 
     def step_tokens(self, model: ModelConfig) -> int:
         """Return the number of tokens, a power of two, whose step takes about STEP_SECONDS."""
-        tokens = int(STEP_SECONDS * _operations(self._gpu.card)) // (2 * model.active_elements)
+        tokens = int(STEP_SECONDS * self._operations(model)) // (2 * model.active_elements)
         return min(max(1 << tokens.bit_length() - 1, MIN_STEP_TOKENS), MAX_STEP_TOKENS)
+
+    def _operations(self, model: ModelConfig) -> float:
+        """Return the operations per second of the card in a prompt."""
+        card = self._gpu.card
+        others = HOPPER_OPERATIONS if card.capability[0] in HOPPER else OPERATIONS
+        return card.multiprocessors * (INTEGER_OPERATIONS if self._rounds_prompts(model) else others)
+
+    def _rounds_prompts(self, model: ModelConfig) -> bool:
+        """Whether products of many tokens round packed weights and inputs to 8-bit integers."""
+        return self._gpu.card.prefers_integers and not self._deterministic and model.matrix_elements >= SMALL_MODEL
 
     @property
     def kv_share(self) -> float:
@@ -142,11 +153,9 @@ class CudaDevice:
         return runner
 
     def _loaded(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> Model:
-        card, is_large = self._gpu.card, model.matrix_elements >= SMALL_MODEL
-        backend = CudaBackend(
-            self._gpu.device, card, self._deterministic, self._tiles, card.prefers_integers and is_large
-        )
-        operations = CudaOperations(backend, self._gpu.card, deterministic=self._deterministic)
+        card, integers = self._gpu.card, self._rounds_prompts(model)
+        backend = CudaBackend(self._gpu.device, card, self._deterministic, self._tiles, integers)
+        operations = CudaOperations(backend, card, deterministic=self._deterministic)
         return models.load(model, weights, operations, config.context_length)
 
     def _compile_kernels(self, loaded: Model, config: EngineConfig) -> None:
@@ -222,9 +231,3 @@ def why_unsupported(model: ModelConfig) -> str | None:
         if width % WIDTH:
             return f"its {name} is {width}, not a multiple of {WIDTH}"
     return None
-
-
-def _operations(card: Card) -> float:
-    """Return the operations per second of a card in a prompt."""
-    per_multiprocessor = OPERATIONS if card.capability < (9, 0) else HOPPER_OPERATIONS
-    return card.multiprocessors * (INTEGER_OPERATIONS if card.prefers_integers else per_multiprocessor)

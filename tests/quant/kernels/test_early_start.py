@@ -1,5 +1,6 @@
 """Tests of what products of one row do before they wait for their input, recorded in the interpreter."""
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_weights_of_the_first_step_are_prefetched_before_the_wait(
     assert isinstance(matrix, PackedMatrix)
     x, out = torch.randn(1, columns).bfloat16(), torch.full((1, ROWS), torch.nan)
     row_product(matrix, x, out, tile, early=True)
-    early, recorded = out.clone(), dict(programs)
+    early, recorded = out.clone(), deepcopy(programs)
     row_product(matrix, x, out, tile, early=False)
     assert torch.equal(out, early)
     codes = [it for it in (matrix.low, matrix.high) if it is not None]

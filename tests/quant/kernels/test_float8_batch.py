@@ -8,6 +8,7 @@ from torch import Tensor
 
 from quant.cuda.float8 import to_device
 from quant.kernels import float8_batch, reference
+from quant.kernels.card import Card
 from quant.kernels.float8_batch import TILES, Tile, multiply, supports, tile_of
 from quant.kernels.float8_rows import quantized
 from quant.tensor import Float8Tensor
@@ -128,7 +129,15 @@ def test_matrices_that_are_not_supported() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "tokens", "tile"),
-    [(28672, 33, 1), (28672, 65, 0), (4096, 64, 2), (4096, 256, 1), (4096, 300, 2), (4096, 512, 0), (50, 4096, 2)],
+    [(28672, 33, 1), (28672, 65, 0), (4096, 64, 2), (4096, 256, 2), (4096, 512, 1), (4096, 1024, 0), (50, 4096, 2)],
 )
 def test_tile_keeps_most_multiprocessors_busy(rows: int, tokens: int, tile: int) -> None:
     assert tile_of(rows, tokens, H100) is TILES[tile]
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_numbers_of_tokens_that_double_meet_all_tiles(card: Card) -> None:
+    """Only the tiles of these numbers are compiled when a model is loaded."""
+    for rows in (64, 1024, 3072, 4096, 9728, 28672, 128256):
+        tiles = [tile_of(rows, tokens, card) for tokens in range(33, 4097)]
+        assert set(tiles) <= {tile_of(rows, 1 << exponent, card) for exponent in range(5, 13)}
