@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.row_passes import logit_of, scale_of, to_ordered_ints, weights_of
-from engine.kernels.sampling_rows import Columns
+from engine.kernels.sampling_rows import Draws
 from engine.sampling.drawing import SMALLEST_TEMPERATURE
 
 NAN_KEY = tl.constexpr(0x7FFFFFFF)  # the key of NaN, larger than that of any number
@@ -149,16 +149,16 @@ def find_maxima(logits: Tensor, maxima: Maxima) -> None:
     )  # fmt: skip
 
 
-def chunk_weights(logits: Tensor, maxima: Maxima, columns: Columns) -> Tensor:
-    """Return the weight of each chunk of the rows `columns.sources` of the logits, float32 [rows, chunks].
+def chunk_weights(logits: Tensor, maxima: Maxima, draws: Draws) -> Tensor:
+    """Return the weight of each chunk of the rows `draws.sources` of the logits, float32 [rows, chunks].
 
     `maxima` are those of all logits. The weights of greedy rows and of those with top-k are zeros.
     """
     sizes = ChunkSizes.of(logits.shape[1])
-    sums = torch.empty(len(columns.sources), sizes.chunks, dtype=torch.float32, device=logits.device)
+    sums = torch.empty(len(draws.sources), sizes.chunks, dtype=torch.float32, device=logits.device)
     _weights_kernel[tuple(sums.shape)](
-        logits, columns.sources, logits.stride(0), logits.shape[1],
-        maxima.peaks, columns.temperature, columns.min_p, columns.top_k, sums,
+        logits, draws.sources, logits.stride(0), logits.shape[1],
+        maxima.peaks, draws.temperature, draws.min_p, draws.top_k, sums,
         COOLEST=SMALLEST_TEMPERATURE, BLOCK=sizes.block, CHUNKS=CHUNKS, ID_BITS=sizes.id_bits, num_warps=WARPS,
     )  # fmt: skip
     return sums

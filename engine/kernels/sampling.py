@@ -21,7 +21,7 @@ from torch import Tensor
 from engine.kernels.chunk_passes import CHUNKS, ChunkSizes, chunk_weights, load_sums, top_rank
 from engine.kernels.logit_edits import apply_xtc, edited_logits, report_draw_logprobs
 from engine.kernels.row_passes import BELOW_ALL, id_of, logit_of, rank_of, scale_of
-from engine.kernels.sampling_rows import Columns, Sampled, SampledColumns, SamplingRows
+from engine.kernels.sampling_rows import Draws, Sampled, SampledColumns, SamplingRows
 from engine.kernels.shortlist import load_groups, shortlist_threshold, write_shortlist
 from engine.kernels.step_logits import StepLogits
 from engine.kernels.token_draw import draw
@@ -161,13 +161,7 @@ def sample(logits: StepLogits, rows: SamplingRows) -> Sampled:
     columns = rows.columns
     sampled = Sampled.blank(len(columns.sources), rows.alternatives, logits.values.device)
     drawn, left = _edited(logits, rows)
-    lists = _Lists.empty(len(columns.sources), drawn)
-    _sample_kernel[(len(columns.sources),)](
-        drawn.values, left.sources, drawn.values.stride(0), drawn.values.shape[1], sampled.columns.token_ids,
-        left.temperature, left.min_p, left.top_k, left.top_p, left.uniforms,
-        *drawn.maxima, chunk_weights(drawn.values, drawn.maxima, left), *lists,
-        COOLEST=SMALLEST_TEMPERATURE, ATTEMPTS=ATTEMPTS, PREFIX=PREFIXES[0], **lists.constants(drawn),
-    )  # fmt: skip
+    lists = draw_tokens(drawn, left, sampled.columns.token_ids)
     if rows.alternatives is not None:
         _report_logprobs(logits, rows, lists, sampled.columns)
     if len(columns.drawn):
@@ -177,7 +171,19 @@ def sample(logits: StepLogits, rows: SamplingRows) -> Sampled:
     return sampled
 
 
-class _Lists(NamedTuple):
+def draw_tokens(logits: StepLogits, draws: Draws, tokens: Tensor) -> "Shortlists":
+    """Draw a token for each row of `draws`, and write them to `tokens`, int64 [R]. Returns memory to use again."""
+    lists, values = Shortlists.empty(len(draws.sources), logits), logits.values
+    _sample_kernel[(len(draws.sources),)](
+        values, draws.sources, values.stride(0), values.shape[1], tokens,
+        draws.temperature, draws.min_p, draws.top_k, draws.top_p, draws.uniforms,
+        *logits.maxima, chunk_weights(values, logits.maxima, draws), *lists,
+        COOLEST=SMALLEST_TEMPERATURE, ATTEMPTS=ATTEMPTS, PREFIX=PREFIXES[0], **lists.constants(logits),
+    )  # fmt: skip
+    return lists
+
+
+class Shortlists(NamedTuple):
     """Memory for the shortlists of R rows."""
 
     near: Tensor  # int32 [R, chunks * groups]: groups that have tokens of the shortlist
@@ -205,23 +211,23 @@ class _Lists(NamedTuple):
         }
 
 
-def _edited(logits: StepLogits, rows: SamplingRows) -> tuple[StepLogits, Columns]:
-    """Return the logits to draw from, and the columns with the rows and filters that apply to them."""
-    columns = rows.columns
+def _edited(logits: StepLogits, rows: SamplingRows) -> tuple[StepLogits, Draws]:
+    """Return the logits to draw from, and the draws with the rows and filters that apply to them."""
+    columns, draws = rows.columns, rows.columns.draws
     if not (len(columns.edit_ids) or len(columns.words) or len(columns.xtc_rows)):
-        return logits, columns
+        return logits, draws
     edited = edited_logits(logits.values, rows)
-    columns = columns._replace(sources=torch.arange(len(edited), dtype=torch.int32, device=edited.device))
+    draws = draws._replace(sources=torch.arange(len(edited), dtype=torch.int32, device=edited.device))
     if len(columns.xtc_rows):
         left = apply_xtc(edited, rows)
-        columns = columns._replace(min_p=left.min_p, top_k=left.top_k, top_p=left.top_p)
-    return StepLogits.of(edited), columns
+        draws = draws._replace(min_p=left.min_p, top_k=left.top_k, top_p=left.top_p)
+    return StepLogits.of(edited), draws
 
 
-def _report_logprobs(logits: StepLogits, rows: SamplingRows, lists: _Lists, sampled: SampledColumns) -> None:
+def _report_logprobs(logits: StepLogits, rows: SamplingRows, lists: Shortlists, sampled: SampledColumns) -> None:
     """Report the log-probabilities of the model's distribution, in the rows that request them."""
     columns, values = rows.columns, logits.values
-    unfiltered = columns._replace(
+    unfiltered = columns.draws._replace(
         temperature=torch.ones_like(columns.temperature),
         min_p=torch.zeros_like(columns.min_p),
         top_k=torch.full_like(columns.top_k, values.shape[1]),

@@ -38,6 +38,17 @@ class SampleTarget:
         return self.request.id, self.index
 
 
+class Draws(NamedTuple):
+    """The parameters of a draw in each of R rows. At temperature 0, the most likely token is drawn."""
+
+    uniforms: Tensor  # float64 [R, ATTEMPTS], in [0, 1)
+    temperature: Tensor  # float32 [R]
+    min_p: Tensor  # float32 [R]
+    top_k: Tensor  # int32 [R], 1 .. vocabulary
+    top_p: Tensor  # float32 [R]
+    sources: Tensor  # int32 [R]: row of the logits
+
+
 class Columns(NamedTuple):
     """Sampling parameters of R rows, with E edits of logits, X rows that use XTC, and the masks of grammars.
 
@@ -66,6 +77,10 @@ class Columns(NamedTuple):
     xtc_thresholds: Tensor  # float32 [X]: minimum probability of a top choice
     words: Tensor  # int32 [masks, ceil(vocabulary / 32)]: one bit per token, 1 if it is allowed
     drawn: Tensor  # int64 [D]: rows that report the distribution drawn from instead of the model's own
+
+    @property
+    def draws(self) -> Draws:
+        return Draws(self.uniforms, self.temperature, self.min_p, self.top_k, self.top_p, self.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +163,23 @@ def needs_reply(request: Request) -> bool:
 
 
 def is_plain(target: SampleTarget) -> bool:
-    """Whether the token is the most likely one of the model's distribution, and no log-probabilities are reported."""
+    """Whether a draw from the model's own logits gives the token, and no log-probabilities are reported."""
     params = target.request.params
-    shaped = params.logit_bias or params.needs_reply or target.index < params.min_tokens
-    return params.temperature == 0 and params.logprobs is None and not shaped
+    shaped = params.logit_bias or target.index < params.min_tokens or xtc_applies(params, target.index)
+    return params.logprobs is None and not shaped and not needs_reply(target.request)
+
+
+def build_draws(targets: Sequence[SampleTarget], vocabulary: int) -> Draws:
+    """Build the draws of targets on the host, in order."""
+    params = [target.request.params for target in targets]
+    return Draws(
+        uniforms=torch.tensor([_uniforms(target) for target in targets], dtype=torch.float64),
+        temperature=_floats(p.temperature for p in params),
+        min_p=_floats(p.min_p for p in params),
+        top_k=torch.tensor([min(p.top_k or vocabulary, vocabulary) for p in params], dtype=torch.int32),
+        top_p=_floats(p.top_p for p in params),
+        sources=torch.tensor([target.source for target in targets], dtype=torch.int32),
+    )
 
 
 def build_rows(targets: Sequence[SampleTarget], vocabulary: int, masks: Masks = NO_MASKS) -> SamplingRows:
@@ -166,16 +194,11 @@ def build_rows(targets: Sequence[SampleTarget], vocabulary: int, masks: Masks = 
     alternatives = [-1 if p.logprobs is None else p.logprobs for p in params]
     drawn = [row for row, p in enumerate(params) if p.drawn_logprobs and p.logprobs is not None]
     columns = Columns(
-        uniforms=torch.tensor([_uniforms(target) for target in targets], dtype=torch.float64),
-        temperature=_floats(p.temperature for p in params),
-        min_p=_floats(p.min_p for p in params),
-        top_k=torch.tensor([min(p.top_k or vocabulary, vocabulary) for p in params], dtype=torch.int32),
-        top_p=_floats(p.top_p for p in params),
+        **build_draws(targets, vocabulary)._asdict(),
         repetition=_floats(p.repetition_penalty for p in params),
         presence=_floats(p.presence_penalty for p in params),
         frequency=_floats(p.frequency_penalty for p in params),
         alternatives=torch.tensor(alternatives, dtype=torch.int32),
-        sources=torch.tensor([target.source for target in targets], dtype=torch.int32),
         mask_rows=torch.tensor([masks.mask_rows.get(target.position, -1) for target in targets], dtype=torch.int32),
         edit_rows=torch.cat([edit.rows for edit in edits]),
         edit_ids=torch.cat([edit.ids for edit in edits]),

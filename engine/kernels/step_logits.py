@@ -1,7 +1,6 @@
-"""The logits of a step on a GPU, with what sampling needs of them for any request: their largest values.
+"""The logits of a step on a GPU, with the results that are found as part of the step: their largest values, and tokens.
 
-They are found as part of the step, so a CUDA graph includes the first pass over the logits, and the tokens of greedy
-requests.
+A CUDA graph includes the draws of requests that need nothing but the logits.
 """
 
 from typing import NamedTuple, Self
@@ -30,33 +29,30 @@ class StepLogits(NamedTuple):
 
     values: Tensor  # float32 [R, vocabulary]
     maxima: Maxima
-    greedy: Tensor  # int64 [R]: the most likely token, the first of equal ones; NOT_A_NUMBER if a logit is NaN
+    # int64 [R]: the drawn token, or the most likely one, the first of equal ones; NOT_A_NUMBER if a logit is NaN
+    tokens: Tensor
+    is_drawn: bool = False  # whether `tokens` were drawn; greedy draws give the most likely token
 
     @classmethod
     def over(cls, values: Tensor) -> Self:
         """Return logits with memory for their largest values, which are not found yet."""
-        greedy = torch.empty(len(values), dtype=torch.int64, device=values.device)
-        return cls(values, Maxima.empty(values), greedy)
+        tokens = torch.empty(len(values), dtype=torch.int64, device=values.device)
+        return cls(values, Maxima.empty(values), tokens)
 
     @classmethod
     def of(cls, values: Tensor) -> Self:
-        """Return logits with their largest values."""
+        """Return logits with their largest values, and the most likely tokens."""
         logits = cls.over(values)
-        logits.find()
+        if len(values):
+            find_maxima(values, logits.maxima)
+            sizes = ChunkSizes.of(values.shape[1])
+            _greedy_kernel[(len(values),)](
+                logits.maxima.peaks, sizes.chunks, logits.tokens, CHUNKS=CHUNKS, ID_BITS=sizes.id_bits, num_warps=1
+            )
         return logits
 
     def first(self, rows: int) -> Self:
         """Return the first rows, without copying them."""
         return self._replace(
-            values=self.values[:rows], maxima=Maxima(*(it[:rows] for it in self.maxima)), greedy=self.greedy[:rows]
-        )
-
-    def find(self) -> None:
-        """Launch the kernels that find the largest values."""
-        if not len(self.values):
-            return
-        sizes = ChunkSizes.of(self.values.shape[1])
-        find_maxima(self.values, self.maxima)
-        _greedy_kernel[(len(self.values),)](
-            self.maxima.peaks, sizes.chunks, self.greedy, CHUNKS=CHUNKS, ID_BITS=sizes.id_bits, num_warps=1
+            values=self.values[:rows], maxima=Maxima(*(it[:rows] for it in self.maxima)), tokens=self.tokens[:rows]
         )

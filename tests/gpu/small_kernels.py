@@ -7,9 +7,10 @@ from torch import Tensor
 
 from engine.config import BLOCK_SIZE
 from engine.kernels.activations import gated
+from engine.kernels.chunk_passes import find_maxima
 from engine.kernels.norms import normalize
 from engine.kernels.rope_store import rope_and_store
-from engine.kernels.sampling import sample
+from engine.kernels.sampling import draw_tokens
 from engine.kernels.sampling_rows import SampleTarget, build_rows
 from engine.kernels.step_logits import StepLogits
 from engine.model_config import ModelConfig
@@ -72,25 +73,22 @@ def _heads(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]
 
 
 def _greedy(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]:
-    logits = _step_logits(machine, model, tokens)
-    return logits.values.nbytes, logits.find
+    values = torch.randn(tokens, model.vocab_size, device=machine.device)
+    return values.nbytes, lambda: StepLogits.of(values)
 
 
 def _draw(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]:
     """Return the bytes of one read of the logits, and a call that samples a token from each row."""
-    params, logits = SamplingParams(temperature=0.8, top_k=40, top_p=0.95), _step_logits(machine, model, tokens)
+    params = SamplingParams(temperature=0.8, top_k=40, top_p=0.95)
+    logits = StepLogits.over(torch.randn(tokens, model.vocab_size, device=machine.device))
     targets = [SampleTarget(row, Request(row, (1,), params), 0) for row in range(tokens)]
-    rows = build_rows(targets, model.vocab_size, NO_MASKS).to(machine.device)
+    draws = build_rows(targets, model.vocab_size, NO_MASKS).to(machine.device).columns.draws
 
     def run() -> None:
-        logits.find()
-        sample(logits, rows)
+        find_maxima(logits.values, logits.maxima)
+        draw_tokens(logits, draws, logits.tokens)
 
     return logits.values.nbytes, run
-
-
-def _step_logits(machine: Machine, model: ModelConfig, tokens: int) -> StepLogits:
-    return StepLogits.over(torch.randn(tokens, model.vocab_size, device=machine.device))
 
 
 def _rotary(machine: Machine, model: ModelConfig, positions: int) -> RotaryTable:

@@ -20,8 +20,11 @@ from engine.backends.cuda.graph_sizes import GraphSize
 from engine.batch import Batch
 from engine.kernels.attention_tiles import TileList, Tiles
 from engine.kernels.pending_tokens import fill_pending_tokens
+from engine.kernels.sampling_rows import Draws
+from engine.sampling.drawing import ATTEMPTS
 
 ALIGNMENT = 16  # bytes; kernels are compiled for tensors with this alignment
+DRAW_BYTES = 8 * ATTEMPTS + 20  # of a row
 STAGED_ENTRIES = 4096  # block table entries that fit into a step's buffer; further entries are sent separately
 
 Array = NDArray[Any]
@@ -49,6 +52,7 @@ class BatchTensors:
     context_lengths: Tensor  # int32 [R]: tokens of each request after this step; 0 for padding requests
     logit_rows: Tensor | None  # int64 [rows]; None: all tokens
     tiles: Tiles
+    draws: Draws | None = None  # of the logit rows of a graph; `uniforms` has one axis here
 
 
 def selected_tensors(batch: BatchTensors, rows: Tensor) -> BatchTensors:
@@ -93,29 +97,36 @@ class StepBuffers:
     def __init__(self, limits: BatchLimits, gpu: Gpu) -> None:
         self._gpu = gpu
         self._limits = limits
-        lists = 8 * limits.tokens * (4 + limits.groups) + 16 * (limits.tokens + limits.requests)
-        size = lists + 12 * STAGED_ENTRIES + 16 * ALIGNMENT
+        lists = 8 * limits.tokens * (4 + limits.groups) + (16 + DRAW_BYTES) * (limits.tokens + limits.requests)
+        size = lists + 12 * STAGED_ENTRIES + 24 * ALIGNMENT
         self._memory = torch.zeros(size, dtype=torch.uint8, device=gpu.device)
         shape = (limits.groups, limits.requests, limits.table_blocks)
         self._tables = torch.zeros(shape, dtype=torch.int32, device=gpu.device)
         self._sent_tables: list[list[list[int]]] = [[[] for _ in range(limits.requests)] for _ in range(limits.groups)]
 
     def fill(
-        self, batch: Batch, tiles: Tiles, pending: PendingTokens = NO_PENDING_TOKENS, size: GraphSize | None = None
+        self,
+        batch: Batch,
+        tiles: Tiles,
+        pending: PendingTokens = NO_PENDING_TOKENS,
+        size: GraphSize | None = None,
+        draws: Draws | None = None,
     ) -> BatchTensors:
         """Send a batch to the GPU. Raises IndexError if it exceeds the limits.
 
         A batch for a graph is padded to its `size` with requests that have no context. Their tokens write to the null
-        block.
+        block. Its `draws` are those of its logit rows, in order; None: all are greedy.
         """
         self._check_limits(batch)
         try:
-            return self._fill(batch, tiles, pending, size)
+            return self._fill(batch, tiles, pending, size, draws)
         except BaseException:  # the tables on the GPU may differ from those noted as sent
             self.invalidate_tables()
             raise
 
-    def _fill(self, batch: Batch, tiles: Tiles, pending: PendingTokens, size: GraphSize | None) -> BatchTensors:
+    def _fill(
+        self, batch: Batch, tiles: Tiles, pending: PendingTokens, size: GraphSize | None, draws: Draws | None
+    ) -> BatchTensors:
         tokens, count = (size.tokens, size.rows) if size else (len(batch.token_ids), len(batch.context_lengths))
         rows = _logit_rows(batch, size)
         lists = [_padded(batch.token_ids, tokens), _padded(batch.positions, tokens)]
@@ -123,6 +134,7 @@ class StepBuffers:
         lists += [size.padded_starts(batch.query_starts) if size else np.asarray(batch.query_starts, np.int32)]
         lists += [_padded(batch.context_lengths, count).astype(np.int32), *_on_host(tiles)]
         lists += [] if rows is None else [rows]
+        lists += [] if size is None else _padded_draws(draws, size.tokens)
         changed = [np.asarray(pending.indices, np.int32), np.asarray(pending.rows, np.int32), *self._changes(batch)]
         sent = iter(self._send([*lists, *changed]))
         tensors = BatchTensors(
@@ -134,6 +146,7 @@ class StepBuffers:
             context_lengths=next(sent),
             tiles=_with_sent(tiles, sent),
             logit_rows=None if rows is None else next(sent),
+            draws=None if size is None else Draws(*(next(sent) for _ in Draws._fields)),
         )
         self._apply(tensors, pending, *sent)
         return tensors
@@ -190,7 +203,7 @@ class StepBuffers:
             self._tables.view(-1).index_copy_(0, entries, values)
 
 
-_TYPES = {np.int64: torch.int64, np.int32: torch.int32}
+_TYPES = {np.int64: torch.int64, np.int32: torch.int32, np.float64: torch.float64, np.float32: torch.float32}
 
 
 def _padded(numbers: Sequence[int], length: int) -> Array:
@@ -198,6 +211,17 @@ def _padded(numbers: Sequence[int], length: int) -> Array:
     array = np.zeros(length, np.int64)
     array[: len(numbers)] = numbers
     return array
+
+
+def _padded_draws(draws: Draws | None, length: int) -> list[Array]:
+    """Return the columns of draws, with greedy ones appended up to `length`. Row i draws from row i of the logits."""
+    shapes = ((length, ATTEMPTS), *[(length,)] * 4)
+    types = (np.float64, np.float32, np.float32, np.int32, np.float32)
+    padded: list[Array] = [np.zeros(shape, kind) for shape, kind in zip(shapes, types, strict=True)]
+    if draws is not None:
+        for to, column in zip(padded, draws[:-1], strict=True):
+            to[: len(column)] = column.numpy()
+    return [*padded, np.arange(length, dtype=np.int32)]
 
 
 def _logit_rows(batch: Batch, size: GraphSize | None) -> Array | None:

@@ -19,6 +19,8 @@ from engine.backends.cuda.graph_sizes import GraphSize, GraphSizes
 from engine.backends.device_errors import is_out_of_memory
 from engine.batch import Batch
 from engine.kernels.attention_tiles import TileQueries, Tiles, decode_tiles, padded_tiles
+from engine.kernels.chunk_passes import find_maxima
+from engine.kernels.sampling import draw_tokens
 from engine.kernels.step_logits import StepLogits
 
 log = logging.getLogger(__name__)
@@ -81,7 +83,7 @@ class StepGraphs:
         if size not in self._captured and not self._capture_again(size, tensors):
             return StepLogits.of(self._compute(tensors))
         self._captured[size]()
-        return self._logits
+        return self._logits._replace(is_drawn=True)
 
     def capture(self, size: GraphSize, tensors: BatchTensors) -> bool:
         """Capture a graph that runs batches in `tensors`. Returns whether this succeeded."""
@@ -89,7 +91,9 @@ class StepGraphs:
         def work() -> None:
             logits = self._logits.first(size.tokens)
             logits.values.copy_(self._compute(tensors))
-            logits.find()
+            find_maxima(logits.values, logits.maxima)
+            if tensors.draws is not None:
+                draw_tokens(logits, tensors.draws, logits.tokens)
 
         self.captures += 1
         try:

@@ -1,9 +1,9 @@
 """The runner of a GPU. A step is launched while the previous one is still running, and is sampled on the GPU.
 
 A launch never waits. The last token of a continuing request may still be pending then: it is copied into the batch on
-the GPU from the previous step's samples. The step itself finds the tokens of greedy requests, and others are sampled
-after it. Tokens are copied to the host in one small transfer, after which an event is recorded; collecting a step waits
-for its event.
+the GPU from the previous step's samples. A graph also draws tokens; those of requests that need more than the logits
+are sampled after the step. Tokens are copied to the host in one small transfer, after which an event is recorded;
+collecting a step waits for its event.
 
 Grammar masks are computed by a thread while the step runs. A request whose next token depends on the previous one on
 the host (see `needs_reply`) is not launched ahead.
@@ -26,7 +26,15 @@ from engine.backends.runner import SamplingRow, accepted_tokens, first_rows, sam
 from engine.batch import Batch, build_batch
 from engine.config import GroupConfig
 from engine.kernels.sampling import sample
-from engine.kernels.sampling_rows import Sampled, SampleTarget, build_rows, is_plain, to_sampled_tokens
+from engine.kernels.sampling_rows import (
+    Draws,
+    Sampled,
+    SampleTarget,
+    build_draws,
+    build_rows,
+    is_plain,
+    to_sampled_tokens,
+)
 from engine.kernels.step_logits import StepLogits
 from engine.kv.blocks import NULL_BLOCK
 from engine.request import Request, TokenLogprobs
@@ -117,12 +125,13 @@ class CudaRunner:
         self._step.kv.copy(plan.copies(self._groups))
         reports = any(part.logprob_positions for part in plan.scheduled)
         computed = self._masks.start(plan.scheduled)
-        logits = self._step.launch(batch, self._pending_tokens(plan, batch), kept=reports)
+        draws = self._draws([SampleTarget(it.row, it.request, it.index) for it in sampling_rows(plan.scheduled)])
+        logits = self._step.launch(batch, self._pending_tokens(plan, batch), draws, kept=reports)
         # the GPU computes the logits meanwhile, and nothing can be sampled before it ends
         masks = computed.result_within(self._gpu.record_event().is_reached) if computed else NO_MASKS
         rows = [it for it in sampling_rows(plan.scheduled) if (it.request.id, it.index) not in masks.late]
         targets = [SampleTarget(it.row, it.request, it.index) for it in rows]
-        sampled = self._sample(logits, targets, masks)
+        sampled = self._sample(logits, targets, masks, is_plain=draws is not None)
         return CudaTicket(
             parts=plan.scheduled,
             logits=logits.values if reports else None,
@@ -152,13 +161,19 @@ class CudaRunner:
             [index for index, _ in pending], [rows[part.request.id] for _, part in pending], self._last.sampled
         )
 
-    def _sample(self, logits: StepLogits, targets: list[SampleTarget], masks: Masks) -> Sampled:
+    def _draws(self, targets: list[SampleTarget]) -> Draws | None:
+        """Return the draws of a step's logit rows, if they give all of its tokens."""
+        in_order = all(target.source == row for row, target in enumerate(targets))
+        return build_draws(targets, self._vocab_size) if targets and in_order and all(map(is_plain, targets)) else None
+
+    def _sample(self, logits: StepLogits, targets: list[SampleTarget], masks: Masks, *, is_plain: bool) -> Sampled:
+        """Return the tokens that the step drew if it did and they are wanted, and otherwise sample."""
         if not targets:
             return Sampled.blank(0, None, self._gpu.device)
-        in_order = all(target.source == row for row, target in enumerate(targets))
-        if in_order and not masks.mask_rows and all(map(is_plain, targets)):
+        is_greedy = all(target.request.params.temperature == 0 for target in targets)
+        if is_plain and (logits.is_drawn or is_greedy):
             # the next step overwrites these tokens, after they are copied to the host and to its batch
-            return Sampled.of(logits.greedy[: len(targets)])
+            return Sampled.of(logits.tokens[: len(targets)])
         rows = build_rows(targets, self._vocab_size, masks)
         staging = self._gpu.staging(len(rows.buffer), dtype=torch.uint8)
         staging.copy_(rows.buffer)

@@ -17,6 +17,7 @@ from engine.backends.cuda.graphs import StepGraphs
 from engine.batch import Batch
 from engine.config import BLOCK_SIZE
 from engine.kernels.attention_tiles import TileQueries, Tiles, query_tiles
+from engine.kernels.sampling_rows import Draws
 from engine.kernels.step_logits import StepLogits
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache
@@ -48,15 +49,23 @@ class CudaStep:
     def __call__(self, batch: Batch) -> Logits:
         return Logits(self.launch(batch).values)
 
-    def launch(self, batch: Batch, pending: PendingTokens = NO_PENDING_TOKENS, *, kept: bool = False) -> StepLogits:
+    def launch(
+        self,
+        batch: Batch,
+        pending: PendingTokens = NO_PENDING_TOKENS,
+        draws: Draws | None = None,
+        *,
+        kept: bool = False,
+    ) -> StepLogits:
         """Launch a step. Returns its logits, a row for each logit row, before the GPU has computed them.
 
-        The logits are valid until the next launch. If `kept` is set, they stay valid afterwards, and no graph is used.
+        If a graph is used, it draws a token for each row of `draws`. The logits are valid until the next launch. If
+        `kept` is set, they stay valid afterwards, and no graph is used.
         """
         with torch.inference_mode(), self.gpu.current():
             size = None if kept else self._graphs.fitting_size(batch)
             if size is not None:
-                tensors = self._buffers.fill(batch, self._graphs.tiles(size, batch), pending, size)
+                tensors = self._buffers.fill(batch, self._graphs.tiles(size, batch), pending, size, draws)
                 return self._graphs.run(size, tensors).first(len(batch.logit_rows))
             tiles = query_tiles(batch.query_starts, batch.context_lengths, self.queries)
             return StepLogits.of(self._compute(self._buffers.fill(batch, tiles, pending)))

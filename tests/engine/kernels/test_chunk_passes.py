@@ -112,7 +112,7 @@ def test_weights_of_chunks_equal_sums_in_float64(vocabulary: int, device: torch.
     targets = [SampleTarget(row, Request(row, (1,), it), 0) for row, it in enumerate(chosen)]
     columns = build_rows(targets[::-1], vocabulary).to(device).columns
     maxima, sizes = found_in(logits, device)
-    sums = chunk_weights(logits.to(device), maxima, columns).cpu().flip(0)
+    sums = chunk_weights(logits.to(device), maxima, columns.draws).cpu().flip(0)
     for row, it in enumerate(chosen):
         weights = torch.zeros(1, vocabulary)
         if it.temperature and not 0 < it.top_k < vocabulary:

@@ -141,7 +141,7 @@ def test_lowest_id_wins_ties_across_chunks(vocabulary: int, device: torch.device
         ties = sorted(random.sample(places, random.randint(2, min(6, len(places)))))
         row[ties] = 8.0
         firsts.append(ties[0])
-    assert StepLogits.of(logits.to(device)).greedy.tolist() == firsts
+    assert StepLogits.of(logits.to(device)).tokens.tolist() == firsts
     assert tokens_of(logits, targets_of([{"temperature": 0}, {"top_k": 1}] * 2), device) == firsts
 
 
@@ -211,7 +211,7 @@ def test_nan_row_is_reported_and_affects_no_other_row(params: Params, device: to
     logits[4, 4096:4098] = 0.0
     got = tokens_of(logits, targets_of([params] * 5), device)
     if not params["temperature"]:
-        assert StepLogits.of(logits.to(device)).greedy.tolist() == got
+        assert StepLogits.of(logits.to(device)).tokens.tolist() == got
     assert got[:4] == [4500, NOT_A_NUMBER, 4097, 0]
     assert got[4] in (4096, 4097)
 
@@ -229,7 +229,7 @@ def test_greedy_sampling_takes_the_first_of_equal_logits(device: torch.device) -
     logits[0] = -0.0
     logits[0, 70] = 0.0  # equal to -0.0
     expected = [int((row == row.max()).nonzero()[0]) for row in logits]
-    assert StepLogits.of(logits.to(device)).greedy.tolist() == expected
+    assert StepLogits.of(logits.to(device)).tokens.tolist() == expected
     mixed = targets_of([{"temperature": 0}] * 5 + [{}])
     assert tokens_of(logits, mixed, device)[:5] == expected[:5]
 

@@ -56,7 +56,7 @@ def test_pending_tokens_count_toward_min_tokens() -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        {"temperature": 0.1},
+        {"temperature": 0.1, "xtc_probability": 1.0, "xtc_threshold": 0.1},
         {"logprobs": 0},
         {"logit_bias": ((1, 1.0),)},
         {"repetition_penalty": 1.1},
@@ -66,6 +66,7 @@ def test_pending_tokens_count_toward_min_tokens() -> None:
 )
 def test_changed_distributions_and_reports_are_not_plain(params: dict[str, object]) -> None:
     assert is_plain(target(temperature=0.0, top_k=3, xtc_probability=1.0))
+    assert is_plain(target(temperature=0.7, top_k=3, top_p=0.9, min_p=0.1))
     assert not is_plain(target(**{"temperature": 0.0} | params))  # type: ignore[arg-type]
 
 

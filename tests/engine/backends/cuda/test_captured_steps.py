@@ -10,6 +10,9 @@ from engine.backends.cuda.device import CudaDevice, CudaOptions
 from engine.backends.cuda.graph_sizes import GraphSize
 from engine.backends.cuda.step import CudaStep
 from engine.batch import Batch
+from engine.kernels.sampling import sample
+from engine.kernels.sampling_rows import SampleTarget, build_draws, build_rows
+from engine.request import Request
 from engine.sampling_params import SamplingParams
 from tests.engine.backends.cuda.two_devices import Loaded, gpu, load, tokens
 from tests.engine.models.family_checkpoints import make
@@ -82,6 +85,30 @@ def test_captured_step_equals_the_step_without_a_graph(
     assert not torch.isnan(logits).any()
     for found, wanted in zip(blocks, wanted_blocks, strict=True):
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("counts", [[1], [1, 1, 1], [3, 1]])
+def test_captured_step_draws_the_tokens_that_are_sampled_after_a_step_without_a_graph(
+    tmp_path: Path, counts: list[int], device: torch.device
+) -> None:
+    loaded = load(make(tmp_path, "llama", "folder").path, CudaDevice(gpu(device), CudaOptions(deterministic=True)))
+    step, vocabulary = loaded.model.compute, loaded.vocab_size
+    assert isinstance(step, CudaStep)
+    batch = verification(loaded, counts)
+    for seed in range(8):
+        params = [
+            SamplingParams(temperature=0.0 if (seed + row) % 4 == 0 else 1.5, top_k=row * 5, top_p=0.9, seed=seed)
+            for row in range(sum(counts))
+        ]
+        targets = [SampleTarget(row, Request(row, (0,), it), seed) for row, it in enumerate(params)]
+        drawn = step.launch(batch, draws=build_draws(targets, vocabulary))
+        found = drawn.tokens.tolist()
+        wanted = sample(step.launch(batch, kept=True), build_rows(targets, vocabulary).to(step.gpu.device))
+        assert drawn.is_drawn
+        assert found == wanted.columns.token_ids.tolist()
+    greedy = step.launch(batch)
+    assert greedy.tokens.tolist() == greedy.values.argmax(1).tolist()
+    assert step.captures == 1
 
 
 def test_logits_are_in_the_order_of_the_logit_rows(tmp_path: Path, device: torch.device) -> None:

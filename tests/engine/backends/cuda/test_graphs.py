@@ -1,6 +1,7 @@
 """CUDA graphs of decode steps: the order of captures, and failed captures."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -56,7 +57,7 @@ def step_graphs(gpu: FakeGpu, computed: list[BatchTensors]) -> StepGraphs:
     return graphs
 
 
-TENSORS = cast(BatchTensors, None)
+TENSORS = cast(BatchTensors, SimpleNamespace(draws=None))
 SIZE, OTHER = GraphSize(1, 1024), GraphSize(2, 1024)
 
 
