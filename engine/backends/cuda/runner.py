@@ -10,7 +10,7 @@ the host (see `needs_reply`) is not launched ahead.
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -26,15 +26,7 @@ from engine.backends.runner import SamplingRow, accepted_tokens, first_rows, sam
 from engine.batch import Batch, build_batch
 from engine.config import GroupConfig
 from engine.kernels.sampling import sample
-from engine.kernels.sampling_rows import (
-    Draws,
-    Sampled,
-    SampleTarget,
-    build_draws,
-    build_rows,
-    is_plain,
-    to_sampled_tokens,
-)
+from engine.kernels.sampling_rows import Sampled, SampleTarget, build_draws, build_rows, is_plain, to_sampled_tokens
 from engine.kernels.step_logits import StepLogits
 from engine.kv.blocks import NULL_BLOCK
 from engine.request import Request, TokenLogprobs
@@ -125,13 +117,19 @@ class CudaRunner:
         self._step.kv.copy(plan.copies(self._groups))
         reports = any(part.logprob_positions for part in plan.scheduled)
         computed = self._masks.start(plan.scheduled)
-        draws = self._draws([SampleTarget(it.row, it.request, it.index) for it in sampling_rows(plan.scheduled)])
+        targets = _targets(sampling_rows(plan.scheduled))
+        are_plain = _are_plain(targets)
+        draws = build_draws(targets, self._vocab_size) if are_plain and not _are_greedy(targets) else None
         logits = self._step.launch(batch, self._pending_tokens(plan, batch), draws, kept=reports)
         # the GPU computes the logits meanwhile, and nothing can be sampled before it ends
         masks = computed.result_within(self._gpu.record_event().is_reached) if computed else NO_MASKS
         rows = [it for it in sampling_rows(plan.scheduled) if (it.request.id, it.index) not in masks.late]
-        targets = [SampleTarget(it.row, it.request, it.index) for it in rows]
-        sampled = self._sample(logits, targets, masks, is_plain=draws is not None)
+        targets = _targets(rows)
+        if are_plain and (draws is None or logits.is_drawn):
+            # the next step overwrites these tokens, after they are copied to the host and to its batch
+            sampled = Sampled.of(logits.tokens[: len(targets)])
+        else:
+            sampled = self._sample(logits, targets, masks)
         return CudaTicket(
             parts=plan.scheduled,
             logits=logits.values if reports else None,
@@ -161,19 +159,9 @@ class CudaRunner:
             [index for index, _ in pending], [rows[part.request.id] for _, part in pending], self._last.sampled
         )
 
-    def _draws(self, targets: list[SampleTarget]) -> Draws | None:
-        """Return the draws of a step's logit rows, if they give all of its tokens."""
-        in_order = all(target.source == row for row, target in enumerate(targets))
-        return build_draws(targets, self._vocab_size) if targets and in_order and all(map(is_plain, targets)) else None
-
-    def _sample(self, logits: StepLogits, targets: list[SampleTarget], masks: Masks, *, is_plain: bool) -> Sampled:
-        """Return the tokens that the step drew if it did and they are wanted, and otherwise sample."""
+    def _sample(self, logits: StepLogits, targets: list[SampleTarget], masks: Masks) -> Sampled:
         if not targets:
             return Sampled.blank(0, None, self._gpu.device)
-        is_greedy = all(target.request.params.temperature == 0 for target in targets)
-        if is_plain and (logits.is_drawn or is_greedy):
-            # the next step overwrites these tokens, after they are copied to the host and to its batch
-            return Sampled.of(logits.tokens[: len(targets)])
         rows = build_rows(targets, self._vocab_size, masks)
         staging = self._gpu.staging(len(rows.buffer), dtype=torch.uint8)
         staging.copy_(rows.buffer)
@@ -200,3 +188,17 @@ class CudaRunner:
             for row, part in first_rows(ticket.parts)
             if part.logprob_positions
         }
+
+
+def _targets(rows: Iterable[SamplingRow]) -> list[SampleTarget]:
+    return [SampleTarget(it.row, it.request, it.index) for it in rows]
+
+
+def _are_plain(targets: Sequence[SampleTarget]) -> bool:
+    """Whether a draw from each of the logit rows, in order, gives the tokens."""
+    in_order = all(target.source == row for row, target in enumerate(targets))
+    return bool(targets) and in_order and all(map(is_plain, targets))
+
+
+def _are_greedy(targets: Sequence[SampleTarget]) -> bool:
+    return all(target.request.params.temperature == 0 for target in targets)
