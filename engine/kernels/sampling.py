@@ -1,11 +1,11 @@
 """Sample the next token of each row on a GPU. Reference implementation: `engine.sampling.sampler.sample`.
 
-Many programs read the logits, which are in the L2 cache: they find the largest logit of each chunk of a row, and sum the
-weights of chunks (see `engine.kernels.chunk_passes`). One program per row then draws from a shortlist of the most likely
-tokens. It reads the whole row only if the filters keep tokens outside of the shortlist. A CUDA graph includes the draws
-of requests without edits, masks, and log-probabilities (`draw_tokens`). Times for 128,256 logits on an H100, by instruction
-count without latencies: 0.4 us for each pass, and 10 us for a draw with top-k and top-p, 6 of them to search the
-shortlist.
+Many programs read the logits, which are in the L2 cache: they find the largest logit of each chunk of a row, and sum
+the weights of chunks (see `engine.kernels.chunk_passes`). One program per row then draws from a shortlist of the most
+likely tokens. It reads the whole row only if the filters keep tokens outside of the shortlist. A CUDA graph includes
+the draws of requests without edits, masks, and log-probabilities (`draw_tokens`). Times for 128,256 logits on an H100,
+by instruction count without latencies: 0.4 us for each pass, and 10 us for a draw with top-k and top-p, 6 of them to
+search the shortlist.
 
 The token of a row depends only on the row. Nothing here waits for the device: sampled tokens are copied into the next
 step on the device (see `fill_pending_tokens`), and one copy of `Sampled.buffer` transfers them to the host.
