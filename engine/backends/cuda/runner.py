@@ -117,14 +117,16 @@ class CudaRunner:
         self._step.kv.copy(plan.copies(self._groups))
         reports = any(part.logprob_positions for part in plan.scheduled)
         computed = self._masks.start(plan.scheduled)
-        targets = _targets(sampling_rows(plan.scheduled))
+        rows = list(sampling_rows(plan.scheduled))
+        targets = _targets(rows)
         are_plain = _are_plain(targets)
         draws = build_draws(targets, self._vocab_size) if are_plain and not _are_greedy(targets) else None
         logits = self._step.launch(batch, self._pending_tokens(plan, batch), draws, kept=reports)
         # the GPU computes the logits meanwhile, and nothing can be sampled before it ends
         masks = computed.result_within(self._gpu.record_event().is_reached) if computed else NO_MASKS
-        rows = [it for it in sampling_rows(plan.scheduled) if (it.request.id, it.index) not in masks.late]
-        targets = _targets(rows)
+        if masks.late:
+            rows = [it for it in rows if (it.request.id, it.index) not in masks.late]
+            targets = _targets(rows)
         if are_plain and (draws is None or logits.is_drawn):
             # the next step overwrites these tokens, after they are copied to the host and to its batch
             sampled = Sampled.of(logits.tokens[: len(targets)])
