@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quant.cuda.matrix import PackedMatrix
 from quant.kernels.gating import gated_values
-from quant.kernels.packed_values import unpacked_tiles
+from quant.kernels.packed_values import in_column_order, unpacked_tiles
 
 SPAN = 32  # columns that share a scale
 ROWS = 32  # rows per program
@@ -98,7 +98,6 @@ def _integer_weights_kernel(
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    RUN: tl.constexpr = 4 if UNIT == 16 else 8
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     own_row = tl.minimum(row, rows - 1).to(tl.int64)[:, None]
     first = tl.program_id(0) * STEPS
@@ -108,10 +107,9 @@ def _integer_weights_kernel(
             groups, chunks, blocks, GROUP, UNIT, LOW, HIGH, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES,
             NESTED_BLOCK,
         )  # fmt: skip
-        ordered = values.reshape(ROWS, 4, 32 // RUN, RUN).permute(0, 2, 1, 3).reshape(ROWS, 128)
         # codes in the padding are zeros, but their values may not be
         inside = (tile * 128 + tl.arange(0, 128) < columns)[None, :]
-        _store_spans(tl.where(inside, ordered, 0.0), out, out_scales, row, tile, rows)
+        _store_spans(tl.where(inside, in_column_order(values, UNIT), 0.0), out, out_scales, row, tile, rows)
 
 
 @triton.jit(do_not_specialize=["tokens", "columns"])

@@ -7,7 +7,7 @@ Here a program has 64 or 128 rows. Weights are scaled in float32 and rounded to 
 import triton
 import triton.language as tl
 
-from quant.kernels.packed_values import unpacked_tiles
+from quant.kernels.packed_values import in_column_order, unpacked_tiles
 from quant.kernels.token_tiles import input_rows, slots_of_tile
 
 
@@ -59,7 +59,6 @@ def _batch_kernel(
     TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    RUN: tl.constexpr = 4 if UNIT == 16 else 8
     expert = 0
     if experts is not None:
         expert = tl.load(experts + tl.program_id(1))
@@ -81,7 +80,7 @@ def _batch_kernel(
             groups, chunks, blocks, GROUP, UNIT, LOW, HIGH, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES,
             NESTED_BLOCK,
         )  # fmt: skip
-        weights = values.to(tl.bfloat16).reshape(ROWS, 4, 32 // RUN, RUN).permute(0, 2, 1, 3).reshape(ROWS, 128)
+        weights = in_column_order(values.to(tl.bfloat16), UNIT)
         sums = tl.dot(weights, tl.trans(inputs), sums)
     to_token = slots_of_tile(experts, slots, tl.program_id(1), tl.arange(0, TOKENS)[None, :], tokens, TOKENS)
     kept = (row < rows) & (to_token < tokens)

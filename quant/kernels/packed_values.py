@@ -232,6 +232,14 @@ def group_scales(
 
 
 @triton.jit
+def in_column_order(values: tl.tensor, UNIT: tl.constexpr) -> tl.tensor:
+    """Return the result of `unpacked_tiles` as [n, 128]."""
+    RUN: tl.constexpr = 4 if UNIT == 16 else 8
+    N: tl.constexpr = values.shape[0]
+    return values.reshape(N, 4, 32 // RUN, RUN).permute(0, 2, 1, 3).reshape(N, 128)
+
+
+@triton.jit
 def unpacked_tiles(
     low: tl.tensor,
     high: tl.tensor,

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quant.cuda.matrix import DENSE, PackedMatrix
-from quant.kernels.packed_values import unpacked_tiles
+from quant.kernels.packed_values import in_column_order, unpacked_tiles
 
 # rows of a program, and its steps of one tile each; the second is for a few rows, such as those of an embedding
 MANY, FEW = (32, 8), (16, 1)
@@ -52,7 +52,6 @@ def _unpack_kernel(
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    RUN: tl.constexpr = 4 if UNIT == 16 else 8
     to_row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     row = tl.minimum(to_row, out_rows - 1)
     if ids is not None:
@@ -64,8 +63,7 @@ def _unpack_kernel(
             low, high, scales, sub_scales, zeros, numbers, scale_table, scale_offset, row, tile, rows, tiles, groups,
             chunks, blocks, GROUP, UNIT, LOW, HIGH, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK,
         )  # fmt: skip
-        weights = values.to(out.dtype.element_ty).reshape(ROWS, 4, 32 // RUN, RUN)
-        weights = weights.permute(0, 2, 1, 3).reshape(ROWS, 128)
+        weights = in_column_order(values.to(out.dtype.element_ty), UNIT)
         column = tile * 128 + tl.arange(0, 128)[None, :]
         to_column = column if order is None else tl.load(order + column, mask=column < columns, other=0)
         tl.store(out + to_row * columns + to_column, weights, mask=(to_row < out_rows) & (column < columns))
