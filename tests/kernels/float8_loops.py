@@ -25,7 +25,7 @@ from tests.kernels.cards import CARDS
 from tests.kernels.compilation import Machine, compile_launch, machine_code
 from tests.kernels.launches import Launch, record_launches
 from tests.kernels.machine_loops import Loop, main_loop
-from tests.kernels.time_model import RATES, SCHEDULERS, clocks
+from tests.kernels.time_model import RATES, SCHEDULERS, clocks, matrix_clocks
 from tests.kernels.weights import weight
 
 KINDS = ("e4m3 channel", "e4m3 128x128")
@@ -53,8 +53,7 @@ class Figures:
     @property
     def share(self) -> float:
         """The share of the matrix units' peak that the loop can reach: other pipes may be busier."""
-        rates = RATES[self.card.architecture]
-        return self._matrix_clocks / clocks(self.loop, rates)
+        return self._matrix_clocks / clocks(self.loop, RATES[self.card.architecture])
 
     @property
     def bytes_per_clock(self) -> float:
@@ -64,8 +63,7 @@ class Figures:
 
     @property
     def _matrix_clocks(self) -> float:
-        rates = RATES[self.card.architecture]
-        return sum(count / rates.tensor[name] for name, count in self.loop.matrix.items())
+        return matrix_clocks(self.loop, RATES[self.card.architecture])
 
     @property
     def fault(self) -> str:

@@ -85,12 +85,16 @@ class Kernel:
         return programs * self.warps
 
 
+def matrix_clocks(loop: Loop, rates: Rates) -> float:
+    """Return the clocks of a scheduler's matrix unit for one run of a loop by a warp."""
+    return sum(count / rates.tensor[name] for name, count in loop.matrix.items())
+
+
 def clocks(loop: Loop, rates: Rates) -> float:
     """Return the clocks of a scheduler for one run of a loop by a warp: those of the busiest pipe."""
     pipes = loop.pipes
-    matrix = sum(count / rates.tensor[name] for name, count in loop.matrix.items())
     busy = [pipes[pipe] * cost for pipe, cost in CLOCKS.items()]
-    return max(len(loop.body), matrix, pipes["fma"] + IMAD_CLOCKS * pipes["imad"], *busy)
+    return max(len(loop.body), matrix_clocks(loop, rates), pipes["fma"] + IMAD_CLOCKS * pipes["imad"], *busy)
 
 
 def runs(work: Work, kernel: Kernel) -> float:
