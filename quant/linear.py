@@ -81,7 +81,7 @@ class ReferenceLinear:
         self.outputs = sum(segment.shape[0] for segment in segments)
         self.inputs = segments[0].shape[1]
         whole = torch.cat([reference.dequantize(segment) for segment in segments]) if keep_dequantized else None
-        self._segments: tuple[QTensor, ...] = (
+        self.segments: tuple[QTensor, ...] = (
             (PlainTensor((self.outputs, self.inputs), "F32", whole),) if whole is not None else tuple(segments)
         )
 
@@ -89,11 +89,11 @@ class ReferenceLinear:
         return reference.matmul(x, self.dequantize())
 
     def rows(self, ids: Tensor) -> Tensor:
-        (table,) = self._segments
+        (table,) = self.segments
         return reference.dequantize_rows(table, ids)
 
     def dequantize(self) -> Tensor:
-        values = [reference.dequantize(segment) for segment in self._segments]
+        values = [reference.dequantize(segment) for segment in self.segments]
         return values[0] if len(values) == 1 else torch.cat(values)
 
 

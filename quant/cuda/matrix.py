@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from quant.cuda.float8 import Float8Matrix
+from quant.kernels.reference import SPAN
 
 TILE_ROWS = 8
 TILE_COLUMNS = 128
@@ -77,6 +78,12 @@ class PackedForm:
     def run(self) -> int:
         """Number of adjacent columns of a thread."""
         return 4 if self.unit == 16 else 8
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether `SPAN` columns have a scale of which all values are multiples, apart from the minimum."""
+        whole = self.table is None or all(value.is_integer() for value in map(float, self.table))
+        return whole and self.unit >= SPAN
 
     def chunks(self, group: int) -> tuple[int, int]:
         """Return the number of chunks in which scales of `group` columns are stored, and the scales of a row in one."""

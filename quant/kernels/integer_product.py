@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quant.kernels.integer_rows import SPAN, IntegerRows
+from quant.kernels.integer_rows import IntegerRows
+from quant.kernels.reference import SPAN
 
 ROWS, TOKENS, WARPS, STAGES = 128, 128, 8, 3  # of a program
 

@@ -1,7 +1,11 @@
 """Quantize rows to 8-bit integers with a scale for each 32 columns, for products in integer matrix units.
 
-A value is code * scale, where the largest code of 32 columns is 127. A packed matrix is unpacked and rounded again. The
-32 columns of all rows are adjacent in memory, so that a tile of the product is one contiguous piece.
+A value is code * scale. The 32 columns of all rows are adjacent in memory, so that a tile of the product is one
+contiguous piece. The codes of inputs are rounded, and the largest of 32 is 127.
+
+Most packed matrices have values code * s - b, where s and b are the same for 32 columns. Here, such a code becomes k *
+code, with a whole number k, so that only k * b / s is rounded. Four numbers k, the largest for which all codes fit into
+8 bits, are compared. The values of other matrices (groups of 16 columns, tables of fractions) are rounded as inputs.
 
 The lower bound is memory traffic: for each packed weight of 4 bits, about 0.56 bytes are read and 1.13 written.
 """
@@ -15,9 +19,9 @@ from torch import Tensor
 
 from quant.cuda.matrix import PackedMatrix
 from quant.kernels.gating import gated_values
-from quant.kernels.packed_values import in_column_order, unpacked_tiles
+from quant.kernels.packed_values import in_column_order, packed_columns, scaled, unpacked_tiles
+from quant.kernels.reference import SPAN
 
-SPAN = 32  # columns that share a scale
 ROWS = 32  # rows per program
 STEPS, STAGES = 8, 3  # tiles of a program for weights, and those in flight
 
@@ -44,26 +48,105 @@ class IntegerRows:
 
 
 @triton.jit
-def _store_spans(
+def peak_factor(peak: tl.tensor) -> tl.tensor:
+    """Return codes per unit of the values of spans, given their largest magnitudes."""
+    SMALLEST: tl.constexpr = 2.0**-100  # spans whose magnitudes are all smaller become zeros
+    return 127.0 / tl.maximum(peak, SMALLEST)
+
+
+@triton.jit
+def rounded(values: tl.tensor) -> tl.tensor:
+    """Return float32 values rounded to whole numbers below 2 ** 22 in magnitude, whose low bits are the integers."""
+    return values + 12582912.0  # 1.5 * 2 ** 23
+
+
+@triton.jit
+def step_factor(peak: tl.tensor, step: tl.tensor, minimum: tl.tensor) -> tl.tensor:
+    """Return codes per unit of spans whose values are multiples of `step` minus `minimum`.
+
+    If no multiple has a smaller error, this is `peak_factor`.
+    """
+    CHOICES: tl.constexpr = 4
+    MEAN_ERROR: tl.constexpr = 0.28867513 / 127  # of codes by peaks, relative to the largest value
+    BY_PEAK: tl.constexpr = 0.5  # the number of codes per step that stands for these
+    by_peak = peak_factor(peak)
+    per_unit = 1.0 / tl.abs(step)  # may be infinite, and then the number of steps NaN; no comparison accepts these
+    steps = minimum * per_unit
+    most = tl.floor(by_peak / per_unit + 1e-3)
+    least, found = BY_PEAK * MEAN_ERROR * peak * per_unit, tl.full(peak.shape, BY_PEAK, tl.float32)
+    for less in tl.static_range(CHOICES):
+        codes = most - less  # per step
+        multiple = steps * codes
+        error = tl.abs(multiple - (rounded(multiple) - 12582912.0))
+        better = (codes >= 1) & (error * found < least * codes)  # error / codes is less than least / found
+        least, found = tl.where(better, error, least), tl.where(better, codes, found)
+    return tl.where(found > BY_PEAK, found * per_unit, by_peak)
+
+
+@triton.jit
+def integer_codes(
+    values: tl.tensor, s: tl.tensor, b: tl.tensor, MINIMUMS: tl.constexpr, HAS_STEPS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the codes, int8 [n, 4, 32], and scales, [n, 4], of the spans of weights as `scaled` orders them.
+
+    `s` and `b` are those of `unpacked_tiles`; HAS_STEPS: see `PackedForm.has_steps`.
+    """
+    N: tl.constexpr = values.shape[0]
+    spans = values.reshape(N, 4, 4, 8)
+    peak = tl.max(tl.max(tl.abs(spans), 3), 1)
+    if HAS_STEPS:
+        minimum = _of_spans(b) if MINIMUMS else peak * 0.0
+        factor = step_factor(peak, _of_spans(s), minimum)
+    else:
+        factor = peak_factor(peak)
+    whole = rounded(spans * factor[:, None, :, None]).to(tl.int32, bitcast=True)
+    scale = 1.0 / factor + tl.sum(tl.sum(spans * 0.0, 3), 1)
+    return (whole & 0xFF).to(tl.int8).reshape(N, 4, 32), scale
+
+
+@triton.jit
+def _of_spans(units: tl.tensor) -> tl.tensor:
+    """Return the scales of the four spans of a tile, [n, 4], given those of units of 32 columns or more."""
+    N: tl.constexpr = units.shape[0]
+    UNITS: tl.constexpr = units.shape[2]
+    of_units = tl.max(units, 1)[:, :, None]
+    return of_units.broadcast_to(N, UNITS, 4 // UNITS).reshape(N, 4)
+
+
+@triton.jit
+def _store_codes(
+    whole: tl.tensor,
+    scale: tl.tensor,
+    codes: tl.tensor,
+    scales: tl.tensor,
+    row: tl.tensor,
+    tile: tl.tensor,
+    rows: tl.tensor,
+) -> None:
+    """Store codes, int8 [n, 128], and scales, [n, 4], of the rows `row`, [n], in a tile of 128 columns."""
+    N: tl.constexpr = whole.shape[0]
+    span = tile * 4 + tl.arange(0, 4)[None, :]
+    at = span.to(tl.int64) * rows + row[:, None]
+    kept = (row < rows)[:, None] & (span >= 0)
+    tl.store(scales + at, scale, mask=kept)
+    codes_at = codes + at[:, :, None] * 32 + tl.arange(0, 32)[None, None, :]
+    tl.store(codes_at, whole.reshape(N, 4, 32), mask=kept[:, :, None])
+
+
+@triton.jit
+def _store_rounded(
     values: tl.tensor, codes: tl.tensor, scales: tl.tensor, row: tl.tensor, tile: tl.tensor, rows: tl.tensor
 ) -> None:
-    """Quantize and store values, float32 [n, 128], of the rows `row`, [n], in a tile of 128 columns.
+    """Round values, float32 [n, 128], of the rows `row`, [n], in a tile of 128 columns, and store them.
 
     A span with NaN or infinity gets the scale NaN.
     """
     N: tl.constexpr = values.shape[0]
-    ROUNDING: tl.constexpr = 12582912.0  # 1.5 * 2 ** 23: after its addition, the low bits of a float32 are an integer
-    SMALLEST: tl.constexpr = 2.0**-100  # spans whose magnitudes are all smaller become zeros
     spans = values.reshape(N, 4, 32)
-    peak = tl.max(tl.abs(spans), 2)
-    factor = 127.0 / tl.maximum(peak, SMALLEST)
-    whole = (spans * factor[:, :, None] + ROUNDING).to(tl.int32, bitcast=True)
-    span = tile * 4 + tl.arange(0, 4)[None, :]
-    at = span.to(tl.int64) * rows + row[:, None]
-    kept = (row < rows)[:, None] & (span >= 0)
-    tl.store(scales + at, tl.maximum(peak, SMALLEST) / 127.0 + tl.sum(spans * 0.0, 2), mask=kept)
-    codes_at = codes + at[:, :, None] * 32 + tl.arange(0, 32)[None, None, :]
-    tl.store(codes_at, (whole & 0xFF).to(tl.int8), mask=kept[:, :, None])
+    factor = peak_factor(tl.max(tl.abs(spans), 2))
+    whole = rounded(spans * factor[:, :, None]).to(tl.int32, bitcast=True)
+    scale = 1.0 / factor + tl.sum(spans * 0.0, 2)
+    _store_codes((whole & 0xFF).to(tl.int8).reshape(N, 128), scale, codes, scales, row, tile, rows)
 
 
 @triton.jit(do_not_specialize=["rows", "columns", "tiles", "groups", "chunks", "blocks"])
@@ -94,6 +177,7 @@ def _integer_weights_kernel(
     SUB_SCALE_ZERO: tl.constexpr,
     NIBBLES: tl.constexpr,
     NESTED_BLOCK: tl.constexpr,
+    HAS_STEPS: tl.constexpr,
     ROWS: tl.constexpr,
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -102,14 +186,15 @@ def _integer_weights_kernel(
     own_row = tl.minimum(row, rows - 1).to(tl.int64)[:, None]
     first = tl.program_id(0) * STEPS
     for tile in tl.range(first, tl.minimum(first + STEPS, tiles), num_stages=STAGES):
-        values = unpacked_tiles(
+        v, s, b = unpacked_tiles(
             low, high, scales, sub_scales, zeros, numbers, scale_table, scale_offset, own_row, tile, rows, tiles,
             groups, chunks, blocks, GROUP, UNIT, LOW, HIGH, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES,
             NESTED_BLOCK,
         )  # fmt: skip
         # codes in the padding are zeros, but their values may not be
-        inside = (tile * 128 + tl.arange(0, 128) < columns)[None, :]
-        _store_spans(tl.where(inside, in_column_order(values, UNIT), 0.0), out, out_scales, row, tile, rows)
+        values = tl.where(tile * 128 + packed_columns(UNIT) < columns, scaled(v, s, b), 0.0)
+        whole, scale = integer_codes(values, s, b, MINIMUMS, HAS_STEPS)
+        _store_codes(in_column_order(whole, UNIT), scale, out, out_scales, row, tile, rows)
 
 
 @triton.jit(do_not_specialize=["tokens", "columns"])
@@ -120,7 +205,7 @@ def _integer_inputs_kernel(
     column = tl.program_id(0) * 128 + tl.arange(0, 128)
     kept = (token < tokens)[:, None] & (column < columns)[None, :]
     values = tl.load(x + token[:, None].to(tl.int64) * columns + column[None, :], mask=kept, other=0.0)
-    _store_spans(values.to(tl.float32), codes, scales, token, tl.program_id(0), tokens)
+    _store_rounded(values.to(tl.float32), codes, scales, token, tl.program_id(0), tokens)
 
 
 @triton.jit(do_not_specialize=["tokens", "width"])
@@ -139,7 +224,7 @@ def _integer_gate_kernel(
     at = gate_up + token[:, None].to(tl.int64) * (2 * width) + column[None, :]
     first = tl.load(at, mask=kept, other=0.0).to(tl.float32)
     second = tl.load(at + width, mask=kept, other=0.0).to(tl.float32)
-    _store_spans(gated_values(first, second, GATE), codes, scales, token, tl.program_id(0), tokens)
+    _store_rounded(gated_values(first, second, GATE), codes, scales, token, tl.program_id(0), tokens)
 
 
 def integer_weights(matrix: PackedMatrix) -> IntegerRows:
@@ -154,6 +239,7 @@ def integer_weights(matrix: PackedMatrix) -> IntegerRows:
         rows=rows,
         **form.sizes,
         **form.constants,
+        HAS_STEPS=form.has_steps,
         ROWS=ROWS,
         STEPS=STEPS,
         STAGES=stages,

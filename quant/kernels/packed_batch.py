@@ -7,7 +7,7 @@ Here a program has 64 or 128 rows. Weights are scaled in float32 and rounded to 
 import triton
 import triton.language as tl
 
-from quant.kernels.packed_values import in_column_order, unpacked_tiles
+from quant.kernels.packed_values import in_column_order, scaled, unpacked_tiles
 from quant.kernels.token_tiles import input_rows, slots_of_tile
 
 
@@ -75,12 +75,12 @@ def _batch_kernel(
     for tile in tl.range(first, tl.minimum(first + steps, tiles), num_stages=STAGES):
         at = of_tokens + (tile * 128 + column)
         inputs = tl.load(at, mask=tile * 128 + column < columns, other=0.0) if RAGGED else tl.load(at)
-        values = unpacked_tiles(
+        v, s, b = unpacked_tiles(
             low, high, scales, sub_scales, zeros, numbers, scale_table, scale_offset, own_row, tile, rows, tiles,
             groups, chunks, blocks, GROUP, UNIT, LOW, HIGH, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES,
             NESTED_BLOCK,
         )  # fmt: skip
-        weights = in_column_order(values.to(tl.bfloat16), UNIT)
+        weights = in_column_order(scaled(v, s, b).to(tl.bfloat16), UNIT)
         sums = tl.dot(weights, tl.trans(inputs), sums)
     to_token = slots_of_tile(experts, slots, tl.program_id(1), tl.arange(0, TOKENS)[None, :], tokens, TOKENS)
     kept = (row < rows) & (to_token < tokens)

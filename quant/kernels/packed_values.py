@@ -232,8 +232,16 @@ def group_scales(
 
 
 @triton.jit
+def packed_columns(UNIT: tl.constexpr) -> tl.tensor:
+    """Return the column in its tile of each weight of `scaled`, [1, 4, 32]."""
+    RUN: tl.constexpr = 4 if UNIT == 16 else 8
+    thread, index = tl.arange(0, 4)[None, :, None], tl.arange(0, 32)[None, None, :]
+    return (4 * (index // RUN) + thread) * RUN + index % RUN
+
+
+@triton.jit
 def in_column_order(values: tl.tensor, UNIT: tl.constexpr) -> tl.tensor:
-    """Return the result of `unpacked_tiles` as [n, 128]."""
+    """Return weights as `scaled` orders them as [n, 128]."""
     RUN: tl.constexpr = 4 if UNIT == 16 else 8
     N: tl.constexpr = values.shape[0]
     return values.reshape(N, 4, 32 // RUN, RUN).permute(0, 2, 1, 3).reshape(N, 128)
@@ -266,10 +274,11 @@ def unpacked_tiles(
     SUB_SCALE_ZERO: tl.constexpr,
     NIBBLES: tl.constexpr,
     NESTED_BLOCK: tl.constexpr,
-) -> tl.tensor:
-    """Return weights of the rows `row` in the tiles `tile`, which broadcast to [n, 1], as float32 [n, 4, 32].
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return v, s, and b of weights of the rows `row` in the tiles `tile`, which broadcast to [n, 1], float32.
 
-    The weight [i, thread, 4 or 8 * run + k] is in column (4 * run + thread) * (4 or 8) + k of row i's tile.
+    v is [n, 4, UNITS, 32 / UNITS], where a tile has UNITS units of columns with one scale; s and b are [n, 4, UNITS].
+    See `scaled` for the order of columns.
     """
     N: tl.constexpr = row.shape[0]
     UNITS: tl.constexpr = 128 // UNIT
@@ -286,5 +295,13 @@ def unpacked_tiles(
         blocks, 4, UNITS, 0, GROUP, UNIT, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK,
     )  # fmt: skip
     numbers_of_codes = codes.to(tl.float32) if numbers is None else tl.load(numbers + codes)
-    values = s[:, :, :, None] * numbers_of_codes.reshape(N, 4, UNITS, 32 // UNITS) - b[:, :, :, None]
-    return values.reshape(N, 4, 32)
+    return numbers_of_codes.reshape(N, 4, UNITS, 32 // UNITS), s, b
+
+
+@triton.jit
+def scaled(v: tl.tensor, s: tl.tensor, b: tl.tensor) -> tl.tensor:
+    """Return the weights of the result of `unpacked_tiles`, float32 [n, 4, 32].
+
+    The weight [i, thread, 4 or 8 * run + k] is in column (4 * run + thread) * (4 or 8) + k of row i's tile.
+    """
+    return (s[:, :, :, None] * v - b[:, :, :, None]).reshape(v.shape[0], 4, 32)

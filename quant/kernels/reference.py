@@ -9,8 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quant.tensor import Float8Tensor, GroupedTensor, Integers, PlainTensor, QTensor
+from quant.tensor import (
+    CodedTensor,
+    Float8Tensor,
+    GroupedTensor,
+    GroupScale,
+    Integers,
+    NestedScale,
+    PlainTensor,
+    QTensor,
+    Scale,
+)
 
+SPAN = 32  # columns that share a scale if a matrix is rounded to integers
 ROW_TILE = 16  # rows per library call: more would speed up prompts and slow down single tokens
 
 
@@ -106,3 +117,62 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     peak = x.abs().amax(1, keepdim=True).clamp(min=2.0**-100)
     # torch rounds twice when it divides a Python number by a tensor, so the number is converted to a tensor first.
     return (x * (torch.tensor(largest) / peak)).clamp(-largest, largest).to(torch.float8_e4m3fn), peak / largest
+
+
+def integer_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize x [rows, columns] float32: codes int8 [spans, rows, SPAN] and scales float32 [spans, rows].
+
+    x is about codes * scales, and the largest code of a span is 127. Columns are padded with zeros.
+    """
+    spans = _spans(x)
+    return _codes(spans, _peak_factor(spans.abs().amax(2)))
+
+
+def integer_weights(weight: CodedTensor | GroupedTensor) -> tuple[Tensor, Tensor]:
+    """Quantize a matrix as `integer_inputs` does, but with multiples of its own codes where this is more exact.
+
+    A value is number * s - b. If the numbers of a span are whole and share s and b, their codes are multiples of k *
+    number, less k * b / s, which is rounded. Of four values of k, this takes that with the smallest error. The columns
+    must be in order.
+    """
+    spans = _spans(dequantize(weight))
+    peaks = spans.abs().amax(2)
+    factor = _peak_factor(peaks)
+    whole = weight.table is None or all(float(number).is_integer() for number in weight.table)
+    if whole and weight.group % SPAN == 0:
+        minimum = weight.minimum if isinstance(weight, CodedTensor) else None
+        step, b = (_of_spans(it, weight) if it else torch.zeros_like(peaks) for it in (weight.scale, minimum))
+        factor = _step_factor(peaks, step.abs(), b, factor)
+    return _codes(spans, factor)
+
+
+def _spans(values: Tensor) -> Tensor:
+    """Return values in spans, [spans, rows, SPAN]."""
+    padded = F.pad(values, (0, -values.shape[1] % SPAN))
+    return padded.view(len(values), -1, SPAN).transpose(0, 1)
+
+
+def _of_spans(scale: Scale | GroupScale | NestedScale, weight: CodedTensor | GroupedTensor) -> Tensor:
+    """Return the scale of each span, [spans, rows]."""
+    return _spread(scale.values(), weight.group, weight.shape[1])[:, ::SPAN].T
+
+
+def _codes(spans: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    return (spans * factor.unsqueeze(-1)).round().to(torch.int8), torch.tensor(1.0) / factor
+
+
+def _peak_factor(peaks: Tensor) -> Tensor:
+    # see `quantize_rows`
+    return torch.tensor(127.0) / peaks.clamp(min=2.0**-100)
+
+
+def _step_factor(peaks: Tensor, step: Tensor, minimum: Tensor, by_peak: Tensor) -> Tensor:
+    """Return codes per unit of spans of multiples of `step`: `by_peak`, or those with the smallest error."""
+    found, least = by_peak, peaks / 127 / 12**0.5  # the mean error of rounding
+    most = (step * by_peak + 1e-3).floor()
+    for codes in (most, most - 1, most - 2, most - 3):
+        multiple = minimum / step * codes
+        error = (multiple - multiple.round()).abs() * step / codes
+        better = (codes >= 1) & (error < least)
+        found, least = torch.where(better, codes / step, found), torch.where(better, error, least)
+    return found

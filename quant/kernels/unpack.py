@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quant.cuda.matrix import DENSE, PackedMatrix
-from quant.kernels.packed_values import in_column_order, unpacked_tiles
+from quant.kernels.packed_values import in_column_order, scaled, unpacked_tiles
 
 # rows of a program, and its steps of one tile each; the second is for a few rows, such as those of an embedding
 MANY, FEW = (32, 8), (16, 1)
@@ -59,11 +59,11 @@ def _unpack_kernel(
     # Programs with adjacent numbers write adjacent columns, so that memory is written in order.
     first = tl.program_id(0) * STEPS
     for tile in tl.range(first, tl.minimum(first + STEPS, tiles), num_stages=STAGES):
-        values = unpacked_tiles(
+        v, s, b = unpacked_tiles(
             low, high, scales, sub_scales, zeros, numbers, scale_table, scale_offset, row, tile, rows, tiles, groups,
             chunks, blocks, GROUP, UNIT, LOW, HIGH, RATIO, ZERO, MINIMUMS, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK,
         )  # fmt: skip
-        weights = in_column_order(values.to(out.dtype.element_ty), UNIT)
+        weights = in_column_order(scaled(v, s, b).to(out.dtype.element_ty), UNIT)
         column = tile * 128 + tl.arange(0, 128)[None, :]
         to_column = column if order is None else tl.load(order + column, mask=column < columns, other=0)
         tl.store(out + to_row * columns + to_column, weights, mask=(to_row < out_rows) & (column < columns))

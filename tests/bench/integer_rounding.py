@@ -3,8 +3,8 @@
     python -m tests.bench.integer_rounding smollm2.gguf
 
 Prints the mean Kullback-Leibler divergence per token from float32, on the license of this repository as in
-`tests/engine/backends/cpu/test_divergence.py`. The model must have the vocabulary of SmolLM2. The rounding to integers
-is that of `quant.kernels.integer_rows`.
+`tests/engine/backends/cpu/test_divergence.py`. The model must have the vocabulary of SmolLM2. The integers are
+those of `quant.kernels.integer_rows`.
 """
 
 import sys
@@ -14,23 +14,19 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from app.text.gguf_tokenizer import from_gguf
 from engine.backends.reference import ReferenceDevice
 from engine.loading import open_checkpoint
 from quant.kernels import reference
-from quant.kernels.integer_rows import SPAN
 from quant.linear import ReferenceLinear
+from quant.tensor import CodedTensor, GroupedTensor, QTensor
 from tests.engine.backends.cpu.test_divergence import WINDOW, compute_with, logprobs
 
 WINDOWS = 4
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 Round = Callable[[Tensor], Tensor]
-
-
-def exact(values: Tensor) -> Tensor:
-    return values
+Weights = Callable[[QTensor], Tensor]
 
 
 def to_bfloat16(values: Tensor) -> Tensor:
@@ -38,17 +34,25 @@ def to_bfloat16(values: Tensor) -> Tensor:
 
 
 def to_integers(values: Tensor) -> Tensor:
-    width = values.shape[-1]
-    spans = F.pad(values, (0, -width % SPAN)).reshape(len(values), -1, SPAN)
-    scales = spans.abs().amax(-1, keepdim=True).clamp_min(2.0**-100) / 127
-    return ((spans / scales).round() * scales).reshape(len(values), -1)[:, :width]
+    return _expanded(*reference.integer_inputs(values))[:, : values.shape[1]]
+
+
+def kept_codes(weight: QTensor) -> Tensor:
+    if not isinstance(weight, CodedTensor | GroupedTensor):
+        return to_bfloat16(reference.dequantize(weight))
+    return _expanded(*reference.integer_weights(weight))[:, : weight.shape[1]]
+
+
+def _expanded(codes: Tensor, scales: Tensor) -> Tensor:
+    return (codes * scales.unsqueeze(-1)).transpose(0, 1).flatten(1)
 
 
 # name -> rounding of inputs and of weights
-ROUNDINGS: dict[str, tuple[Round, Round]] = {
-    "bfloat16": (to_bfloat16, to_bfloat16),
-    "8-bit inputs": (to_integers, exact),
-    "8-bit inputs and weights": (to_integers, to_integers),
+ROUNDINGS: dict[str, tuple[Round, Weights]] = {
+    "bfloat16": (to_bfloat16, lambda weight: to_bfloat16(reference.dequantize(weight))),
+    "8-bit inputs": (to_integers, reference.dequantize),
+    "8-bit inputs, rounded weights": (to_integers, lambda weight: to_integers(reference.dequantize(weight))),
+    "8-bit inputs, weights of integer products": (to_integers, kept_codes),
 }
 
 
@@ -57,15 +61,15 @@ def main() -> int:
     with open_checkpoint(path) as checkpoint:
         ids = list(from_gguf(checkpoint.metadata.values).encode(LICENSE.read_text(encoding="utf-8")))
     windows = [ids[start : start + WINDOW] for start in range(0, WINDOWS * WINDOW, WINDOW)]
-    compute = compute_with(ReferenceDevice(keep_dequantized=True, threads=1), path)
+    compute = compute_with(ReferenceDevice(keep_dequantized=False, threads=1), path)
     with mock.patch.object(reference, "ROW_TILE", WINDOW):
         expected = [logprobs(compute, it) for it in windows]
         for name, (of_inputs, of_weights) in ROUNDINGS.items():
 
             def forward(
-                layer: ReferenceLinear, x: Tensor, inputs: Round = of_inputs, weights: Round = of_weights
+                layer: ReferenceLinear, x: Tensor, inputs: Round = of_inputs, weights: Weights = of_weights
             ) -> Tensor:
-                return reference.matmul(inputs(x), weights(layer.dequantize()))
+                return reference.matmul(inputs(x), torch.cat([weights(it) for it in layer.segments]))
 
             with mock.patch.object(ReferenceLinear, "forward", forward):
                 found = [logprobs(compute, it) for it in windows]

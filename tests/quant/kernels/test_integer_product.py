@@ -10,9 +10,11 @@ from engine.kernels.activations import gated
 from engine.model_config import Gate
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import PackedMatrix
+from quant.kernels import reference
 from quant.kernels.integer_product import integer_product
-from quant.kernels.integer_rows import SPAN, IntegerRows, integer_gated, integer_inputs, integer_weights
-from quant.kernels.reference import dequantize
+from quant.kernels.integer_rows import IntegerRows, integer_gated, integer_inputs, integer_weights
+from quant.kernels.reference import SPAN, dequantize
+from quant.tensor import CodedTensor, GroupedTensor
 from tests.quant.cpu.random_group_weights import GROUP_TYPES, Coded
 from tests.quant.cpu.random_weights import QUANTIZED, random_weight, width
 
@@ -36,19 +38,50 @@ def values_of(rows: IntegerRows) -> Tensor:
     return values.permute(1, 0, 2).reshape(rows.count, -1)
 
 
+def errors_of(rows: IntegerRows, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest error of each span and its largest value, float64 [rows, spans]."""
+    spans = F.pad(values.double(), (0, rows.spans * SPAN - values.shape[1])).reshape(len(values), -1, SPAN)
+    return (values_of(rows).reshape(spans.shape) - spans).abs().amax(2), spans.abs().amax(2)
+
+
 def check_rounding(rows: IntegerRows, values: Tensor) -> None:
-    spans = F.pad(values, (0, rows.spans * SPAN - values.shape[1])).reshape(len(values), -1, SPAN)
-    peaks = spans.abs().amax(2, keepdim=True)
-    errors = (values_of(rows).reshape(spans.shape) - spans).abs()
+    errors, peaks = errors_of(rows, values)
     assert (errors <= HALF_A_CODE * peaks / 127 + 1e-12).all()
     largest = rows.codes.cpu().int().abs().amax(2).T
-    assert ((largest == 127) | (peaks[:, :, 0] == 0)).all()
+    assert ((largest == 127) | (peaks == 0)).all()
 
 
 @pytest.mark.parametrize("name", CODED)
-def test_weights_of_every_type_are_rounded_by_half_a_code_at_most(name: str, device: torch.device) -> None:
-    matrix, values = matrix_of(name, 40, width(name, 160), device)
-    check_rounding(integer_weights(matrix), values)
+def test_weights_of_every_type_are_as_exact_as_those_of_the_reference(name: str, device: torch.device) -> None:
+    weight = random_weight(name, 40, width(name, 160), np.random.default_rng())
+    matrix, values = to_device(weight, device), dequantize(weight)
+    assert isinstance(matrix, PackedMatrix)
+    assert isinstance(weight, CodedTensor | GroupedTensor)
+    errors, peaks = errors_of(integer_weights(matrix), values)
+    expected, _ = errors_of(padded(*reference.integer_weights(weight), matrix.form.tiles * 4), values)
+    assert ((errors - expected).abs() <= 1e-5 * peaks).all()
+
+
+def padded(codes: Tensor, scales: Tensor, spans: int) -> IntegerRows:
+    missing = spans - len(codes)
+    return IntegerRows(F.pad(codes, (0, 0, 0, 0, 0, missing)), F.pad(scales, (0, 0, 0, missing)))
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_0", "IQ4_NL", "MXFP4", "int4 g32 zeros", "int4 g128", "int2 channel"])
+def test_codes_without_minimums_are_kept(name: str, device: torch.device) -> None:
+    matrix, values = matrix_of(name, 24, 256, device)
+    errors, peaks = errors_of(integer_weights(matrix), values)
+    assert (errors <= 1e-6 * peaks).all()
+
+
+@pytest.mark.parametrize(("name", "most"), [("Q4_1", 0.7), ("Q4_K", 0.7), ("Q5_K", 0.9)])
+def test_minimums_are_more_exact_than_rounding(name: str, most: float, device: torch.device) -> None:
+    weight = random_weight(name, 64, 1024, np.random.default_rng(3))
+    matrix, values = to_device(weight, device), dequantize(weight)
+    assert isinstance(matrix, PackedMatrix)
+    found = (values_of(integer_weights(matrix)) - values).square().mean().sqrt()
+    rounded = (values_of(IntegerRows(*reference.integer_inputs(values))) - values).square().mean().sqrt()
+    assert found <= most * rounded
 
 
 @pytest.mark.parametrize("gate", Gate)
@@ -63,7 +96,12 @@ def test_gated_values_are_rounded_as_inputs(gate: Gate, device: torch.device) ->
 def test_inputs_are_rounded_by_half_a_code_at_most(tokens: int, columns: int, device: torch.device) -> None:
     x = (torch.randn(tokens, columns) * torch.logspace(-4, 4, columns)).bfloat16()
     x[0, :32] = 0
-    check_rounding(integer_inputs(x.to(device)), x.float())
+    found = integer_inputs(x.to(device))
+    check_rounding(found, x.float())
+    codes, scales = reference.integer_inputs(x.float())
+    assert ((found.codes[: len(codes)].cpu().int() - codes.int()).abs() <= 1).all()
+    assert torch.allclose(found.scales[: len(codes)].cpu(), scales, rtol=1e-6, atol=0)
+    assert not found.codes[len(codes) :].any()
 
 
 def test_inputs_that_are_not_numbers_make_results_that_are_none(device: torch.device) -> None:
