@@ -51,7 +51,7 @@ class LoadOptions:
     backend: str = "auto"
     context_length: int = 0
     threads: int = 0
-    activation_bits: int = 0  # number of bits to which CPU kernels round activations, 8 or 14
+    activation_bits: int = 0  # bits of rounded activations, 8 or 14; 0: `default_activation_bits`
     cpu_threads: ThreadPool | None = None  # threads shared by all CPU models of the process; None: each has its own
     turns: Turns | None = None  # order of the steps of all CPU models of the process; None: all at the same time
     cpu_tier: str = "auto"  # instruction set tier of the CPU kernels, one of `quant.cpu.tiers.CHOICES`

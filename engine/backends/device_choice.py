@@ -15,7 +15,7 @@ from engine import models
 from engine.backends.reference import ReferenceDevice
 from engine.checkpoints.checkpoint import Checkpoint, StoredWeight
 from engine.checkpoints.weights import MAX_LOADING_THREADS, matrix_samples
-from engine.config import SMALL_MODEL
+from engine.config import default_activation_bits
 from engine.device import Device
 from engine.errors import UnsupportedModel
 from engine.kv.budget import HostMemory
@@ -72,7 +72,9 @@ def cuda_device(gpu: "Gpu", options: LoadOptions, model: ModelConfig) -> "CudaDe
     tiles = read_tiles(options.code_cache, gpu.card)
     kv_type = GPU_KV_TYPES[options.kv_type]
     memory = options.gpu_memory, _host_memory(options), options.draft_memory
-    chosen = CudaOptions(kv_type, options.deterministic, *memory, tiles, control=options.control)
+    chosen = CudaOptions(
+        kv_type, options.deterministic, *memory, tiles, options.activation_bits, control=options.control
+    )
     if options.report_kernels is not None:
         chosen = replace(chosen, report_kernels=options.report_kernels)
     return CudaDevice(gpu, chosen)
@@ -207,16 +209,6 @@ def physical_cores() -> int:
         except OSError:
             siblings.add(str(number))
     return max(1, len(siblings))
-
-
-def default_activation_bits(matrix_elements: int) -> int:
-    """Return the number of bits, 14 or 8, to which CPU kernels round a model's activations (see
-    `quant.cpu.activations`).
-
-    Rounding has the largest effect in small models, which are fast with either. With 14 bits they give the same answers
-    as with float32. Large models use 8 bits, as most integer engines do, and prefill nearly twice as fast.
-    """
-    return 14 if matrix_elements < SMALL_MODEL else 8
 
 
 def float32_bytes(model: ModelConfig) -> int:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from engine.backends.device_choice import (
     check_backend,
-    default_activation_bits,
     gpu_for,
     layouts_to_compile,
     physical_cores,
@@ -23,6 +22,7 @@ from engine.backends.device_errors import raising_out_of_memory
 from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoints.metadata import Metadata
 from engine.checkpoints.weights import LoadProgress, Weights, matrix_samples
+from engine.config import default_activation_bits
 from engine.embedding.decoder_embedder import load_decoder_embedder
 from engine.embedding.encoder import Embedder, Encoder, EncoderModel, Pooling
 from engine.embedding.pooling import PoolingConfig, has_pooling_config, is_cross_encoder, read_pooling

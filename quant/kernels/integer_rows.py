@@ -68,7 +68,7 @@ def step_factor(peak: tl.tensor, step: tl.tensor, minimum: tl.tensor) -> tl.tens
     """
     CHOICES: tl.constexpr = 4
     MEAN_ERROR: tl.constexpr = 0.28867513 / 127  # of codes by peaks, relative to the largest value
-    BY_PEAK: tl.constexpr = 0.5  # the number of codes per step that stands for these
+    BY_PEAK: tl.constexpr = 0.5  # means codes by peaks; a number of codes per step is at least 1
     by_peak = peak_factor(peak)
     per_unit = 1.0 / tl.abs(step)  # may be infinite, and then the number of steps NaN; no comparison accepts these
     steps = minimum * per_unit

@@ -131,9 +131,9 @@ def integer_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
 def integer_weights(weight: CodedTensor | GroupedTensor) -> tuple[Tensor, Tensor]:
     """Quantize a matrix as `integer_inputs` does, but with multiples of its own codes where this is more exact.
 
-    A value is number * s - b. If the numbers of a span are whole and share s and b, their codes are multiples of k *
-    number, less k * b / s, which is rounded. Of four values of k, this takes that with the smallest error. The columns
-    must be in order.
+    A value is number * s - b. If the numbers of a span are whole and share s and b, a code is k * number less k * b / s,
+    and only the latter is rounded. Four values of k are compared, and the one with the smallest error is used. The
+    columns must be in order.
     """
     spans = _spans(dequantize(weight))
     peaks = spans.abs().amax(2)

@@ -7,9 +7,9 @@ import torch
 from engine import loading, models
 from engine.backends import device_choice
 from engine.backends.cpu.device import CpuDevice
-from engine.backends.device_choice import default_activation_bits, float32_bytes
+from engine.backends.device_choice import float32_bytes
 from engine.backends.reference import ReferenceDevice
-from engine.config import BLOCK_SIZE
+from engine.config import BLOCK_SIZE, default_activation_bits
 from engine.device import Device
 from engine.errors import UnsupportedModel
 from engine.kv import budget

@@ -21,7 +21,7 @@ from engine.backends.cuda.step import CudaStep, largest_batch
 from engine.backends.device_errors import first_line
 from engine.checkpoints.checkpoint import StoredWeight, host_weight_bytes, stored_bytes
 from engine.checkpoints.weights import Weights
-from engine.config import ALL_FREE, BLOCK_SIZE, SMALL_MODEL, EngineConfig, GroupConfig, MemoryLimit
+from engine.config import ALL_FREE, BLOCK_SIZE, EngineConfig, GroupConfig, MemoryLimit, default_activation_bits
 from engine.device import LoadedModel, Needs
 from engine.errors import LoadStopped, OutOfMemory
 from engine.kernels.attention_tiles import tile_queries
@@ -36,7 +36,7 @@ from quant.kernels.tiles import MeasuredTiles
 
 log = logging.getLogger(__name__)
 
-NUMERICS_VERSION = "2"  # increase when a change to the kernels changes result bits: this invalidates KV caches on disk
+NUMERICS_VERSION = "3"  # increase when a change to the kernels changes result bits: this invalidates KV caches on disk
 KV_TYPES = {"auto": torch.bfloat16, "bf16": torch.bfloat16, "f16": torch.float16, "fp8": torch.uint8}
 MAX_RUNNING = 128
 HEAD_DIMS = range(16, 257)
@@ -62,6 +62,7 @@ class CudaOptions:
     host_memory: HostMemory = ANY_MEMORY
     reserved: int = 0  # bytes of the GPU's memory to leave for another model
     tiles: MeasuredTiles = field(default_factory=dict)  # tiles that replace the default ones
+    activation_bits: int = 0  # of prompts, on cards that multiply integers faster: 8, or 14 for bfloat16; 0: by size
     report_kernels: Report = lambda done, total: None  # shows the progress of compilation
     control: LoadControl = UNCONTROLLED
 
@@ -78,13 +79,15 @@ class CudaDevice:
     def __init__(self, gpu: Gpu, options: CudaOptions) -> None:
         order = "deterministic" if options.deterministic else "any order"
         # The architecture is included because it determines the kernels and their tiles.
-        self.numerics = ("cuda", NUMERICS_VERSION, f"sm_{gpu.card.architecture}", order, repr(options.tiles))
+        bits = f"{options.activation_bits} bits"
+        self.numerics = ("cuda", NUMERICS_VERSION, f"sm_{gpu.card.architecture}", order, bits, repr(options.tiles))
         self._tiles = options.tiles
         self._report_kernels = options.report_kernels
         self._control = options.control
         self.kv_type = options.kv_type
         self._gpu = gpu
         self._deterministic = options.deterministic
+        self._activation_bits = options.activation_bits
         self._memory = GpuMemory(gpu, options.memory, options.host_memory, options.reserved)
 
     def layer_block(self, cache: CacheConfig) -> LayerBlock:
@@ -103,7 +106,8 @@ class CudaDevice:
 
     def _rounds_prompts(self, model: ModelConfig) -> bool:
         """Whether products of many tokens round packed weights and inputs to 8-bit integers."""
-        return self._gpu.card.prefers_integers and not self._deterministic and model.matrix_elements >= SMALL_MODEL
+        bits = self._activation_bits or default_activation_bits(model.matrix_elements)
+        return bits == 8 and self._gpu.card.prefers_integers and not self._deterministic
 
     @property
     def kv_share(self) -> float:

@@ -67,19 +67,21 @@ def test_kv_cache_is_sized_after_the_graphs_were_captured(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("name", "elements", "deterministic", "uses_integers"),
+    ("name", "elements", "deterministic", "bits", "uses_integers"),
     [
-        ("RTX 3090", 10**9, False, True),
-        ("RTX 4090", 10**9, False, True),
-        ("RTX 5090", 10**9, False, True),
-        ("RTX 4090", 10**8, False, False),  # rounding has the largest effect in small models
-        ("RTX 4090", 10**9, True, False),
-        ("H100", 10**9, False, False),
-        ("GB10", 10**9, False, False),
+        ("RTX 3090", 10**9, False, 0, True),
+        ("RTX 4090", 10**9, False, 0, True),
+        ("RTX 5090", 10**9, False, 0, True),
+        ("RTX 4090", 10**8, False, 0, False),  # rounding has the largest effect in small models
+        ("RTX 4090", 10**8, False, 8, True),
+        ("RTX 4090", 10**9, False, 14, False),
+        ("RTX 4090", 10**9, True, 8, False),
+        ("H100", 10**9, False, 8, False),
+        ("GB10", 10**9, False, 0, False),
     ],
 )
 def test_prompts_of_large_models_are_in_integers_on_geforce_cards(
-    monkeypatch: pytest.MonkeyPatch, name: str, elements: int, deterministic: bool, uses_integers: bool
+    monkeypatch: pytest.MonkeyPatch, name: str, elements: int, deterministic: bool, bits: int, uses_integers: bool
 ) -> None:
     backends: list[CudaBackend] = []
 
@@ -91,7 +93,7 @@ def test_prompts_of_large_models_are_in_integers_on_geforce_cards(
     monkeypatch.setattr(models, "load", lambda *_: None)
     monkeypatch.setattr(ModelConfig, "matrix_elements", elements)
     card = next(it for it in CARDS if it.name.endswith(name))
-    device = CudaDevice(PlannedGpu(card), CudaOptions(deterministic=deterministic))
+    device = CudaDevice(PlannedGpu(card), CudaOptions(deterministic=deterministic, activation_bits=bits))
     device._loaded(LLAMA_8B, cast(Weights, None), CONFIG)
     assert [it.integer_prompts for it in backends] == [uses_integers]
 
