@@ -37,6 +37,7 @@ PARTS = (  # the most valuable first, because a failure may leave no time for th
     Part("engine, INT4 experts", 100, "engine:experts"),
     Part("engine, FP8", 60, "engine:fp8"),
     Part("deterministic", 60, "engine:deterministic"),
+    Part("libraries", 60, "libraries:figures"),
     Part("small kernels", 40, "small_kernels:figures"),
     Part("engine, INT4, cold", 100, "engine:cold", cold=True),
 )

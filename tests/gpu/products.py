@@ -57,7 +57,7 @@ def figures(machine: Machine) -> Iterator[Figure]:
 
 def _of_one_matrix(machine: Machine, series: Series, part: str) -> Iterator[Figure]:
     model = MODELS[series.model]
-    layers = _layers(machine, series.kind, *matrices(model)[part])
+    layers = layers_of(machine, series.kind, *matrices(model)[part])
     for tokens in series.few + series.many:
         x = torch.randn(tokens, layers[0].inputs, device=machine.device).bfloat16()
         seconds = machine.seconds([lambda layer=layer, x=x: layer.multiply(x) for layer in layers])  # type: ignore[misc]
@@ -71,7 +71,7 @@ def _of_one_matrix(machine: Machine, series: Series, part: str) -> Iterator[Figu
         yield _unpacking(machine, f"{series.kind}, {series.model} {part}, unpacked", packed)
 
 
-def _layers(machine: Machine, kind: str, rows: int, columns: int) -> list[CudaLinear]:
+def layers_of(machine: Machine, kind: str, rows: int, columns: int) -> list[CudaLinear]:
     """Return copies of a weight that together exceed the GPU's cache, so that each is read from memory."""
     backend = CudaBackend(
         machine.device, machine.card, deterministic=False, integer_prompts=machine.card.prefers_integers
