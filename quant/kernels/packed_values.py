@@ -36,9 +36,9 @@ def _pairs_at(
     HIGH: tl.constexpr,
     AT: tl.constexpr,
 ) -> tl.tensor:
-    bits = _at(lows, 4 * NUMBER, AT, LOW) ^ base
+    bits = _at(lows, 4 * NUMBER, AT, LOW) | base
     if HIGH:
-        bits ^= _at(highs, 4 * NUMBER, AT + LOW, HIGH)
+        bits |= _at(highs, 4 * NUMBER, AT + LOW, HIGH)
     return bits
 
 
@@ -46,48 +46,56 @@ def _pairs_at(
 def code_pairs(
     lows: tl.tensor, highs: tl.tensor, base: tl.tensor, LOW: tl.constexpr, HIGH: tl.constexpr, AT: tl.constexpr = 0
 ) -> tl.tensor:
-    """Return base ^ (code << AT) for all codes of words, uint16 [n, threads, 32]. `base` holds it for two codes.
+    """Return base | code << AT for all codes of words, uint16 [n, threads, 32]. `base` holds it for two codes.
 
     `lows` and `highs` are words of both planes, int32 [n, threads, 4]. The codes of a thread are in the order of its
     matrix instructions: instruction, pair, element of the pair.
     """
+    pairs = word_pairs(lows, highs, base, LOW, HIGH, AT)
+    codes = tl.join((pairs & 0xFFFF).to(tl.uint16), (pairs >> 16).to(tl.uint16))
+    return codes.reshape(codes.shape[0], codes.shape[1], 32)
+
+
+@triton.jit
+def word_pairs(
+    lows: tl.tensor, highs: tl.tensor, base: tl.tensor, LOW: tl.constexpr, HIGH: tl.constexpr, AT: tl.constexpr
+) -> tl.tensor:
+    """Return what `code_pairs` does as pairs, int32 [n, threads, 4, 2, 2]."""
     first = tl.join(_pairs_at(lows, highs, base, 0, LOW, HIGH, AT), _pairs_at(lows, highs, base, 1, LOW, HIGH, AT))
     second = tl.join(_pairs_at(lows, highs, base, 2, LOW, HIGH, AT), _pairs_at(lows, highs, base, 3, LOW, HIGH, AT))
-    return _halves(tl.join(first, second).permute(0, 1, 2, 4, 3))
+    return tl.join(first, second).permute(0, 1, 2, 4, 3)
 
 
 @triton.jit
-def _halves(pairs: tl.tensor) -> tl.tensor:
-    """Return the halves of int32 [n, threads, ...] as uint16 [n, threads, 32]."""
-    values = tl.join((pairs & 0xFFFF).to(tl.uint16), (pairs >> 16).to(tl.uint16))
-    return values.reshape(values.shape[0], values.shape[1], 32)
-
-
-@triton.jit
-def table_halves(words: tl.tensor, number_pairs: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
-    """Return what a table has for all codes of words, uint16 [n, threads, 32], in the order of `code_pairs`.
-
-    The table is int32 [256]: at a + 16 * b for the codes a and b, in the low and the high half.
-    """
+def pair_indices(words: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
+    """Return a + 16 * b for the pairs of codes of words, int32 [n, threads, 4, 2, 2], in the order of `code_pairs`."""
     first = tl.join(_at(words, 0, 0, BITS), _at(words, 4, 0, BITS))
     second = tl.join(_at(words, 8, 0, BITS), _at(words, 12, 0, BITS))
     codes = tl.join(first, second).permute(0, 1, 2, 4, 3)
-    return _halves(tl.load(number_pairs + ((codes | codes >> 12) & 0xFF)))
+    return (codes | codes >> 12) & 0xFF
 
 
 @triton.jit
 def table_values(words: tl.tensor, number_pairs: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
-    """Return the values of all codes of words, bfloat16 [n, threads, 32], from `PackedMatrix.number_pairs`."""
-    return table_halves(words, number_pairs, BITS).to(tl.bfloat16, bitcast=True)
+    """Return the values of all codes of words, bfloat16 [n, threads, 32], in the order of `code_pairs`.
+
+    Two values are loaded at a time, from int32 [256] (`PackedMatrix.number_pairs`).
+    """
+    pairs = tl.load(number_pairs + pair_indices(words, BITS))
+    values = tl.join((pairs & 0xFFFF).to(tl.uint16), (pairs >> 16).to(tl.uint16))
+    return values.reshape(words.shape[0], words.shape[1], 32).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit
 def words_of(fragments: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
     """Return four words of a plane of 1, 2, or 4 bits, [n, threads, 4], from its fragments [n, threads, BITS]."""
-    if BITS == 4:
-        return fragments
-    shared = fragments[:, :, :, None] >> (tl.arange(0, 4 // BITS) * BITS)[None, None, None, :]
-    return shared.reshape(fragments.shape[0], fragments.shape[1], 4)
+    if BITS == 1:
+        words = tl.join(tl.join(fragments, fragments >> 2), tl.join(fragments >> 1, fragments >> 3))
+    elif BITS == 2:
+        words = tl.join(fragments, fragments >> 2)
+    else:
+        words = fragments
+    return words.reshape(fragments.shape[0], fragments.shape[1], 4)
 
 
 @triton.jit
