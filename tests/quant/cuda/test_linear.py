@@ -53,7 +53,7 @@ def test_layer_dequantizes_to_the_weight(name: str, device: torch.device) -> Non
     tables = [table for it in packed for table in (it.number_pairs, it.number_integers)]
     pairs = sum(it.nbytes for it in tables if it is not None)
     assert linear.nbytes - pairs <= most * file_bytes(name, weight)
-    assert pairs <= 1024
+    assert pairs <= 1024 + 512
     ids = torch.tensor([31, 0, 7])
     torch.testing.assert_close(linear.rows(ids.to(device)).cpu(), values[ids], rtol=1e-2, atol=1e-2)
 
