@@ -21,7 +21,7 @@ from quant.kernels.token_tiles import TokenTiles, input_rows, slots_of_tile
 
 SLOTS = 64  # of a tile; for more, as many slots are empty as unpacking saves
 ROWS, WARPS, STAGES = 128, 4, 3  # of a program
-TABLE_ROWS, TABLE_STAGES = 64, 2  # the same for tables, from which values move through shared memory
+TABLE_STAGES = 2  # if there is a table, whose values move through shared memory
 SUM_ROWS = 128  # rows of a program that adds spans
 
 
@@ -157,8 +157,8 @@ def integer_expert_product(matrix: PackedMatrix, x: IntegerRows, out: Tensor, ti
     slot or token. Tiles have SLOTS slots. `out` may be a range of columns of a wider tensor.
     """
     form, count = matrix.form, out.shape[1]
-    rows, stages = (ROWS, STAGES) if form.table is None else (TABLE_ROWS, TABLE_STAGES)
-    _integer_experts_kernel[triton.cdiv(count, rows), tiles.number](
+    stages = STAGES if form.table is None else TABLE_STAGES
+    _integer_experts_kernel[triton.cdiv(count, ROWS), tiles.number](
         **matrix.operands | {"numbers": matrix.number_integers},
         unit=form.integer_table[1],
         x=x.codes,
@@ -174,7 +174,7 @@ def integer_expert_product(matrix: PackedMatrix, x: IntegerRows, out: Tensor, ti
         **form.sizes,
         out_stride=out.stride(0),
         **form.constants,
-        ROWS=rows,
+        ROWS=ROWS,
         TOKENS=SLOTS,
         STAGES=stages,
         num_warps=WARPS,

@@ -45,7 +45,8 @@ def _whole(values: tl.tensor) -> tl.tensor:
 @triton.jit
 def _table_integers(words: tl.tensor, pairs: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
     """Return the integers of all codes of words, int8 [n, threads, 32], from `PackedMatrix.number_integers`."""
-    values = tl.load(pairs + pair_indices(words, BITS))
+    # indices of 8 bits, because Triton moves them to the threads that load, or else pointers of 64 bits
+    values = tl.load(pairs + pair_indices(words, BITS).to(tl.uint8).to(tl.int32))
     integers = tl.join((values & 0xFF).to(tl.int8), (values >> 8).to(tl.int8))
     return integers.reshape(words.shape[0], words.shape[1], 32)
 
