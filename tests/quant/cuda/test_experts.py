@@ -145,7 +145,7 @@ def test_tiles_of_many_slots_are_multiplied_in_integers(
     assert not stack.takes_integers(tiles_of_experts(ids[:20].to(device), [stack]))
     assert not stack_of(layers, device).takes_integers(tiles)
     always = CudaBackend(device, CARD, deterministic=True, integer_prompts=True).stack(layers, EXPERTS)
-    assert not always.takes_integers(tiles_of_experts(ids.to(device), [always]))
+    assert not always.takes_integers(tiles)
     x = torch.randn(150, 256).bfloat16()
     got = stack.multiply(x.to(device), tiles, torch.float32)
     want = expert_product(x.float(), values_of(layers), ids.long())

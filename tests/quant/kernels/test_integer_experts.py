@@ -14,7 +14,7 @@ from quant.cuda.matrix import PackedForm, PackedMatrix
 from quant.kernels.integer_experts import SLOTS, integer_expert_product, span_sums
 from quant.kernels.integer_rows import SPAN, IntegerRows, integer_inputs
 from quant.kernels.reference import dequantize, expert_product
-from quant.kernels.token_tiles import NO_EXPERT, token_tiles
+from quant.kernels.token_tiles import NO_EXPERT, TokenTiles, token_tiles
 from quant.kernels.unpack import unpack
 from quant.tensor import GroupedTensor
 from tests.quant.cpu.random_group_weights import GROUP_TYPES, Coded
@@ -94,7 +94,7 @@ def test_weights_of_every_type_are_exact_or_rounded_in_groups_of_16(name: str, d
 
 
 def test_tables_of_whole_numbers_are_exact() -> None:
-    assert PackedForm(32, 32, (4,), table=(0, 1, -127)).integer_table == ((0, 1, -127), 1.0)
+    assert PackedForm(32, 32, (4,), table=(0, 1, -12)).integer_table == ((0, 1, -12), 1.0)
     assert PackedForm(32, 32, (4,), table=(0.0, 1.0, -0.5)).integer_table == ((0, 127, -64), 1 / 127)
 
 
@@ -116,13 +116,20 @@ def test_product_is_that_of_the_rounded_rows(
     assert ((short - exact).abs() <= 0.01 * exact.abs() + 1e-5 * bound).all()
 
 
-def test_experts_without_slots_and_tiles_without_experts_are_left_out(device: torch.device) -> None:
+def test_tiles_without_an_expert_are_left_out(device: torch.device) -> None:
     matrix, values = experts_of("int4 g128 zeros", 16, 128, device)
-    ids = torch.full((5, 2), 2, dtype=torch.int32)
-    assert (token_tiles(ids.to(device), EXPERTS, SLOTS).experts == NO_EXPERT).any()
+    slots = torch.full((2, SLOTS), 5)
+    slots[0, :3], slots[1, 0] = torch.tensor([0, 4, 1]), 3
+    ids = torch.full((5,), 2, dtype=torch.int32)
+    experts = torch.tensor([2, NO_EXPERT], dtype=torch.int32, device=device)
+    tiles = TokenTiles(experts, slots.int().flatten().to(device), SLOTS, 5, 1, ids.to(device))
     x = integer_inputs(torch.randn(5, 128).bfloat16().to(device))
-    want = expert_product(values_of(x), values, ids.long())
-    torch.testing.assert_close(product(matrix, x, ids).double(), want, rtol=1e-4, atol=1e-4)
+    out = torch.full((5, 16), 7.0, device=device)
+    integer_expert_product(matrix, x, out, tiles)
+    assert (out.cpu() == 7).all(1).tolist() == [False, False, True, True, False]
+    want = expert_product(values_of(x), values, ids[:, None].long())
+    kept = torch.tensor([0, 1, 4])
+    torch.testing.assert_close(out.cpu().double()[kept], want[kept], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q4_0", "Q6_K"])

@@ -34,6 +34,7 @@ from tests.support.held_request import HeldRequest
 CLOSE_WITH_DELTA_RULES = 1e-2
 CLOSE_IN_INTEGERS = 1e-2  # of models without delta rules; inputs and weights are rounded to 8 bits
 WITH_DELTA_RULES = ("qwen3.5", "qwen3-next")
+CLOSE_WITH_INTEGER_EXPERTS = 5e-4  # of models whose experts are rounded, and chosen alike
 NEAR = 0.02  # the largest difference between the sums of scores of two choices that rounding may exchange
 
 
@@ -165,7 +166,7 @@ def test_experts_of_prompts_in_integers_are_close_to_those_in_bfloat16(
     rounded.clear()
     monkeypatch.setattr(CudaOperations, "route", lambda *_: choices.popleft())
     monkeypatch.setattr(ExpertStack, "takes_integers", lambda *_: False)
-    assert divergence(got, prompt_logits(loaded)) <= CLOSE_IN_INTEGERS
+    assert divergence(got, prompt_logits(loaded)) <= CLOSE_WITH_INTEGER_EXPERTS
     assert not any(rounded)
 
 
