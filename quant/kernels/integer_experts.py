@@ -4,9 +4,10 @@ A program unpacks 128 columns of its rows to 8-bit integers (`integer_spans`), w
 matrix units take them, and multiplies each span of 32 columns. Sums of a span are exact integers, and are added times
 both scales to float32 sums. Inputs are rounded before (`integer_rows`).
 
-Lower bound: 2 * rows * slots * columns operations of the matrix units. A warp takes 19 instructions for each matrix
-instruction, which occupies the matrix unit for 16 clocks, and 25 if groups have minimums or zero points: three or four
-for each of its four results, loads, and unpacking. In bfloat16, as many multiplications occupy it for 64 clocks.
+Lower bound: 2 * rows * slots * columns operations of the matrix units. A warp takes 20 instructions for each matrix
+instruction, which occupies the matrix unit for 16 clocks: three for each of its four results, loads, and unpacking.
+With minimums, zero points, a table, or groups of 16 columns, it takes 27 to 29. In bfloat16, the same products occupy
+the matrix unit for 64 clocks (`python -m tests.kernels.expert_products`).
 """
 
 import torch

@@ -151,15 +151,19 @@ def test_experts_of_prompts_in_integers_are_close_to_those_in_bfloat16(
     monkeypatch.setattr(CudaDevice, "_rounds_prompts", lambda *_: True)
     monkeypatch.setattr(integer_experts, "SLOTS", 16)
     loaded = load(make(tmp_path, name, "folder").path, CudaDevice(gpu(device), CudaOptions()))
-    choices, own = deque[Routes](), CudaOperations.route
-    monkeypatch.setattr(CudaOperations, "route", lambda *given: choices.append(own(*given)) or choices[-1])
+    route, multiply = CudaOperations.route, ExpertStack._multiply
+    choices: deque[Routes] = deque()
     rounded: list[bool] = []
-    multiply = ExpertStack._multiply
+
+    def keep_choice(operations: CudaOperations, x: Tensor, router: Router) -> Routes:
+        choices.append(route(operations, x, router))
+        return choices[-1]
 
     def note(stack: ExpertStack, matrix: CudaMatrix, x: Tensor | IntegerRows, *others: Any) -> None:
         rounded.append(isinstance(x, IntegerRows))
         multiply(stack, matrix, x, *others)
 
+    monkeypatch.setattr(CudaOperations, "route", keep_choice)
     monkeypatch.setattr(ExpertStack, "_multiply", note)
     got = prompt_logits(loaded)
     assert any(rounded)  # the last layer multiplies one token
