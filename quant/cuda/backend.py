@@ -45,7 +45,14 @@ class CudaBackend:
     def stack(self, layers: Iterable[Sequence[QTensor]], count: int) -> ExpertStack:
         """Return the layers of `experts` in one object."""
         matrices = stacked((self._matrices(map(with_own_scales, segments)) for segments in layers), count)
-        return ExpertStack(matrices, count, self.card, deterministic=self.deterministic, measured=self.measured)
+        return ExpertStack(
+            matrices,
+            count,
+            self.card,
+            deterministic=self.deterministic,
+            measured=self.measured,
+            integer_prompts=self.integer_prompts,
+        )
 
     def to_device(self, values: Tensor) -> Tensor:
         return values.to(self.device)

@@ -12,11 +12,13 @@ from torch import Tensor
 from quant.cuda import float8
 from quant.cuda.float8 import Float8Matrix
 from quant.cuda.joining import joining_form
-from quant.cuda.linear import CudaLinear
+from quant.cuda.linear import CudaLinear, packed
 from quant.cuda.matrix import DENSE, TILE_ROWS, CudaMatrix, PackedMatrix
 from quant.errors import UnsupportedQuantization
-from quant.kernels import float8_matmul
+from quant.kernels import float8_matmul, integer_experts
 from quant.kernels.card import Card
+from quant.kernels.integer_experts import integer_expert_product
+from quant.kernels.integer_rows import IntegerRows, integer_inputs
 from quant.kernels.packed_product import gated_expert_product, has_vector_kernel, packed_expert_product
 from quant.kernels.plain_experts import plain_expert_product
 from quant.kernels.tiles import FIXED_TOKENS, TOKENS, MeasuredTiles, ProductTile, TileTable
@@ -39,15 +41,19 @@ class ExpertStack:
         *,
         deterministic: bool,
         measured: MeasuredTiles | None = None,
+        integer_prompts: bool = False,
     ) -> None:
         self.matrices = tuple(matrices)
         self.count, self.deterministic, self.card, self.measured = count, deterministic, card, measured
+        self._has_integers = integer_prompts and not deterministic and all(map(_has_integers, self.matrices))
         self.outputs = sum(matrix.shape[0] for matrix in self.matrices) // count
         self.inputs = self.matrices[0].shape[1]
 
     @property
     def most_slots(self) -> int:
         """The largest number of slots in a tile."""
+        if self._has_integers:
+            return integer_experts.SLOTS
         return min(
             float8_matmul.most_slots(it) if isinstance(it, Float8Matrix) else TILE_TOKENS[-1] for it in self.matrices
         )
@@ -56,13 +62,19 @@ class ExpertStack:
         """Return the matrices of one expert, which share the memory of the stack."""
         return [_part(matrix, number, self.count) for matrix in self.matrices]
 
-    def multiply(self, x: Tensor, tiles: TokenTiles, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    def takes_integers(self, tiles: TokenTiles) -> bool:
+        """Whether `multiply` rounds the inputs of these tiles to 8-bit integers, or takes them rounded."""
+        return self._has_integers and tiles.tokens == integer_experts.SLOTS
+
+    def multiply(self, x: Tensor | IntegerRows, tiles: TokenTiles, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
         """Multiply each slot by its expert. Returns [slots, outputs] in `out_dtype`.
 
-        x: [tokens, inputs], or [slots, inputs]; it is converted to bfloat16.
+        x: [tokens, inputs], or [slots, inputs]; it is converted to bfloat16, or to integers if `takes_integers`.
         """
-        out = torch.empty(tiles.count, self.outputs, dtype=out_dtype, device=x.device)
-        x = x.to(DENSE).contiguous()
+        out = torch.empty(tiles.count, self.outputs, dtype=out_dtype, device=tiles.ids.device)
+        if isinstance(x, Tensor):
+            x = x.to(DENSE).contiguous()
+            x = integer_inputs(x) if self.takes_integers(tiles) else x
         first = 0
         for matrix in self.matrices if tiles.count else ():
             columns = slice(first, first := first + matrix.shape[0] // self.count)
@@ -89,8 +101,10 @@ class ExpertStack:
         table = TileTable(self.card, self.measured or {})
         return table.of_experts(form.kind, rows, form.columns, tiles.tokens, form.few_tokens, experts)
 
-    def _multiply(self, matrix: CudaMatrix, x: Tensor, out: Tensor, tiles: TokenTiles) -> None:
-        if isinstance(matrix, PackedMatrix):
+    def _multiply(self, matrix: CudaMatrix, x: Tensor | IntegerRows, out: Tensor, tiles: TokenTiles) -> None:
+        if isinstance(x, IntegerRows):
+            integer_expert_product(packed(matrix), x, out, tiles)
+        elif isinstance(matrix, PackedMatrix):
             ordered = x if matrix.order is None else _in_column_order(x, matrix.order, tiles)
             tile = self._tile(matrix, out.shape[1], tiles)
             packed_expert_product(matrix, ordered, out, tile, tiles, early=self.card.starts_early)
@@ -98,6 +112,10 @@ class ExpertStack:
             out.copy_(float8_matmul.multiply_experts(x, matrix, tiles, out.shape[1], out_dtype=out.dtype))
         else:
             plain_expert_product(matrix.values, x, out, tiles)
+
+
+def _has_integers(matrix: CudaMatrix) -> bool:
+    return isinstance(matrix, PackedMatrix) and matrix.order is None and matrix.form.has_integers
 
 
 def _in_column_order(x: Tensor, orders: Tensor, tiles: TokenTiles) -> Tensor:

@@ -151,7 +151,7 @@ class CudaLinear:
     ) -> None:
         """Write x times one matrix, plus `bias`, to `out` [tokens, rows]. With `add`, add the result to `out`."""
         if isinstance(x, IntegerRows):
-            integer_product(integer_weights(_packed(matrix)), x, out, bias=bias, add=add)
+            integer_product(integer_weights(packed(matrix)), x, out, bias=bias, add=add)
             return
         tokens = len(x)
         if isinstance(matrix, PackedMatrix) and tokens > 0 and (self._deterministic or tokens <= MOST_TOKENS):
@@ -192,7 +192,7 @@ def as_input(x: Tensor | UnscaledRow) -> Tensor | UnscaledRow:
     return x if isinstance(x, UnscaledRow) else x.to(DENSE).contiguous()
 
 
-def _packed(matrix: CudaMatrix) -> PackedMatrix:
+def packed(matrix: CudaMatrix) -> PackedMatrix:
     if not isinstance(matrix, PackedMatrix):
         raise TypeError(f"{type(matrix).__name__} is not multiplied in integers")
     return matrix

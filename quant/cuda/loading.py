@@ -111,6 +111,7 @@ def _coded(weight: CodedTensor, device: torch.device) -> PackedMatrix:
         _arranged(sub_scales, form, form.group) if sub_scales else None,
         numbers=_numbers(weight.table, device),
         number_pairs=_number_pairs(weight.table, device),
+        number_integers=_number_integers(form, device),
     )
 
 
@@ -142,6 +143,7 @@ def _grouped(weight: GroupedTensor, device: torch.device) -> PackedMatrix:
         else None,
         numbers=_numbers(weight.table, device),
         number_pairs=_number_pairs(weight.table, device),
+        number_integers=_number_integers(form, device),
         scale_table=nested.table.to(device) if nested else None,
         order=None if weight.order is None else weight.order.to(device),
     )
@@ -228,9 +230,15 @@ def _numbers(table: tuple[float, ...] | None, device: torch.device) -> Tensor | 
 
 
 def _number_pairs(table: tuple[float, ...] | None, device: torch.device) -> Tensor | None:
-    if table is None:
-        return None
-    values = torch.zeros(16)
-    values[: len(table)] = torch.tensor(table)
-    pairs = torch.stack((values.repeat(16), values.repeat_interleave(16)), 1).bfloat16()
-    return pairs.view(torch.int32).flatten().to(device)
+    return None if table is None else _pairs(torch.tensor(table).bfloat16()).view(torch.int32).flatten().to(device)
+
+
+def _number_integers(form: PackedForm, device: torch.device) -> Tensor | None:
+    integers, _ = form.integer_table
+    return _pairs(torch.tensor(integers, dtype=torch.int8)).view(torch.int16).flatten().to(device) if integers else None
+
+
+def _pairs(table: Tensor) -> Tensor:
+    """Return the values of pairs of codes, [256, 2]: at a + 16 * b those of the codes a and b."""
+    values = F.pad(table, (0, 16 - len(table)))
+    return torch.stack((values.repeat(16), values.repeat_interleave(16)), 1)

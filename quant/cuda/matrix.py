@@ -101,6 +101,28 @@ class PackedForm:
         return 16 if len(self.planes) == 1 else 8
 
     @property
+    def bits(self) -> int:
+        return sum(self.planes)
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether weights can be multiplied as 8-bit integers without unpacking the matrix (`integer_experts`)."""
+        return self.table is None or self.unit > 16
+
+    @property
+    def has_constants(self) -> bool:
+        """Whether something is subtracted from products of integers: minimums, or zeros other than the half."""
+        return self.unit > 16 and self.table is None and (self.minimums or self.zero != 1 << (self.bits - 1))
+
+    @property
+    def integer_table(self) -> tuple[tuple[int, ...], float]:
+        """The table as 8-bit integers, and their unit. Tables of whole numbers are exact."""
+        table = self.table or ()
+        whole = all(it == round(it) and abs(it) <= 127 for it in table)
+        unit = 1.0 if whole else max(map(abs, table)) / 127
+        return tuple(round(it / unit) for it in table), unit
+
+    @property
     def kind(self) -> str:
         """Key under which measured tiles are stored: the bits and the group size."""
         return f"{'+'.join(map(str, self.planes))} bits by {self.group}"
@@ -151,6 +173,7 @@ class PackedMatrix:
     numbers: Tensor | None = None  # float32 [codes]: the value of each code
     # int32 [256]: at a + 16 * b the values of the codes a and b, bfloat16, in the low and the high half
     number_pairs: Tensor | None = None
+    number_integers: Tensor | None = None  # int16 [256]: the same of `PackedForm.integer_table`
     scale_table: Tensor | None = (
         None  # float32 [256], for nested scales; then `scales` is float32 [all scales / nested_block]
     )
@@ -185,7 +208,8 @@ class PackedMatrix:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors of the matrix."""
-        return tuple(it for it in (*self.operands.values(), self.number_pairs, self.order) if isinstance(it, Tensor))
+        others = self.number_pairs, self.number_integers, self.order
+        return tuple(it for it in (*self.operands.values(), *others) if isinstance(it, Tensor))
 
     @property
     def nbytes(self) -> int:

@@ -14,7 +14,8 @@ With more tokens, weights are scaled, in float32, and rounded to bfloat16.
 import triton
 import triton.language as tl
 
-from quant.kernels.packed_values import code_pairs, group_scales, high_base, table_values, words_of
+from quant.kernels.packed_scales import group_scales
+from quant.kernels.packed_values import code_pairs, high_base, table_values, words_of
 from quant.kernels.token_tiles import input_rows, slots_of_tile
 
 

@@ -17,7 +17,8 @@ import triton.language as tl
 
 from quant.kernels.early_start import prefetch, wait_for_inputs
 from quant.kernels.gating import gated_values
-from quant.kernels.packed_values import code_pairs, group_scales, high_base, prefetch_scales, table_values, words_of
+from quant.kernels.packed_scales import group_scales, prefetch_scales
+from quant.kernels.packed_values import code_pairs, high_base, table_values, words_of
 
 
 @triton.jit

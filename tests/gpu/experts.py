@@ -18,6 +18,7 @@ from engine.kernels.routing import route
 from engine.model_config import ExpertConfig, Gate, ModelConfig, Routing
 from quant.cuda.backend import CudaBackend
 from quant.cuda.experts import ExpertStack, tiles_of_experts
+from quant.kernels.integer_rows import IntegerRows, integer_gated
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
 from tests.kernels.shapes import QWEN_30B_A3B, TINY_EXPERTS
@@ -41,9 +42,10 @@ class Layer:
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, stream: Tensor) -> Tensor:
         tiles = tiles_of_experts(ids, (self.gate_up, self.down))
-        inner = self.gate_up.multiply_gated(x, tiles, "silu")
+        inner: Tensor | IntegerRows | None = self.gate_up.multiply_gated(x, tiles, "silu")
         if inner is None:
-            inner = gated(self.gate_up.multiply(x, tiles), Gate.SILU)
+            both = self.gate_up.multiply(x, tiles)
+            inner = integer_gated(both, "silu") if self.down.takes_integers(tiles) else gated(both, Gate.SILU)
         outputs = self.down.multiply(inner, tiles, torch.float32)
         return expert_sum(outputs, weights, add_to=stream)
 
@@ -66,7 +68,8 @@ def figures(machine: Machine) -> Iterator[Figure]:
 
 
 def _layer(machine: Machine, model: ModelConfig, experts: ExpertConfig, kinds: tuple[str, str]) -> Layer:
-    backend = CudaBackend(machine.device, machine.card, deterministic=False)
+    integers = machine.card.prefers_integers
+    backend = CudaBackend(machine.device, machine.card, deterministic=False, integer_prompts=integers)
     count = experts.routing.experts
     shapes = ((2 * experts.hidden, model.hidden), (model.hidden, experts.hidden))
     stacks = [

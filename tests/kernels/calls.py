@@ -260,6 +260,8 @@ def _experts(setting: Setting) -> None:
                 gate_up.multiply_gated(blank(setting.tokens, inputs), tiles, gate.value)
             both = gate_up.multiply(blank(setting.tokens, inputs), tiles)
             gated(both, Gate.CLAMPED, blank(EXPERTS, 2 * inner, dtype=torch.float32), ids.flatten())
+            if down.takes_integers(tiles):
+                integer_gated(both, setting.model.gate.value)
             outputs = down.multiply(blank(tiles.count, inner), tiles, torch.float32)
     hidden = outputs.shape[1]
     stream = blank(setting.tokens, hidden, dtype=torch.float32)
@@ -271,7 +273,13 @@ def _experts(setting: Setting) -> None:
 
 
 def _stack(setting: Setting, kind: str, rows: int, columns: int) -> ExpertStack:
-    return ExpertStack([_all_experts(kind, rows, columns)], EXPERTS, setting.card, deterministic=setting.deterministic)
+    return ExpertStack(
+        [_all_experts(kind, rows, columns)],
+        EXPERTS,
+        setting.card,
+        deterministic=setting.deterministic,
+        integer_prompts=setting.card.prefers_integers,
+    )
 
 
 @cache
@@ -311,7 +319,7 @@ FORMS = (
 )
 EXPERTS = 16
 TOKENS_OF_EVERY_TILE = 512
-EXPERT_FORMS = ("Q4_K", "Q6_K", "MXFP4", "e4m3 channel", "e4m3 128x128", "BF16")
+EXPERT_FORMS = ("Q4_K", "Q6_K", "MXFP4", "Q5_K", "int4 g128", "e4m3 channel", "e4m3 128x128", "BF16")
 EXPERT_SIZES = {"MXFP4": (2880, 2880)}  # those of gpt-oss, no multiple of 128; other kinds have the sizes of Qwen3
 # experts with nested scales are not supported, and those with an order of columns have the same kernels as others
 EXPERT_KINDS = tuple(kind for kind in KINDS if kind not in ORDERED and "nested" not in kind)

@@ -1,60 +1,79 @@
-"""Check that the kernels of FP8 prompts of any length are compiled when a model is loaded, without a GPU.
+"""Check that the kernels of prompts of any length are compiled when a model is loaded, without a GPU.
 
     python -m tests.kernels.recorded_prompts
 
-The tile of a product of 8-bit floats depends on the number of tokens. Prints the number of kernels for each card, and
-fails if a prompt needs one that `launch_every_kernel` does not launch.
+The tile of a product of 8-bit floats or of experts depends on the number of tokens. Prints the number of kernels for
+each card, and fails if a prompt needs one that `launch_every_kernel` does not launch.
 """
 
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from engine.backends.cuda.batch_tensors import BatchLimits
 from engine.backends.cuda.kernel_launches import launch_every_kernel
 from engine.config import BLOCK_SIZE, EngineConfig
+from engine.model_config import ModelConfig
 from quant.kernels.card import Card
 from tests.kernels.cards import CARDS
 from tests.kernels.launches import record_launches
 from tests.kernels.recorded_steps import RecordedModel, Step
-from tests.kernels.shapes import LLAMA_8B
+from tests.kernels.shapes import LLAMA_8B, QWEN_30B_A3B
+from tests.support.weight_mixes import Q4_K_M
 
-KERNEL = "_float8_batch_kernel"
 PROMPTS = (33, 65, 130, 200, 300, 500, 700, 1000, 1500, 2048, 3000, 4096)  # tokens
 REQUESTS, CONTEXT = 8, 8192
-MODEL = replace(LLAMA_8B, layers=LLAMA_8B.layers[:2])  # the last layer multiplies one token of a prompt
 
 
-def kernels_in_advance(recorded: RecordedModel) -> set[str]:
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Products whose kernels depend on the number of tokens."""
+
+    kernels: tuple[str, ...]
+    model: ModelConfig
+    mix: str
+    needs: Callable[[Card], bool]  # whether a card has these products
+
+
+CASES = (
+    Case(("_float8_batch_kernel",), LLAMA_8B, "e4m3 channel", lambda card: card.multiplies_float8),
+    Case(("_integer_experts_kernel", "_batch_kernel"), QWEN_30B_A3B, Q4_K_M, lambda card: card.prefers_integers),
+)
+
+
+def kernels_in_advance(recorded: RecordedModel, case: Case) -> set[str]:
     """Return the kernels that are compiled when the model is loaded."""
     tokens = recorded.step_tokens
     config = EngineConfig("cuda", CONTEXT, 0, max_step_tokens=tokens, max_running=REQUESTS)
     with record_launches() as launches:
         limits = BatchLimits(tokens, REQUESTS, CONTEXT // BLOCK_SIZE, 1)
         launch_every_kernel(recorded.step(config.with_pools([2])), limits, recorded.model)
-    return {str(it) for it in launches.values() if it.name == KERNEL}
+    return {str(it) for it in launches.values() if it.name in case.kernels}
 
 
-def kernels_of_prompts(recorded: RecordedModel) -> Iterator[tuple[int, str]]:
+def kernels_of_prompts(recorded: RecordedModel, case: Case) -> Iterator[tuple[int, str]]:
     """Yield numbers of tokens, and the kernels of prompts of this length."""
     for tokens in PROMPTS:
         if tokens <= recorded.step_tokens:
             for work in recorded.record(Step(1, tokens, tokens)):
-                if work.launch and work.launch.name == KERNEL:
+                if work.launch and work.launch.name in case.kernels:
                     yield tokens, str(work.launch)
 
 
-def check(card: Card) -> bool:
+def check(card: Card, case: Case) -> bool:
     """Print the number of kernels, and those that are missing. Returns whether there are none."""
-    recorded = RecordedModel(card, MODEL, "e4m3 channel")
-    known = kernels_in_advance(recorded)
-    missing = {kernel: tokens for tokens, kernel in kernels_of_prompts(recorded) if kernel not in known}
-    print(f"{card.name}: {len(known)} kernels")
+    # the last layer multiplies one token of a prompt
+    recorded = RecordedModel(card, replace(case.model, layers=case.model.layers[:2]), case.mix)
+    known, needed = kernels_in_advance(recorded, case), dict[str, int]()
+    for tokens, kernel in kernels_of_prompts(recorded, case):
+        needed.setdefault(kernel, tokens)
+    missing = {kernel: tokens for kernel, tokens in needed.items() if kernel not in known}
+    print(f"{card.name}, {case.mix}: {len(known)} kernels")
     for kernel, tokens in missing.items():
         print(f"FAULT: a prompt of {tokens} tokens needs {kernel}")
-    return bool(known) and not missing
+    return all(any(name in kernel for kernel in needed) for name in case.kernels) and not missing
 
 
 if __name__ == "__main__":
-    results = [check(card) for card in CARDS if card.multiplies_float8]
+    results = [check(card, case) for case in CASES for card in CARDS if case.needs(card)]
     sys.exit(0 if all(results) else 1)

@@ -46,7 +46,7 @@ def test_sums_of_8_bit_floats_are_added_outside_of_the_matrix_units() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_loading_compiles_the_products_of_fp8_prompts() -> None:
+def test_loading_compiles_the_products_of_prompts() -> None:
     done = run("tests.kernels.recorded_prompts")
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -135,9 +135,12 @@ class CudaOperations:
         gate_up, down = _stack(mlp.experts[0].gate_up), _stack(mlp.experts[0].down)
         tiles = tiles_of_experts(routes.ids, (gate_up, down))
         gate_bias, down_bias = (mlp.biases.gate_up, mlp.biases.down) if mlp.biases else (None, None)
-        inner = None if mlp.biases else gate_up.multiply_gated(x, tiles, gate.value)
+        inner: Tensor | IntegerRows | None = None if mlp.biases else gate_up.multiply_gated(x, tiles, gate.value)
         if inner is None:
-            inner = gated(gate_up.multiply(x, tiles), gate, gate_bias, routes.ids.flatten())
+            product = gate_up.multiply(x, tiles)
+            fused = gate_bias is None and down.takes_integers(tiles)
+            ids = routes.ids.flatten()
+            inner = integer_gated(product, gate.value) if fused else gated(product, gate, gate_bias, ids)
         outputs = down.multiply(inner, tiles, torch.float32)
         shared = None
         if mlp.shared:

@@ -16,6 +16,7 @@ from quant.cuda.experts import ExpertStack, stacked, tiles_of_experts
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import CudaMatrix
 from quant.errors import UnsupportedQuantization
+from quant.kernels.integer_rows import integer_inputs
 from quant.kernels.reference import dequantize, expert_product
 from quant.kernels.token_tiles import token_tiles
 from quant.tensor import GroupedTensor, QTensor
@@ -120,6 +121,39 @@ def test_bits_do_not_depend_on_the_batch_in_deterministic_mode(kind: str, device
     whole = product(0, 40)
     for first, last in ((0, 1), (7, 30), (39, 40)):
         assert torch.equal(product(first, last), whole[first:last])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "uses_integers"),
+    [
+        (("Q4_K",), True),
+        (("Q4_K", "Q6_K"), True),
+        (("MXFP4",), True),
+        ((ORDERED,), False),
+        (("Q4_K", "e4m3 channel"), False),
+        (("BF16",), False),
+    ],
+)
+def test_tiles_of_many_slots_are_multiplied_in_integers(
+    kinds: tuple[str, ...], uses_integers: bool, device: torch.device
+) -> None:
+    layers = segments(kinds, 24, 256)
+    stack = CudaBackend(device, CARD, deterministic=False, integer_prompts=True).stack(layers, EXPERTS)
+    ids = random_ids(150, 2, EXPERTS)
+    tiles = tiles_of_experts(ids.to(device), [stack])
+    assert stack.takes_integers(tiles) == uses_integers
+    assert not stack.takes_integers(tiles_of_experts(ids[:20].to(device), [stack]))
+    assert not stack_of(layers, device).takes_integers(tiles)
+    always = CudaBackend(device, CARD, deterministic=True, integer_prompts=True).stack(layers, EXPERTS)
+    assert not always.takes_integers(tiles)
+    x = torch.randn(150, 256).bfloat16()
+    got = stack.multiply(x.to(device), tiles, torch.float32)
+    want = expert_product(x.float(), values_of(layers), ids.long())
+    error = (got.cpu() - want).square().mean().sqrt() / want.square().mean().sqrt()
+    assert error <= 0.015
+    if uses_integers:
+        assert torch.equal(stack.multiply(integer_inputs(x.to(device)), tiles, torch.float32), got)
+        assert error >= 0.002  # bfloat16 is closer
 
 
 def test_matrices_of_an_expert_are_dropped_before_those_of_the_second_next_are_made(device: torch.device) -> None:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +16,16 @@ from engine.model_config import Routing
 from engine.operations import Router
 from engine.sampling_params import SamplingParams
 from quant.cuda.backend import CudaBackend
+from quant.cuda.experts import ExpertStack
 from quant.cuda.linear import CudaLinear
 from quant.cuda.matrix import CudaMatrix, PackedMatrix
+from quant.kernels import integer_experts
+from quant.kernels.integer_rows import IntegerRows
 from quant.linear import Use
 from quant.quantize import int4
 from quant.tensor import PlainTensor, QTensor
-from tests.engine.backends.cuda.two_devices import CLOSE, TwoDevices, check_close, gpu, load, tokens
+from tests.engine.backends.cuda.two_devices import CLOSE, Loaded, TwoDevices, check_close, gpu, load, tokens
+from tests.engine.models.expert_families import EXPERT_FAMILIES
 from tests.engine.models.family_checkpoints import FAMILIES, make
 from tests.support.held_request import HeldRequest
 
@@ -29,6 +34,7 @@ from tests.support.held_request import HeldRequest
 CLOSE_WITH_DELTA_RULES = 1e-2
 CLOSE_IN_INTEGERS = 1e-2  # of models without delta rules; inputs and weights are rounded to 8 bits
 WITH_DELTA_RULES = ("qwen3.5", "qwen3-next")
+CLOSE_WITH_INTEGER_EXPERTS = 5e-4  # of models whose experts are rounded, and chosen alike
 NEAR = 0.02  # the largest difference between the sums of scores of two choices that rounding may exchange
 
 
@@ -78,6 +84,20 @@ def _int4(weight: QTensor) -> QTensor:
 unquantized = CudaBackend._matrices
 
 
+def prompt_logits(loaded: Loaded) -> Tensor:
+    """Return the logits of a prompt whose tokens are all computed."""
+    for pool in loaded.model.kv.pools:
+        pool.zero_()
+    ids, tables = tuple(tokens(13, loaded.vocab_size)), tuple([3] for _ in loaded.groups)
+    return loaded.step((HeldRequest(1, ids, SamplingParams(), block_tables=tables), 13))
+
+
+def divergence(logits: Tensor, expected: Tensor) -> float:
+    """Return the Kullback-Leibler divergence from the expected distribution, in nats."""
+    got, wanted = logits.log_softmax(-1), expected.log_softmax(-1)
+    return float((wanted.exp() * (wanted - got)).sum())
+
+
 @pytest.mark.share(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_steps_of_one_token_are_close_to_those_without_row_kernels(
@@ -109,16 +129,7 @@ def test_prompts_in_integers_are_close_to_those_in_bfloat16(
 ) -> None:
     monkeypatch.setattr(CudaBackend, "_matrices", quantized)
     loaded = load(make(tmp_path, name, "folder").path, CudaDevice(gpu(device), CudaOptions()))
-
-    def run() -> Tensor:
-        for pool in loaded.model.kv.pools:
-            pool.zero_()
-        request = HeldRequest(
-            1, tuple(tokens(13, loaded.vocab_size)), SamplingParams(), block_tables=tuple([3] for _ in loaded.groups)
-        )
-        return loaded.step((request, 13))
-
-    expected = run()
+    expected = prompt_logits(loaded)
     rounded: list[int] = []
 
     def takes_integers(layer: CudaLinear, count: int) -> bool:
@@ -127,9 +138,40 @@ def test_prompts_in_integers_are_close_to_those_in_bfloat16(
         return takes
 
     monkeypatch.setattr(CudaLinear, "takes_integers", takes_integers)
-    got, wanted = run().log_softmax(-1), expected.log_softmax(-1)
-    assert (wanted.exp() * (wanted - got)).sum() <= CLOSE_IN_INTEGERS
+    assert divergence(prompt_logits(loaded), expected) <= CLOSE_IN_INTEGERS
     assert any(rounded)
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("name", [it for it in EXPERT_FAMILIES if not it.startswith(WITH_DELTA_RULES)])
+def test_experts_of_prompts_in_integers_are_close_to_those_in_bfloat16(
+    tmp_path: Path, name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CudaBackend, "_matrices", quantized)
+    monkeypatch.setattr(CudaDevice, "_rounds_prompts", lambda *_: True)
+    monkeypatch.setattr(integer_experts, "SLOTS", 16)
+    loaded = load(make(tmp_path, name, "folder").path, CudaDevice(gpu(device), CudaOptions()))
+    route, multiply = CudaOperations.route, ExpertStack._multiply
+    choices: deque[Routes] = deque()
+    rounded: list[bool] = []
+
+    def keep_choice(operations: CudaOperations, x: Tensor, router: Router) -> Routes:
+        choices.append(route(operations, x, router))
+        return choices[-1]
+
+    def note(stack: ExpertStack, matrix: CudaMatrix, x: Tensor | IntegerRows, *others: Any) -> None:
+        rounded.append(isinstance(x, IntegerRows))
+        multiply(stack, matrix, x, *others)
+
+    monkeypatch.setattr(CudaOperations, "route", keep_choice)
+    monkeypatch.setattr(ExpertStack, "_multiply", note)
+    got = prompt_logits(loaded)
+    assert any(rounded)  # the last layer multiplies one token
+    rounded.clear()
+    monkeypatch.setattr(CudaOperations, "route", lambda *_: choices.popleft())
+    monkeypatch.setattr(ExpertStack, "takes_integers", lambda *_: False)
+    assert divergence(got, prompt_logits(loaded)) <= CLOSE_WITH_INTEGER_EXPERTS
+    assert not any(rounded)
 
 
 @pytest.mark.share(3)
