@@ -16,8 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from quant.cuda.matrix import PackedMatrix
-from quant.kernels.integer_rows import SPAN, IntegerRows
+from quant.kernels.integer_rows import IntegerRows
 from quant.kernels.integer_spans import columns_of_integers, four_columns, four_parts, integer_spans
+from quant.kernels.reference import SPAN
 from quant.kernels.token_tiles import TokenTiles, input_rows, slots_of_tile
 
 SLOTS = 64  # of a tile; for more, as many slots are empty as unpacking saves

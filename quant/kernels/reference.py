@@ -131,8 +131,8 @@ def integer_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
 def integer_weights(weight: CodedTensor | GroupedTensor) -> tuple[Tensor, Tensor]:
     """Quantize a matrix as `integer_inputs` does, or to multiples of its codes where this is more exact.
 
-    A value is number * s - b. If the numbers of a span are whole and share s and b, a code is k * number less k * b / s,
-    and only the latter is rounded. Four values of k are compared, and the one with the smallest error is used. The
+    A value is number * s - b. If the numbers of a span are whole and share s and b, a code is k * number less k * b /
+    s, and only the latter is rounded. Four values of k are compared, and the one with the smallest error is used. The
     columns must be in order.
     """
     spans = _spans(dequantize(weight))

@@ -12,8 +12,8 @@ from quant.cuda.experts import stacked
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import PackedForm, PackedMatrix
 from quant.kernels.integer_experts import SLOTS, integer_expert_product, span_sums
-from quant.kernels.integer_rows import SPAN, IntegerRows, integer_inputs
-from quant.kernels.reference import dequantize, expert_product
+from quant.kernels.integer_rows import IntegerRows, integer_inputs
+from quant.kernels.reference import SPAN, dequantize, expert_product
 from quant.kernels.token_tiles import NO_EXPERT, TokenTiles, token_tiles
 from quant.kernels.unpack import unpack
 from quant.tensor import GroupedTensor
