@@ -22,7 +22,7 @@ from quant.kernels.token_tiles import TokenTiles, input_rows, slots_of_tile
 
 SLOTS = 64  # of a tile; for more, as many slots are empty as unpacking saves
 ROWS, WARPS, STAGES = 128, 4, 3  # of a program
-# for codes of 8 bits, and for tables, whose values move through shared memory: a multiprocessor has room for two programs
+# for codes of 8 bits, and for tables, whose values move through shared memory: two programs fit a multiprocessor
 FEWER_STAGES = 2
 SUM_ROWS = 128  # rows of a program that adds spans
 
