@@ -23,7 +23,8 @@ from quant.kernels.token_tiles import TokenTiles, input_rows, slots_of_tile
 
 SLOTS = 64  # of a tile; for more, as many slots are empty as unpacking saves
 ROWS, WARPS, STAGES = 128, 4, 3  # of a program
-TABLE_STAGES = 2  # if there is a table, whose values move through shared memory
+# for codes of 8 bits, and for tables, whose values move through shared memory: two programs fit a multiprocessor
+FEWER_STAGES = 2
 SUM_ROWS = 128  # rows of a program that adds spans
 
 
@@ -159,7 +160,7 @@ def integer_expert_product(matrix: PackedMatrix, x: IntegerRows, out: Tensor, ti
     slot or token. Tiles have SLOTS slots. `out` may be a range of columns of a wider tensor.
     """
     form, count = matrix.form, out.shape[1]
-    stages = STAGES if form.table is None else TABLE_STAGES
+    stages = STAGES if form.table is None and form.bits < 8 else FEWER_STAGES
     _integer_experts_kernel[triton.cdiv(count, ROWS), tiles.number](
         **matrix.operands | {"numbers": matrix.number_integers},
         unit=form.integer_table[1],

@@ -115,8 +115,8 @@ def integer_spans(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Return integers, int8 [n, 4, 32], scales, and constants, float32 [n, 4], of the rows `row`, [n, 1], in a tile.
 
-    `numbers`: `PackedMatrix.number_integers`, which are multiples of `unit`. If `has_constants` is not, constants are
-    zeros.
+    `numbers`: `PackedMatrix.number_integers`, which are multiples of `unit`. Columns of a span are in the order of
+    `columns_of_integers`. Constants have a meaning only with `PackedForm.has_constants`.
     """
     N: tl.constexpr = row.shape[0]
     UNITS: tl.constexpr = 128 // UNIT

@@ -2,6 +2,8 @@
 
     python -m tests.kernels.expert_products [--card 4090]
 
+Fails if integers are less than LEAST times as fast for a step of the largest size.
+
 Each line has the time of the experts of a layer in both ways (see `time_model`), without the sum of their results. For
 the product of gate and up in integers, it has the instructions and clocks for each matrix instruction, and the warps of
 a multiprocessor. The share of the peak is that of all products. Tokens choose experts evenly, so that an expert has
@@ -9,6 +11,7 @@ half an empty tile on average.
 """
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +33,7 @@ from tests.kernels.time_model import RATES, clocks
 from tests.kernels.weights import weight
 
 TOKENS = (512, 2048, 8192)
+LEAST = 1.5
 PRODUCTS = ("_batch_kernel", "_integer_experts_kernel")
 UNMEASURED = ("_tiles_kernel",)  # the same in both ways
 
@@ -102,7 +106,8 @@ class Prompt:
         return int(used * arguments["rows"] * arguments["columns"])
 
 
-def lines(card: Card, mixtures: Sequence[Mixture] = MIXTURES) -> Iterator[str]:
+def lines(card: Card, mixtures: Sequence[Mixture] = MIXTURES) -> Iterator[tuple[str, bool]]:
+    """Yield a line for each step, and whether it is as fast as it should be."""
     rates = RATES[card.architecture]
     for mixture in mixtures:
         for tokens in TOKENS:
@@ -117,17 +122,21 @@ def lines(card: Card, mixtures: Sequence[Mixture] = MIXTURES) -> Iterator[str]:
             name = f"{card.name.split()[-1]}, {mixture.name}, {mixture.kind}, {tokens:5} tokens"
             times = f"integers {1e3 * fast:6.3f} ms, bfloat16 {1e3 * slow:6.3f} ms, {slow / fast:.2f} times as fast"
             loop = f"{len(kernel.loop.body) / count:.1f} instructions, {clocks(kernel.loop, rates) / count:.1f} clocks"
-            yield f"{name}: {times}; {loop}, {least / fast:.0%} of the peak, {kernel.occupancy(rates)} warps"
+            text = f"{name}: {times}; {loop}, {least / fast:.0%} of the peak, {kernel.occupancy(rates)} warps"
+            yield text, tokens < TOKENS[-1] or slow >= LEAST * fast
 
 
-def main() -> None:
+def main() -> int:
     cards = {card.name.split()[-1]: card for card in CARDS if card.prefers_integers}
     parser = argparse.ArgumentParser(description="Estimate products of experts in prompts.")
     parser.add_argument("--card", choices=cards, action="append", help="default: all")
+    fast = True
     for name in parser.parse_args().card or cards:
-        for line in lines(cards[name]):
-            print(line, flush=True)
+        for line, is_fast in lines(cards[name]):
+            print(line, "" if is_fast else "FAULT", flush=True)
+            fast &= is_fast
+    return 0 if fast else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

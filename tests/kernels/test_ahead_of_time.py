@@ -52,6 +52,12 @@ def test_loading_compiles_the_products_of_prompts() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_experts_of_long_prompts_are_faster_in_integers() -> None:
+    done = run("tests.kernels.expert_products", "--card", "4090")
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_faulty_kernels_are_reported() -> None:
     done = run("tests.kernels.faulty_kernels")
     assert done.returncode == 1, done.stderr

@@ -17,7 +17,16 @@ from typing import Any
 import triton
 
 from engine.private_folder import private_folder
-from quant.kernels import packed_batch, packed_matmul, packed_product, packed_values, packed_vector, tiles, token_tiles
+from quant.kernels import (
+    packed_batch,
+    packed_matmul,
+    packed_product,
+    packed_scales,
+    packed_values,
+    packed_vector,
+    tiles,
+    token_tiles,
+)
 from quant.kernels.card import Card
 from quant.kernels.tiles import (
     BATCH_ROWS,
@@ -33,7 +42,16 @@ from quant.kernels.tiles import (
 
 log = logging.getLogger(__name__)
 
-KERNELS = packed_batch, packed_matmul, packed_product, packed_values, packed_vector, tiles, token_tiles
+KERNELS = (
+    packed_batch,
+    packed_matmul,
+    packed_product,
+    packed_scales,
+    packed_values,
+    packed_vector,
+    tiles,
+    token_tiles,
+)
 CHOICES = {"rows": ROWS + BATCH_ROWS, "warps": WARPS, "tokens": TOKENS, "splits": SPLITS, "stages": STAGES}
 
 

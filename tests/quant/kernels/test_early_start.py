@@ -12,7 +12,7 @@ from triton.runtime import interpreter
 
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import PackedMatrix
-from quant.kernels import packed_values, packed_vector
+from quant.kernels import packed_scales, packed_vector
 from quant.kernels.packed_product import row_product
 from quant.kernels.tiles import ProductTile
 from tests.conftest import ON_GPU
@@ -58,7 +58,7 @@ def programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> dict[tupl
         own().load(set(pointers.data[shown].ravel().tolist()))
         return load(self, pointers, mask, *rest)
 
-    for module in (packed_values, packed_vector):
+    for module in (packed_scales, packed_vector):
         monkeypatch.setattr(module, "prefetch", prefetch)
     monkeypatch.setattr(packed_vector, "wait_for_inputs", wait_for_inputs)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_load", recording)
