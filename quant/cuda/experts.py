@@ -58,6 +58,11 @@ class ExpertStack:
             float8_matmul.most_slots(it) if isinstance(it, Float8Matrix) else TILE_TOKENS[-1] for it in self.matrices
         )
 
+    @property
+    def packed_slots(self) -> tuple[int, ...]:
+        """Numbers of slots of the tiles whose packed weights are not multiplied as integers."""
+        return 1, *(it for it in TILE_TOKENS if it < integer_experts.SLOTS or not self._has_integers)
+
     def expert(self, number: int) -> list[CudaMatrix]:
         """Return the matrices of one expert, which share the memory of the stack."""
         return [_part(matrix, number, self.count) for matrix in self.matrices]

@@ -32,6 +32,7 @@ from engine.mixer_config import CacheConfig
 from engine.model_config import ModelConfig
 from engine.models import Model
 from quant.cuda.backend import CudaBackend
+from quant.kernels.card import Card
 from quant.kernels.tiles import MeasuredTiles
 
 log = logging.getLogger(__name__)
@@ -105,9 +106,7 @@ class CudaDevice:
         return card.multiprocessors * (INTEGER_OPERATIONS if self._rounds_prompts(model) else others)
 
     def _rounds_prompts(self, model: ModelConfig) -> bool:
-        """Whether products of many tokens round packed weights and inputs to 8-bit integers."""
-        bits = self._activation_bits or default_activation_bits(model.matrix_elements)
-        return bits == 8 and self._gpu.card.prefers_integers and not self._deterministic
+        return rounds_prompts(self._gpu.card, model, self._activation_bits) and not self._deterministic
 
     @property
     def kv_share(self) -> float:
@@ -225,6 +224,11 @@ def _limits(config: EngineConfig) -> BatchLimits:
         table_blocks=-(-config.context_length // BLOCK_SIZE),
         groups=len(config.groups),
     )
+
+
+def rounds_prompts(card: Card, model: ModelConfig, bits: int = 0) -> bool:
+    """Whether products of many tokens round inputs to 8-bit integers. `bits`: see `CudaOptions.activation_bits`."""
+    return card.prefers_integers and (bits or default_activation_bits(model.matrix_elements)) == 8
 
 
 def why_unsupported(model: ModelConfig) -> str | None:

@@ -9,12 +9,13 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from engine import models
+from engine.backends.cuda.device import rounds_prompts
 from engine.backends.cuda.gpu import Gpu
 from engine.backends.cuda.operations import CudaOperations
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.weights import LoadProgress, Weights
 from quant.cuda.backend import CudaBackend
-from quant.cuda.experts import TILE_TOKENS, ExpertStack
+from quant.cuda.experts import ExpertStack
 from quant.cuda.linear import CudaLinear
 from quant.cuda.matrix import PackedMatrix
 from quant.kernels.packed_product import packed_expert_product, packed_product
@@ -56,15 +57,15 @@ class _Equal:
     outputs: int
     inputs: int
     few_tokens: int
+    tokens: tuple[int, ...]  # of a product, or slots of a tile
     experts: int  # 0: not of experts
     active: int
 
     @property
     def shapes(self) -> list[ProductShape]:
         """Return the shapes of the products to measure. A tile of one slot is used if experts have one token."""
-        sizes = TOKENS if not self.experts else (1, *TILE_TOKENS)
         product = partial(ProductShape, self.kind, self.outputs, self.inputs, few_tokens=self.few_tokens)
-        return [product(it, experts=self.active if it == 1 else self.experts) for it in sizes]
+        return [product(it, experts=self.active if it == 1 else self.experts) for it in self.tokens]
 
 
 class Tuning:
@@ -118,15 +119,20 @@ class Tuning:
 def _matrices(checkpoint: Checkpoint, gpu: Gpu, progress: LoadProgress) -> Iterator[tuple[_Equal, PackedMatrix]]:
     """Load a model, and yield all packed matrices in the form that its layers use."""
     config = models.read_config(checkpoint.metadata)
-    backend = _RecordingBackend(gpu.device, gpu.card, deterministic=False)
+    integers = rounds_prompts(gpu.card, config)
+    backend = _RecordingBackend(gpu.device, gpu.card, deterministic=False, integer_prompts=integers)
     weights = Weights(checkpoint.path, models.stored_weights(checkpoint), progress)
     models.load(config, weights, CudaOperations(backend, gpu.card, deterministic=False), CONTEXT)
     for layer in backend.made:
-        count, active = (layer.count, config.active_experts) if isinstance(layer, ExpertStack) else (0, 0)
+        tokens: tuple[int, ...] = TOKENS
+        count = active = 0
+        if isinstance(layer, ExpertStack):
+            count, active, tokens = layer.count, config.active_experts, layer.packed_slots
         for it in layer.matrices:
             if isinstance(it, PackedMatrix):
                 rows, columns = it.shape
-                yield _Equal(it.form.kind, rows // max(1, count), columns, it.form.few_tokens, count, active), it
+                own = rows // max(1, count), columns, it.form.few_tokens
+                yield _Equal(it.form.kind, *own, tokens, count, active), it
 
 
 def _recorded_seconds(gpu: Gpu, calls: Sequence[Call]) -> float:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 
 from engine.backends.cuda.tuning import Tuning
 from quant.cuda.experts import TILE_TOKENS
+from quant.kernels.card import Card
 from quant.kernels.tile_search import rule_tile
 from quant.kernels.tiles import TOKENS
 from tests.engine.backends.cuda.two_devices import INTERPRETED, gpu
@@ -31,3 +33,14 @@ def test_experts_are_measured_with_tiles_of_one_and_of_several_slots(device: tor
     for shape in (of_experts[0], of_experts[len(gate_up) + 1]):
         assert tuning._seconds(shape, rule_tile(shape, INTERPRETED)) == 1.0
     assert measured == [1, 1]
+
+
+def test_tiles_that_are_multiplied_as_integers_are_not_measured(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    monkeypatch.setattr("engine.backends.cuda.device.default_activation_bits", lambda elements: 8)
+    monkeypatch.setattr(Card, "prefers_integers", True)
+    checkpoint = RandomCheckpoint(TINY_EXPERTS, "Q4_0", device)
+    tuning = Tuning(checkpoint, gpu(device), lambda done, total: None, lambda calls: 1.0)
+    assert {shape.tokens for shape in tuning.shapes if shape.experts} == {1, 16, 32}
+    assert {shape.tokens for shape in tuning.shapes if not shape.experts} == set(TOKENS)
