@@ -12,11 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from quant.kernels.integer_rows import SPAN, IntegerRows
+from quant.kernels.result_type import result_operands, store_result
 
 ROWS, TOKENS, WARPS, STAGES = 128, 128, 8, 3  # of a program
 
 
-@triton.jit(do_not_specialize=["rows", "tokens", "spans", "out_stride", "add"])
+@triton.jit(do_not_specialize=["rows", "tokens", "spans", "out", "out_stride", "add", "rounded"])
 def _integer_product_kernel(
     codes: tl.tensor,
     scales: tl.tensor,
@@ -29,6 +30,7 @@ def _integer_product_kernel(
     spans: tl.tensor,
     out_stride: tl.tensor,
     add: tl.tensor,
+    rounded: tl.tensor,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -54,10 +56,8 @@ def _integer_product_kernel(
     kept = (row < rows)[:, None] & (token < tokens)[None, :]
     if bias is not None:
         sums += tl.load(bias + row, mask=row < rows, other=0.0)[:, None]
-    out_at = out + token[None, :].to(tl.int64) * out_stride + row[:, None]
-    if add:
-        sums += tl.load(out_at, mask=kept, other=0.0)
-    tl.store(out_at, sums.to(out.dtype.element_ty), mask=kept)
+    at = token[None, :].to(tl.int64) * out_stride + row[:, None]
+    store_result(out, at, sums, kept, add, rounded)
 
 
 def integer_product(weights: IntegerRows, x: IntegerRows, out: Tensor, *, bias: Tensor | None, add: bool) -> None:
@@ -72,12 +72,11 @@ def integer_product(weights: IntegerRows, x: IntegerRows, out: Tensor, *, bias: 
         x.codes,
         x.scales,
         bias,
-        out,
-        rows,
-        tokens,
-        weights.spans,
-        out.stride(0),
-        int(add),
+        rows=rows,
+        tokens=tokens,
+        spans=weights.spans,
+        out_stride=out.stride(0),
+        **result_operands(out, add=add),
         SPAN=SPAN,
         ROWS=ROWS,
         TOKENS=TOKENS,

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from quant.kernels.packed_values import in_column_order, unpacked_tiles
+from quant.kernels.result_type import store_result
 from quant.kernels.token_tiles import input_rows, slots_of_tile
 
 
@@ -15,7 +16,7 @@ from quant.kernels.token_tiles import input_rows, slots_of_tile
 @triton.jit(
     do_not_specialize=[
         "tokens", "rows", "tiles", "groups", "chunks", "blocks", "out_stride", "split_stride", "splits", "add",
-        "sharing",
+        "rounded", "sharing", "out",
     ]
 )  # fmt: skip
 def _batch_kernel(
@@ -44,6 +45,7 @@ def _batch_kernel(
     split_stride: tl.tensor,
     splits: tl.tensor,
     add: tl.tensor,
+    rounded: tl.tensor,
     GROUP: tl.constexpr,
     UNIT: tl.constexpr,
     LOW: tl.constexpr,
@@ -86,7 +88,5 @@ def _batch_kernel(
     kept = (row < rows) & (to_token < tokens)
     if bias is not None:
         sums += tl.load(bias + row, mask=row < rows, other=0.0)
-    out_at = out + tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride + row
-    if add:
-        sums += tl.load(out_at, mask=kept, other=0.0)
-    tl.store(out_at, sums.to(out.dtype.element_ty), mask=kept)
+    at = tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride + row
+    store_result(out, at, sums, kept, add, rounded)

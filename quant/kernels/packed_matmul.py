@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from quant.kernels.packed_values import code_pairs, group_scales, high_base, table_values, words_of
+from quant.kernels.result_type import store_result
 from quant.kernels.token_tiles import input_rows, slots_of_tile
 
 
@@ -101,7 +102,7 @@ def _sums_of_inputs(inputs: tl.tensor, WARPS: tl.constexpr, TOKENS: tl.constexpr
 @triton.jit(
     do_not_specialize=[
         "tokens", "rows", "tiles", "groups", "chunks", "blocks", "base", "out_stride", "split_stride", "splits", "add",
-        "sharing",
+        "rounded", "sharing", "out",
     ]
 )  # fmt: skip
 def _product_kernel(
@@ -131,6 +132,7 @@ def _product_kernel(
     split_stride: tl.tensor,
     splits: tl.tensor,
     add: tl.tensor,
+    rounded: tl.tensor,
     GROUP: tl.constexpr,
     UNIT: tl.constexpr,
     LOW: tl.constexpr,
@@ -222,7 +224,5 @@ def _product_kernel(
     kept = (to_row < rows) & (to_token < tokens)
     if bias is not None:
         result += tl.load(bias + to_row, mask=to_row < rows, other=0.0)
-    out_at = out + tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride + to_row
-    if add:
-        result += tl.load(out_at, mask=kept, other=0.0)
-    tl.store(out_at, result.to(out.dtype.element_ty), mask=kept)
+    at = tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride + to_row
+    store_result(out, at, result, kept, add, rounded)

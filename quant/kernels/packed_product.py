@@ -21,6 +21,7 @@ from quant.kernels.packed_batch import _batch_kernel
 from quant.kernels.packed_matmul import _product_kernel
 from quant.kernels.packed_values import BASE
 from quant.kernels.packed_vector import _vector_kernel
+from quant.kernels.result_type import result_operands, store_result
 from quant.kernels.tiles import BATCH_ROWS, VECTOR_GROUPS, ProductTile
 from quant.kernels.token_tiles import TokenTiles
 
@@ -60,7 +61,7 @@ class UnscaledRow:
         }
 
 
-@triton.jit(do_not_specialize=["rows", "out_stride", "split_stride", "splits", "add"])
+@triton.jit(do_not_specialize=["rows", "out", "out_stride", "split_stride", "splits", "add", "rounded"])
 def _sum_kernel(
     partial: tl.tensor,
     bias: tl.tensor,
@@ -70,6 +71,7 @@ def _sum_kernel(
     split_stride: tl.tensor,
     splits: tl.tensor,
     add: tl.tensor,
+    rounded: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -80,10 +82,7 @@ def _sum_kernel(
         sums += tl.load(partial + split * split_stride.to(tl.int64) + token * rows + row, mask=kept, other=0.0)
     if bias is not None:
         sums += tl.load(bias + row, mask=kept, other=0.0)
-    out_at = out + token * out_stride + row
-    if add:
-        sums += tl.load(out_at, mask=kept, other=0.0)
-    tl.store(out_at, sums.to(out.dtype.element_ty), mask=kept)
+    store_result(out, token * out_stride + row, sums, kept, add, rounded)
 
 
 def packed_product(
@@ -103,7 +102,14 @@ def packed_product(
     sums = torch.empty(tile.splits, tokens, rows, dtype=torch.float32, device=x.device)
     _launch(matrix, x, sums, tile, {"bias": None, "split_stride": sums.stride(0), "add": 0})
     _sum_kernel[triton.cdiv(rows, SUM_BLOCK), tokens](
-        sums, bias, out, rows, out.stride(0), sums.stride(0), tile.splits, int(add), BLOCK=SUM_BLOCK
+        sums,
+        bias,
+        rows=rows,
+        out_stride=out.stride(0),
+        split_stride=sums.stride(0),
+        splits=tile.splits,
+        **result_operands(out, add=add),
+        BLOCK=SUM_BLOCK,
     )
 
 
@@ -249,9 +255,10 @@ def _launch(
     common |= {"num_warps": tile.warps, "out_stride": out.stride(-2)}
     common |= {"experts": routed and routed.experts, "sharing": tokens // len(x) if routed else 1}
     batch = {"tokens": tokens, "slots": routed and routed.slots, "RAGGED": form.columns != form.width}
+    batch |= result_operands(out, add=bool(ending["add"]))
     grid = triton.cdiv(rows, tile.rows), routed.number if routed else triton.cdiv(tokens, tile.tokens), tile.splits
     if tile.rows in BATCH_ROWS:
-        _batch_kernel[grid](**common, **batch, ROWS=tile.rows, TOKENS=tile.tokens, num_stages=common["STAGES"])
+        _batch_kernel[grid](**common | batch, ROWS=tile.rows, TOKENS=tile.tokens, num_stages=common["STAGES"])
     elif tile.tokens == 1 and has_vector_kernel(matrix):
         grid_of_one = triton.cdiv(rows, VECTOR_ROWS), tile.splits, routed.number if routed else 1
         own = {"base": BASE, "WARPS": tile.warps, **launch_options(early)}
