@@ -88,5 +88,5 @@ def _batch_kernel(
     kept = (row < rows) & (to_token < tokens)
     if bias is not None:
         sums += tl.load(bias + row, mask=row < rows, other=0.0)
-    at = tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride + row
-    store_result(out, at, sums, kept, add, rounded)
+    starts = tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride
+    store_result(out, starts, row, sums, kept, add, rounded)

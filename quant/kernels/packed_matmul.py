@@ -224,5 +224,5 @@ def _product_kernel(
     kept = (to_row < rows) & (to_token < tokens)
     if bias is not None:
         result += tl.load(bias + to_row, mask=to_row < rows, other=0.0)
-    at = tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride + to_row
-    store_result(out, at, result, kept, add, rounded)
+    starts = tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride
+    store_result(out, starts, to_row, result, kept, add, rounded)

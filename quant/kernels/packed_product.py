@@ -82,7 +82,7 @@ def _sum_kernel(
         sums += tl.load(partial + split * split_stride.to(tl.int64) + token * rows + row, mask=kept, other=0.0)
     if bias is not None:
         sums += tl.load(bias + row, mask=kept, other=0.0)
-    store_result(out, token * out_stride + row, sums, kept, add, rounded)
+    store_result(out, token * out_stride, row, sums, kept, add, rounded)
 
 
 def packed_product(

@@ -13,18 +13,27 @@ from torch import Tensor
 
 @triton.jit
 def store_result(
-    out: tl.tensor, at: tl.tensor, values: tl.tensor, kept: tl.tensor, add: tl.tensor, rounded: tl.tensor
+    out: tl.tensor,
+    starts: tl.tensor,
+    row: tl.tensor,
+    values: tl.tensor,
+    kept: tl.tensor,
+    add: tl.tensor,
+    rounded: tl.tensor,
 ) -> None:
-    """Store float32 `values` at the elements `at` of `out`, or add them to float32 elements.
+    """Store float32 `values` at the elements `starts` + `row` of `out`, or add them to float32 elements.
 
-    `out`, `add`, and `rounded` are those of `result_operands`. Only the values in `kept` are stored.
+    `starts` is int64. `out`, `add`, and `rounded` are those of `result_operands`. Only the values in `kept` are stored.
     """
+    # Each branch computes its addresses: those of both, computed before, would take twice the registers of the values.
     if rounded:
-        tl.store(out.to(tl.pointer_type(tl.bfloat16), bitcast=True) + at, values.to(tl.bfloat16), mask=kept)
+        halves = out.to(tl.pointer_type(tl.bfloat16), bitcast=True)
+        tl.store(halves + (starts + row), values.to(tl.bfloat16), mask=kept)
     else:
+        at = out + (starts + row)
         if add:
-            values += tl.load(out + at, mask=kept, other=0.0)
-        tl.store(out + at, values, mask=kept)
+            values += tl.load(at, mask=kept, other=0.0)
+        tl.store(at, values, mask=kept)
 
 
 def result_operands(out: Tensor, *, add: bool = False) -> dict[str, Any]:
