@@ -56,7 +56,9 @@ def _integer_product_kernel(
     kept = (row < rows)[:, None] & (token < tokens)[None, :]
     if bias is not None:
         sums += tl.load(bias + row, mask=row < rows, other=0.0)[:, None]
-    store_result(out, token[None, :].to(tl.int64) * out_stride, row[:, None], sums, kept, add, rounded)
+    first = (tl.program_id(0) * TOKENS).to(tl.int64) * out_stride
+    at = tl.arange(0, TOKENS)[None, :] * out_stride + row[:, None]
+    store_result(out, first, at, sums, kept, add, rounded)
 
 
 def integer_product(weights: IntegerRows, x: IntegerRows, out: Tensor, *, bias: Tensor | None, add: bool) -> None:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from quant.kernels.packed_values import in_column_order, unpacked_tiles
-from quant.kernels.result_type import store_result
+from quant.kernels.result_type import store_tile
 from quant.kernels.token_tiles import input_rows, slots_of_tile
 
 
@@ -84,9 +84,4 @@ def _batch_kernel(
         )  # fmt: skip
         weights = in_column_order(values.to(tl.bfloat16), UNIT)
         sums = tl.dot(weights, tl.trans(inputs), sums)
-    to_token = slots_of_tile(experts, slots, tl.program_id(1), tl.arange(0, TOKENS)[None, :], tokens, TOKENS)
-    kept = (row < rows) & (to_token < tokens)
-    if bias is not None:
-        sums += tl.load(bias + row, mask=row < rows, other=0.0)
-    starts = tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride
-    store_result(out, starts, row, sums, kept, add, rounded)
+    store_tile(out, sums, bias, row, rows, experts, slots, tokens, out_stride, split_stride, add, rounded, TOKENS)

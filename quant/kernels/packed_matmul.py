@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from quant.kernels.packed_values import code_pairs, group_scales, high_base, table_values, words_of
-from quant.kernels.result_type import store_result
+from quant.kernels.result_type import store_tile
 from quant.kernels.token_tiles import input_rows, slots_of_tile
 
 
@@ -220,9 +220,4 @@ def _product_kernel(
     else:
         result = tl.sum(sums, 0)
     to_row = first * 8 + tl.arange(0, 8 * ROW_TILES)[:, None]
-    to_token = slots_of_tile(experts, slots, tl.program_id(1), tl.arange(0, TOKENS)[None, :], tokens, TOKENS)
-    kept = (to_row < rows) & (to_token < tokens)
-    if bias is not None:
-        result += tl.load(bias + to_row, mask=to_row < rows, other=0.0)
-    starts = tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride
-    store_result(out, starts, to_row, result, kept, add, rounded)
+    store_tile(out, result, bias, to_row, rows, experts, slots, tokens, out_stride, split_stride, add, rounded, TOKENS)

@@ -10,30 +10,65 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quant.kernels.token_tiles import slots_of_tile
+
 
 @triton.jit
 def store_result(
     out: tl.tensor,
-    starts: tl.tensor,
-    row: tl.tensor,
+    first: tl.tensor,
+    at: tl.tensor,
     values: tl.tensor,
     kept: tl.tensor,
     add: tl.tensor,
     rounded: tl.tensor,
 ) -> None:
-    """Store float32 `values` at the elements `starts` + `row` of `out`, or add them to float32 elements.
+    """Store float32 `values` at the elements `first` + `at` of `out`, or add them to float32 elements.
 
-    `starts` is int64. `out`, `add`, and `rounded` are those of `result_operands`. Only the values in `kept` are stored.
+    `first` is one int64. `out`, `add`, and `rounded` are those of `result_operands`. Only the values in `kept` are
+    stored.
     """
-    # Each branch computes its addresses: those of both, computed before, would take twice the registers of the values.
     if rounded:
-        halves = out.to(tl.pointer_type(tl.bfloat16), bitcast=True)
-        tl.store(halves + (starts + row), values.to(tl.bfloat16), mask=kept)
+        halves = out.to(tl.pointer_type(tl.bfloat16), bitcast=True) + first
+        tl.store(halves + at, values.to(tl.bfloat16), mask=kept)
     else:
-        at = out + (starts + row)
+        wholes = out + first + at
         if add:
-            values += tl.load(at, mask=kept, other=0.0)
-        tl.store(at, values, mask=kept)
+            values += tl.load(wholes, mask=kept, other=0.0)
+        tl.store(wholes, values, mask=kept)
+
+
+@triton.jit
+def store_tile(
+    out: tl.tensor,
+    sums: tl.tensor,
+    bias: tl.tensor,
+    row: tl.tensor,
+    rows: tl.tensor,
+    experts: tl.tensor,
+    slots: tl.tensor,
+    tokens: tl.tensor,
+    out_stride: tl.tensor,
+    split_stride: tl.tensor,
+    add: tl.tensor,
+    rounded: tl.tensor,
+    TOKENS: tl.constexpr,
+) -> None:
+    """Add `bias` to `sums`, [n, TOKENS], and store them for the program's tile of tokens (`slots_of_tile`).
+
+    `row`: [n, 1], of which those below `rows` exist. The results of a tile are within 2**31 elements without experts.
+    """
+    tile, index = tl.program_id(1), tl.arange(0, TOKENS)[None, :]
+    token = slots_of_tile(experts, slots, tile, index, tokens, TOKENS)
+    if bias is not None:
+        sums += tl.load(bias + row, mask=row < rows, other=0.0)
+    first = tl.program_id(2).to(tl.int64) * split_stride
+    if experts is None:  # 64 bits for each result would take twice the registers of the sums
+        first += (tile * TOKENS).to(tl.int64) * out_stride
+        at = index * out_stride + row
+    else:
+        at = token.to(tl.int64) * out_stride + row
+    store_result(out, first, at, sums, (row < rows) & (token < tokens), add, rounded)
 
 
 def result_operands(out: Tensor, *, add: bool = False) -> dict[str, Any]:
