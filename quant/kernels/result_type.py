@@ -56,18 +56,19 @@ def store_tile(
 ) -> None:
     """Add `bias` to `sums`, [n, TOKENS], and store them for the program's tile of tokens (`slots_of_tile`).
 
-    `row`: [n, 1], of which those below `rows` exist. The results of a tile are within 2**31 elements without experts.
+    `row`: [n, 1], of which those below `rows` exist. The results of a tile, and of all experts, are within 2**31
+    elements: offsets of 64 bits would take twice the registers of the sums.
     """
     tile, index = tl.program_id(1), tl.arange(0, TOKENS)[None, :]
     token = slots_of_tile(experts, slots, tile, index, tokens, TOKENS)
     if bias is not None:
         sums += tl.load(bias + row, mask=row < rows, other=0.0)
     first = tl.program_id(2).to(tl.int64) * split_stride
-    if experts is None:  # 64 bits for each result would take twice the registers of the sums
+    if experts is None:
         first += (tile * TOKENS).to(tl.int64) * out_stride
         at = index * out_stride + row
     else:
-        at = token.to(tl.int64) * out_stride + row
+        at = token * out_stride + row
     store_result(out, first, at, sums, (row < rows) & (token < tokens), add, rounded)
 
 
