@@ -28,6 +28,7 @@ from quant.kernels.token_tiles import TokenTiles
 SUM_BLOCK = 1024  # rows per program
 VECTOR_ROWS = 16  # rows of its programs
 NESTED_TOKENS = 64  # limit for the tokens of a program with nested scales; for 128, registers spill on an A100
+MOST_RESULTS = 2**31 - 1  # of all experts; kernels count them in 32 bits
 # arguments of the kernel of one token, if x is complete, and if nothing is done after the product
 SCALED: dict[str, Any] = {"squares": None, "square_count": 0, "epsilon": 0.0, "SQUARES": 1}
 PLAIN: dict[str, Any] = SCALED | {"GATED": False, "GATE": "", "slope": None, "next_row": None, "next_squares": None}
@@ -188,6 +189,17 @@ def _row_operands(matrix: PackedMatrix, x: Tensor | UnscaledRow) -> dict[str, An
     return scaling | {"x": values if matrix.order is None else values.index_select(1, matrix.order)}
 
 
+def _token_operands(
+    matrix: PackedMatrix, out: Tensor, ending: dict[str, Any], routed: TokenTiles | None
+) -> dict[str, Any]:
+    """Return the arguments of the kernels of several tokens that describe the tokens and their results."""
+    if routed and out.numel() > MOST_RESULTS:
+        raise ValueError(f"experts have {out.numel():,} results, and at most {MOST_RESULTS:,}; use fewer tokens")
+    ragged = matrix.form.columns != matrix.form.width
+    own = {"tokens": out.shape[-2], "slots": routed and routed.slots, "RAGGED": ragged}
+    return own | result_operands(out, add=bool(ending["add"]))
+
+
 def _launch_row(
     matrix: PackedMatrix,
     x: Tensor | UnscaledRow,
@@ -249,13 +261,12 @@ def _launch(
 
     `rows` is the width of `out`, unless given.
     """
-    form, tokens, rows = matrix.form, out.shape[-2], rows or out.shape[-1]
+    tokens, rows = out.shape[-2], rows or out.shape[-1]
     numbers = {"numbers": matrix.number_pairs}
     common = {**_matrix_operands(matrix, tile), **ending, "x": x, "out": out, "rows": rows}
     common |= {"num_warps": tile.warps, "out_stride": out.stride(-2)}
     common |= {"experts": routed and routed.experts, "sharing": tokens // len(x) if routed else 1}
-    batch = {"tokens": tokens, "slots": routed and routed.slots, "RAGGED": form.columns != form.width}
-    batch |= result_operands(out, add=bool(ending["add"]))
+    batch = _token_operands(matrix, out, ending, routed)
     grid = triton.cdiv(rows, tile.rows), routed.number if routed else triton.cdiv(tokens, tile.tokens), tile.splits
     if tile.rows in BATCH_ROWS:
         _batch_kernel[grid](**common | batch, ROWS=tile.rows, TOKENS=tile.tokens, num_stages=common["STAGES"])

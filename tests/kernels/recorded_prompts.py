@@ -10,9 +10,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engine.backends.cuda.batch_tensors import BatchLimits
-from engine.backends.cuda.kernel_launches import launch_every_kernel
-from engine.config import BLOCK_SIZE, EngineConfig
 from quant.kernels.card import Card
 from tests.kernels.cards import CARDS
 from tests.kernels.launches import record_launches
@@ -27,11 +24,8 @@ MODEL = replace(LLAMA_8B, layers=LLAMA_8B.layers[:2])  # the last layer multipli
 
 def kernels_in_advance(recorded: RecordedModel) -> set[str]:
     """Return the kernels that are compiled when the model is loaded."""
-    tokens = recorded.step_tokens
-    config = EngineConfig("cuda", CONTEXT, 0, max_step_tokens=tokens, max_running=REQUESTS)
     with record_launches() as launches:
-        limits = BatchLimits(tokens, REQUESTS, CONTEXT // BLOCK_SIZE, 1)
-        launch_every_kernel(recorded.step(config.with_pools([2])), limits, recorded.model)
+        recorded.launch_every_kernel(CONTEXT, REQUESTS)
     return {str(it) for it in launches.values() if it.name == KERNEL}
 
 
