@@ -25,7 +25,7 @@ def store_result(
 ) -> None:
     """Store float32 `values` at the elements `first` + `at` of `out`, or add them to float32 elements.
 
-    `first` is one int64. `out`, `add`, and `rounded` are those of `result_operands`. Only the values in `kept` are
+    `first` is one number. `out`, `add`, and `rounded` are those of `result_operands`. Only the values in `kept` are
     stored.
     """
     if rounded:
