@@ -94,7 +94,9 @@ def attend_range(
         unsigned = position.to(tl.uint32)  # division is then a shift
         valid = tl.full((PIECE,), True, tl.int1)
         if MASKED:
-            valid = (position >= seen_from) & (position < high)
+            valid = position < high
+            if WINDOWED:
+                valid &= position >= seen_from
         block = tl.load(table + unsigned // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
         offset = (block * block_stride + unsigned % BLOCK_SIZE * HEAD_DIM)[:, None] + column[None, :]
         inside = valid[:, None] & (column < HEAD_DIM)[None, :]

@@ -169,12 +169,8 @@ def _attention_kernel(
     seen_from = tl.maximum(position - window + 1, 0) if WINDOWED else 0
     start = seen_from // PIECE * PIECE
     origin, length, parts = context_parts(start, end, PART, FIXED, PIECE)
-    slot_row = (list_offset + token).to(tl.int64) * (KV_HEADS * GROUP) + head
-    if (program == 0) & (num_slots > 0) & (arrives == 0):
-        tl.store(merges + 2 * slot_row, line, mask=real)
-        tl.store(merges + 2 * slot_row + 1, tl.minimum(parts, num_slots), mask=real)
-
     if FIXED:
+        slot_row = (list_offset + token).to(tl.int64) * (KV_HEADS * GROUP) + head
         for part in range(program, parts, tl.num_programs(2)):
             peak, total, acc = attend_part(
                 q_rows, position, token, keys, values, table, block_stride, start, end, origin, length, part, seen_from,
@@ -198,6 +194,7 @@ def _attention_kernel(
             q_rows, position, token, keys, values, table, block_stride, start, end, origin, length, program, seen_from,
             window, scale, cap, CAPPED, WINDOWED, MANY, CONVERTS, HEAD_DIM, BLOCK_SIZE, ROWS, PIECE, COLUMNS,
         )  # fmt: skip
+        slot_row = (list_offset + token).to(tl.int64) * (KV_HEADS * GROUP) + head
         if num_slots == 0:
             _store_output(
                 out, line, column, inside, real, head, sinks, peak, total, acc, value_scale, LOG2E, SINKS, HEAD_DIM
@@ -208,6 +205,9 @@ def _attention_kernel(
             tl.store(peaks + 2 * slot, peak, mask=real)
             tl.store(peaks + 2 * slot + 1, total, mask=real)
             tl.store(acc_at, acc, mask=inside)
+    if (program == 0) & (num_slots > 0) & (arrives == 0):
+        tl.store(merges + 2 * slot_row, line, mask=real)
+        tl.store(merges + 2 * slot_row + 1, tl.minimum(parts, num_slots), mask=real)
     if arrivals is not None and arrives:
         arrived_at = arrivals + tl.program_id(0) * KV_HEADS + kv_head
         tl.debug_barrier()  # all threads have stored their part
