@@ -33,9 +33,8 @@ def store_result(
         tl.store(halves + at, values.to(tl.bfloat16), mask=kept)
     else:
         wholes = out + first + at
-        if add:
-            values += tl.load(wholes, mask=kept, other=0.0)
-        tl.store(wholes, values, mask=kept)
+        before = tl.load(wholes, mask=kept & (add != 0), other=0.0)  # a branch would take more registers
+        tl.store(wholes, values + before, mask=kept)
 
 
 @triton.jit
