@@ -28,13 +28,13 @@ def store_result(
     `first` is one number. `out`, `add`, and `rounded` are those of `result_operands`. Only the values in `kept` are
     stored.
     """
-    if rounded:
-        halves = out.to(tl.pointer_type(tl.bfloat16), bitcast=True) + first
-        tl.store(halves + at, values.to(tl.bfloat16), mask=kept)
-    else:
+    if rounded == 0:
         wholes = out + first + at
         before = tl.load(wholes, mask=kept & (add != 0), other=0.0)  # a branch would take more registers
         tl.store(wholes, values + before, mask=kept)
+    else:
+        halves = out.to(tl.pointer_type(tl.bfloat16), bitcast=True) + first
+        tl.store(halves + at, values.to(tl.bfloat16), mask=kept)
 
 
 @triton.jit
