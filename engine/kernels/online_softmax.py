@@ -80,7 +80,7 @@ def attend_range(
     acc: tl.tensor,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
-    MASKED: tl.constexpr,  # whether some rows may not see all positions
+    MASKED: tl.constexpr,  # whether some rows may not see all positions; otherwise, these are whole pieces
     CONVERTS: tl.constexpr,  # see `load_kv`
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -91,9 +91,14 @@ def attend_range(
     column = tl.arange(0, COLUMNS)
     for at in range(low, high, PIECE):
         position = at + tl.arange(0, PIECE)
-        valid = (position >= seen_from) & (position < high)
-        block = tl.load(table + position // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
-        offset = (block * block_stride + position % BLOCK_SIZE * HEAD_DIM)[:, None] + column[None, :]
+        unsigned = position.to(tl.uint32)  # division is then a shift
+        valid = tl.full((PIECE,), True, tl.int1)
+        if MASKED:
+            valid = position < high
+            if WINDOWED:
+                valid &= position >= seen_from
+        block = tl.load(table + unsigned // BLOCK_SIZE, mask=valid, other=0).to(tl.int64)
+        offset = (block * block_stride + unsigned % BLOCK_SIZE * HEAD_DIM)[:, None] + column[None, :]
         inside = valid[:, None] & (column < HEAD_DIM)[None, :]
         scores = tl.dot(q, tl.trans(load_kv(keys + offset, inside, CONVERTS)))
         if CAPPED:  # the soft cap: cap * tanh(x), where tanh(x) = 1 - 2 / (1 + exp(2 * x))
@@ -107,6 +112,53 @@ def attend_range(
         v = load_kv(values + offset, inside, CONVERTS)
         acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None])
     return peak, total, acc
+
+
+@triton.jit
+def attend_part(
+    q: tl.tensor,  # [ROWS, COLUMNS]
+    position: tl.tensor,  # of the first token
+    token: tl.tensor,  # [ROWS]: counted from the first
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    block_stride: tl.tensor,
+    start: tl.tensor,  # `start` to `length`: see `context_parts`
+    end: tl.tensor,
+    origin: tl.tensor,
+    length: tl.tensor,
+    part: tl.tensor,
+    seen_from: tl.tensor,
+    window: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    MANY: tl.constexpr,  # whether most pieces are visible to all rows
+    CONVERTS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    PIECE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """Attend over one part of the context. Returns the peak, total, and acc of each row."""
+    low = tl.maximum(start, origin + part * length)
+    high = tl.minimum(end, origin + (part + 1) * length)
+    peak = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if MANY and not WINDOWED:
+        seen_by_all = low + tl.maximum(tl.minimum(position + 1, high) - low, 0) // PIECE * PIECE
+        peak, total, acc = attend_range(
+            q, position + token, keys, values, table, block_stride, low, seen_by_all, seen_from, window, scale, cap,
+            peak, total, acc, CAPPED, WINDOWED, False, CONVERTS, HEAD_DIM, BLOCK_SIZE, PIECE, COLUMNS,
+        )  # fmt: skip
+        low = seen_by_all
+    return attend_range(
+        q, position + token, keys, values, table, block_stride, low, high, seen_from, window, scale, cap, peak, total,
+        acc, CAPPED, WINDOWED, True, CONVERTS, HEAD_DIM, BLOCK_SIZE, PIECE, COLUMNS,
+    )  # fmt: skip
 
 
 @triton.jit

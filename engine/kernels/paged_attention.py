@@ -25,7 +25,7 @@ from torch import Tensor
 from engine.config import BLOCK_SIZE
 from engine.kernels.attention_tiles import TileList, Tiles
 from engine.kernels.attention_tuning import DECODE_ROWS, Tuning, tuning
-from engine.kernels.online_softmax import attend_range, context_parts, merge_parts, normalize_output
+from engine.kernels.online_softmax import attend_part, context_parts, merge_parts, normalize_output
 from engine.kernels.reference import ScoreRule
 from quant.kernels.card import Card
 from quant.kernels.early_start import launch_options, wait_for_inputs
@@ -101,7 +101,7 @@ def _merged(
     return peak, total, acc
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_slots"])  # one compiled kernel for all context lengths
+@triton.jit(do_not_specialize=["table_stride", "num_slots", "arrives"])  # one compiled kernel for all context lengths
 def _attention_kernel(
     q: tl.tensor,
     pool: tl.tensor,
@@ -110,14 +110,16 @@ def _attention_kernel(
     context_lengths: tl.tensor,
     tiles: tl.tensor,
     sinks: tl.tensor,
-    out: tl.tensor,  # written if DIRECT is set; otherwise accs, peaks, and merges are written
+    out: tl.tensor,
     accs: tl.tensor,
     peaks: tl.tensor,
     merges: tl.tensor,
-    arrivals: tl.tensor,  # None: parts are merged by another kernel
+    arrivals: tl.tensor,  # None: the last program of a tile never merges its parts
     block_stride: tl.tensor,
     table_stride: tl.tensor,
-    num_slots: tl.tensor,  # parts that can be stored per row; 1: the program of the tile merges them
+    # parts that can be stored per row; 1: the program of the tile merges them; 0: it has one part, and writes `out`
+    num_slots: tl.tensor,
+    arrives: tl.tensor,  # whether the last program of a tile merges its parts, and writes `out`
     window: tl.tensor,
     scale: tl.tensor,
     cap: tl.tensor,
@@ -127,7 +129,6 @@ def _attention_kernel(
     WINDOWED: tl.constexpr,
     SINKS: tl.constexpr,
     MANY: tl.constexpr,  # whether the tile has enough queries that most pieces are visible to all of them
-    DIRECT: tl.constexpr,  # whether each tile has only one part
     FIXED: tl.constexpr,
     CONVERTS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -168,50 +169,46 @@ def _attention_kernel(
     seen_from = tl.maximum(position - window + 1, 0) if WINDOWED else 0
     start = seen_from // PIECE * PIECE
     origin, length, parts = context_parts(start, end, PART, FIXED, PIECE)
-    slot_row = (list_offset + token).to(tl.int64) * (KV_HEADS * GROUP) + head
-    if DIRECT:
-        parts = 1
-    elif program == 0 and arrivals is None:
-        tl.store(merges + 2 * slot_row, line, mask=real)
-        tl.store(merges + 2 * slot_row + 1, tl.minimum(parts, num_slots), mask=real)
-
-    for part in range(program, parts, tl.num_programs(2)):
-        low = tl.maximum(start, origin + part * length)
-        high = tl.minimum(end, origin + (part + 1) * length)
-        peak = tl.full((ROWS,), float("-inf"), tl.float32)
-        total = tl.zeros((ROWS,), tl.float32)
-        acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-        if MANY and not WINDOWED:
-            seen_by_all = low + tl.maximum(tl.minimum(position + 1, high) - low, 0) // PIECE * PIECE
-            peak, total, acc = attend_range(
-                q_rows, position + token, keys, values, table, block_stride, low, seen_by_all, seen_from, window, scale,
-                cap, peak, total, acc, CAPPED, WINDOWED, False, CONVERTS, HEAD_DIM, BLOCK_SIZE, PIECE, COLUMNS,
+    if FIXED:
+        slot_row = (list_offset + token).to(tl.int64) * (KV_HEADS * GROUP) + head
+        for part in range(program, parts, tl.num_programs(2)):
+            peak, total, acc = attend_part(
+                q_rows, position, token, keys, values, table, block_stride, start, end, origin, length, part, seen_from,
+                window, scale, cap, CAPPED, WINDOWED, MANY, CONVERTS, HEAD_DIM, BLOCK_SIZE, ROWS, PIECE, COLUMNS,
             )  # fmt: skip
-            low = seen_by_all
-        peak, total, acc = attend_range(
-            q_rows, position + token, keys, values, table, block_stride, low, high, seen_from, window, scale,
-            cap, peak, total, acc, CAPPED, WINDOWED, True, CONVERTS, HEAD_DIM, BLOCK_SIZE, PIECE, COLUMNS,
-        )  # fmt: skip
-        if DIRECT:
-            _store_output(
-                out, line, column, inside, real, head, sinks, peak, total, acc, value_scale, LOG2E, SINKS, HEAD_DIM
-            )
-        else:
             slot = slot_row * num_slots + tl.minimum(part, num_slots - 1)
             acc_at = accs + slot[:, None] * HEAD_DIM + column[None, :]
-            if FIXED:  # merge with the earlier part that this program stored
-                earlier = (part > program) & (num_slots == 1)
-                tl.debug_barrier()
-                peak, total, acc = merge_parts(
-                    tl.load(peaks + 2 * slot, mask=real & earlier, other=float("-inf")),
-                    tl.load(peaks + 2 * slot + 1, mask=real & earlier, other=0.0),
-                    tl.load(acc_at, mask=inside & earlier, other=0.0),
-                    peak, total, acc,
-                )  # fmt: skip
+            earlier = (part > program) & (num_slots == 1)  # then merge with the part that this program stored
+            tl.debug_barrier()
+            peak, total, acc = merge_parts(
+                tl.load(peaks + 2 * slot, mask=real & earlier, other=float("-inf")),
+                tl.load(peaks + 2 * slot + 1, mask=real & earlier, other=0.0),
+                tl.load(acc_at, mask=inside & earlier, other=0.0),
+                peak, total, acc,
+            )  # fmt: skip
             tl.store(peaks + 2 * slot, peak, mask=real)
             tl.store(peaks + 2 * slot + 1, total, mask=real)
             tl.store(acc_at, acc, mask=inside)
-    if arrivals is not None:
+    else:
+        peak, total, acc = attend_part(
+            q_rows, position, token, keys, values, table, block_stride, start, end, origin, length, program, seen_from,
+            window, scale, cap, CAPPED, WINDOWED, MANY, CONVERTS, HEAD_DIM, BLOCK_SIZE, ROWS, PIECE, COLUMNS,
+        )  # fmt: skip
+        slot_row = (list_offset + token).to(tl.int64) * (KV_HEADS * GROUP) + head
+        if num_slots == 0:
+            _store_output(
+                out, line, column, inside, real, head, sinks, peak, total, acc, value_scale, LOG2E, SINKS, HEAD_DIM
+            )
+        elif program < parts:
+            slot = slot_row * num_slots + program
+            acc_at = accs + slot[:, None] * HEAD_DIM + column[None, :]
+            tl.store(peaks + 2 * slot, peak, mask=real)
+            tl.store(peaks + 2 * slot + 1, total, mask=real)
+            tl.store(acc_at, acc, mask=inside)
+    if (program == 0) & (num_slots > 0) & (arrives == 0):
+        tl.store(merges + 2 * slot_row, line, mask=real)
+        tl.store(merges + 2 * slot_row + 1, tl.minimum(parts, num_slots), mask=real)
+    if arrivals is not None and arrives:
         arrived_at = arrivals + tl.program_id(0) * KV_HEADS + kv_head
         tl.debug_barrier()  # all threads have stored their part
         if tl.atomic_add(arrived_at, 1, sem="acq_rel", scope="gpu") == tl.num_programs(2) - 1:
@@ -332,8 +329,9 @@ def _attend(
     tuned = tuning(rows, columns, card, deterministic=deterministic)
     programs, num_slots = _division(tiles, heads, kv_heads, head_dim, rule.window, tuned, card, deterministic)
     direct = programs == 1 and not deterministic
-    few = rows == DECODE_ROWS and programs <= MOST_ARRIVALS
-    arrives = few and not direct and not deterministic and arrivals is not None
+    if rows > DECODE_ROWS or deterministic:
+        arrivals = None
+    arrives = arrivals is not None and not direct and programs <= MOST_ARRIVALS
     lines = 1 if direct else tiles.tokens * heads
     accs = torch.empty(lines, num_slots, head_dim, dtype=torch.float32, device=q.device)
     peaks = torch.empty(lines, num_slots, 2, dtype=torch.float32, device=q.device)
@@ -354,10 +352,11 @@ def _attend(
         accs,
         peaks,
         merges,
-        arrivals if arrives else None,
+        arrivals,
         pool.stride(0),
         tables.stride(0),
-        num_slots,
+        0 if direct else num_slots,
+        int(arrives),
         rule.window or 0,
         2 * scale / rule.softcap if rule.softcap else scale,
         rule.softcap * LOG2E,
@@ -367,7 +366,6 @@ def _attend(
         WINDOWED=rule.window is not None,
         SINKS=sinks is not None,
         MANY=rows > DECODE_ROWS,
-        DIRECT=direct,
         FIXED=deterministic,
         CONVERTS=converts,
         KV_HEADS=kv_heads,

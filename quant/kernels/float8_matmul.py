@@ -14,7 +14,6 @@ end. So one launch has enough programs for a whole card, without a second matrix
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -22,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quant.cuda.float8 import Float8Matrix
+from quant.kernels.result_type import result_operands, store_result
 from quant.kernels.token_tiles import TokenTiles, input_rows, slots_of_tile
 
 DEPTH = 128  # number of inputs that a warp multiplies at a time
@@ -63,7 +63,7 @@ def _scaled(
 
 
 # Without do_not_specialize, Triton would compile separate kernels for the value 1 and for multiples of 16.
-@triton.jit(do_not_specialize=["tokens", "height", "row_scales", "sharing"])
+@triton.jit(do_not_specialize=["tokens", "height", "row_scales", "sharing", "add", "rounded"])
 def _float8_matmul_kernel(
     x: tl.tensor,
     words: tl.tensor,
@@ -79,13 +79,14 @@ def _float8_matmul_kernel(
     row_words: tl.tensor,
     row_scales: tl.tensor,
     height: tl.tensor,
+    add: tl.tensor,
+    rounded: tl.tensor,
     WIDTH: tl.constexpr,
     NARROW: tl.constexpr,
     EXPONENT: tl.constexpr,
     BEFORE: tl.constexpr,
     AFTER: tl.constexpr,
     EVEN: tl.constexpr,
-    ADD: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     SLICES: tl.constexpr,
@@ -139,11 +140,9 @@ def _float8_matmul_kernel(
         result *= tl.load(scales + inside)[:, None]
     if bias is not None:
         result += tl.load(bias + inside)[:, None]
-    out_at = out + token[None, :].to(tl.int64) * outputs + row[:, None]
+    at = token[None, :].to(tl.int64) * outputs + row[:, None]
     stored = (token < tokens)[None, :] & (row < outputs)[:, None]
-    if ADD:
-        result += tl.load(out_at, mask=stored, other=0.0)
-    tl.store(out_at, result.to(out.dtype.element_ty), mask=stored)
+    store_result(out, 0, at, result, stored, add, rounded)
 
 
 def _tile(tokens: int) -> Tile:
@@ -169,7 +168,7 @@ def multiply(
     tile = NARROW if _is_narrow(weight) else FIXED if deterministic else _tile(len(x))
     shape = len(x), weight.shape[0]
     out = torch.empty(shape, dtype=out_dtype, device=x.device) if add_to is None else add_to
-    _launch(x, weight, out, tile, {"bias": bias, "ADD": add_to is not None})
+    _launch(x, weight, out, tile, bias, add=add_to is not None)
     return out
 
 
@@ -182,7 +181,7 @@ def multiply_experts(
     """
     tile = _expert_tile(weight, tiles.tokens)
     out = torch.empty(tiles.count, outputs, dtype=out_dtype, device=x.device)
-    _launch(x, weight, out, tile, {"bias": None, "ADD": False}, tiles)
+    _launch(x, weight, out, tile, None, tiles)
     return out
 
 
@@ -204,8 +203,10 @@ def _launch(
     weight: Float8Matrix,
     out: Tensor,
     tile: Tile,
-    ending: dict[str, Any],
+    bias: Tensor | None,
     routed: TokenTiles | None = None,
+    *,
+    add: bool = False,
 ) -> None:
     (tokens, outputs), inputs, (height, width) = out.shape, weight.shape[1], weight.block
     tiles = routed.number if routed else triton.cdiv(tokens, tile.tokens)
@@ -214,7 +215,7 @@ def _launch(
         x,
         weight.codes.view(torch.int32),
         weight.scales,
-        out=out,
+        bias=bias,
         experts=routed and routed.experts,
         slots=routed and routed.slots,
         tokens=tokens,
@@ -224,6 +225,7 @@ def _launch(
         row_words=weight.codes.shape[1] // 4,
         row_scales=weight.scales.shape[1],
         height=height,
+        **result_operands(out, add=add),
         WIDTH=0 if weight.scaled_by_row else width,
         NARROW=narrow,
         EXPONENT=weight.exponent_bits,
@@ -236,5 +238,4 @@ def _launch(
         DEPTH=DEPTH,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **ending,
     )

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from quant.kernels.integer_rows import IntegerRows
 from quant.kernels.reference import SPAN
+from quant.kernels.result_type import result_operands, store_result
 
 ROWS, TOKENS, WARPS, STAGES = 128, 128, 8, 3  # of a program
 
 
-@triton.jit(do_not_specialize=["rows", "tokens", "spans", "out_stride", "add"])
+@triton.jit(do_not_specialize=["rows", "tokens", "spans", "out", "out_stride", "add", "rounded"])
 def _integer_product_kernel(
     codes: tl.tensor,
     scales: tl.tensor,
@@ -30,6 +31,7 @@ def _integer_product_kernel(
     spans: tl.tensor,
     out_stride: tl.tensor,
     add: tl.tensor,
+    rounded: tl.tensor,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -55,10 +57,9 @@ def _integer_product_kernel(
     kept = (row < rows)[:, None] & (token < tokens)[None, :]
     if bias is not None:
         sums += tl.load(bias + row, mask=row < rows, other=0.0)[:, None]
-    out_at = out + token[None, :].to(tl.int64) * out_stride + row[:, None]
-    if add:
-        sums += tl.load(out_at, mask=kept, other=0.0)
-    tl.store(out_at, sums.to(out.dtype.element_ty), mask=kept)
+    first = (tl.program_id(0) * TOKENS).to(tl.int64) * out_stride
+    at = tl.arange(0, TOKENS)[None, :] * out_stride + row[:, None]
+    store_result(out, first, at, sums, kept, add, rounded)
 
 
 def integer_product(weights: IntegerRows, x: IntegerRows, out: Tensor, *, bias: Tensor | None, add: bool) -> None:
@@ -73,12 +74,11 @@ def integer_product(weights: IntegerRows, x: IntegerRows, out: Tensor, *, bias: 
         x.codes,
         x.scales,
         bias,
-        out,
-        rows,
-        tokens,
-        weights.spans,
-        out.stride(0),
-        int(add),
+        rows=rows,
+        tokens=tokens,
+        spans=weights.spans,
+        out_stride=out.stride(0),
+        **result_operands(out, add=add),
         SPAN=SPAN,
         ROWS=ROWS,
         TOKENS=TOKENS,

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from quant.kernels.packed_values import in_column_order, scaled, unpacked_tiles
+from quant.kernels.result_type import store_tile
 from quant.kernels.token_tiles import input_rows, slots_of_tile
 
 
@@ -15,7 +16,7 @@ from quant.kernels.token_tiles import input_rows, slots_of_tile
 @triton.jit(
     do_not_specialize=[
         "tokens", "rows", "tiles", "groups", "chunks", "blocks", "out_stride", "split_stride", "splits", "add",
-        "sharing",
+        "rounded", "sharing", "out",
     ]
 )  # fmt: skip
 def _batch_kernel(
@@ -44,6 +45,7 @@ def _batch_kernel(
     split_stride: tl.tensor,
     splits: tl.tensor,
     add: tl.tensor,
+    rounded: tl.tensor,
     GROUP: tl.constexpr,
     UNIT: tl.constexpr,
     LOW: tl.constexpr,
@@ -82,11 +84,4 @@ def _batch_kernel(
         )  # fmt: skip
         weights = in_column_order(scaled(v, s, b).to(tl.bfloat16), UNIT)
         sums = tl.dot(weights, tl.trans(inputs), sums)
-    to_token = slots_of_tile(experts, slots, tl.program_id(1), tl.arange(0, TOKENS)[None, :], tokens, TOKENS)
-    kept = (row < rows) & (to_token < tokens)
-    if bias is not None:
-        sums += tl.load(bias + row, mask=row < rows, other=0.0)
-    out_at = out + tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride + row
-    if add:
-        sums += tl.load(out_at, mask=kept, other=0.0)
-    tl.store(out_at, sums.to(out.dtype.element_ty), mask=kept)
+    store_tile(out, sums, bias, row, rows, experts, slots, tokens, out_stride, split_stride, add, rounded, TOKENS)

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from quant.kernels.packed_scales import group_scales
 from quant.kernels.packed_values import code_pairs, high_base, table_values, words_of
+from quant.kernels.result_type import store_tile
 from quant.kernels.token_tiles import input_rows, slots_of_tile
 
 
@@ -102,7 +103,7 @@ def _sums_of_inputs(inputs: tl.tensor, WARPS: tl.constexpr, TOKENS: tl.constexpr
 @triton.jit(
     do_not_specialize=[
         "tokens", "rows", "tiles", "groups", "chunks", "blocks", "base", "out_stride", "split_stride", "splits", "add",
-        "sharing",
+        "rounded", "sharing", "out",
     ]
 )  # fmt: skip
 def _product_kernel(
@@ -132,6 +133,7 @@ def _product_kernel(
     split_stride: tl.tensor,
     splits: tl.tensor,
     add: tl.tensor,
+    rounded: tl.tensor,
     GROUP: tl.constexpr,
     UNIT: tl.constexpr,
     LOW: tl.constexpr,
@@ -219,11 +221,4 @@ def _product_kernel(
     else:
         result = tl.sum(sums, 0)
     to_row = first * 8 + tl.arange(0, 8 * ROW_TILES)[:, None]
-    to_token = slots_of_tile(experts, slots, tl.program_id(1), tl.arange(0, TOKENS)[None, :], tokens, TOKENS)
-    kept = (to_row < rows) & (to_token < tokens)
-    if bias is not None:
-        result += tl.load(bias + to_row, mask=to_row < rows, other=0.0)
-    out_at = out + tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride + to_row
-    if add:
-        result += tl.load(out_at, mask=kept, other=0.0)
-    tl.store(out_at, result.to(out.dtype.element_ty), mask=kept)
+    store_tile(out, result, bias, to_row, rows, experts, slots, tokens, out_stride, split_stride, add, rounded, TOKENS)

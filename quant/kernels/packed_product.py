@@ -21,12 +21,14 @@ from quant.kernels.packed_batch import _batch_kernel
 from quant.kernels.packed_matmul import _product_kernel
 from quant.kernels.packed_values import BASE
 from quant.kernels.packed_vector import _vector_kernel
+from quant.kernels.result_type import result_operands, store_result
 from quant.kernels.tiles import BATCH_ROWS, VECTOR_GROUPS, ProductTile
 from quant.kernels.token_tiles import TokenTiles
 
 SUM_BLOCK = 1024  # rows per program
 VECTOR_ROWS = 16  # rows of its programs
 NESTED_TOKENS = 64  # limit for the tokens of a program with nested scales; for 128, registers spill on an A100
+MOST_RESULTS = 2**31 - 1  # of all experts; kernels count them in 32 bits
 # arguments of the kernel of one token, if x is complete, and if nothing is done after the product
 SCALED: dict[str, Any] = {"squares": None, "square_count": 0, "epsilon": 0.0, "SQUARES": 1}
 PLAIN: dict[str, Any] = SCALED | {"GATED": False, "GATE": "", "slope": None, "next_row": None, "next_squares": None}
@@ -60,7 +62,7 @@ class UnscaledRow:
         }
 
 
-@triton.jit(do_not_specialize=["rows", "out_stride", "split_stride", "splits", "add"])
+@triton.jit(do_not_specialize=["rows", "out", "out_stride", "split_stride", "splits", "add", "rounded"])
 def _sum_kernel(
     partial: tl.tensor,
     bias: tl.tensor,
@@ -70,6 +72,7 @@ def _sum_kernel(
     split_stride: tl.tensor,
     splits: tl.tensor,
     add: tl.tensor,
+    rounded: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -80,10 +83,7 @@ def _sum_kernel(
         sums += tl.load(partial + split * split_stride.to(tl.int64) + token * rows + row, mask=kept, other=0.0)
     if bias is not None:
         sums += tl.load(bias + row, mask=kept, other=0.0)
-    out_at = out + token * out_stride + row
-    if add:
-        sums += tl.load(out_at, mask=kept, other=0.0)
-    tl.store(out_at, sums.to(out.dtype.element_ty), mask=kept)
+    store_result(out, token * out_stride, row, sums, kept, add, rounded)
 
 
 def packed_product(
@@ -103,7 +103,14 @@ def packed_product(
     sums = torch.empty(tile.splits, tokens, rows, dtype=torch.float32, device=x.device)
     _launch(matrix, x, sums, tile, {"bias": None, "split_stride": sums.stride(0), "add": 0})
     _sum_kernel[triton.cdiv(rows, SUM_BLOCK), tokens](
-        sums, bias, out, rows, out.stride(0), sums.stride(0), tile.splits, int(add), BLOCK=SUM_BLOCK
+        sums,
+        bias,
+        rows=rows,
+        out_stride=out.stride(0),
+        split_stride=sums.stride(0),
+        splits=tile.splits,
+        **result_operands(out, add=add),
+        BLOCK=SUM_BLOCK,
     )
 
 
@@ -182,6 +189,17 @@ def _row_operands(matrix: PackedMatrix, x: Tensor | UnscaledRow) -> dict[str, An
     return scaling | {"x": values if matrix.order is None else values.index_select(1, matrix.order)}
 
 
+def _token_operands(
+    matrix: PackedMatrix, out: Tensor, ending: dict[str, Any], routed: TokenTiles | None
+) -> dict[str, Any]:
+    """Return the arguments of the kernels of several tokens that describe the tokens and their results."""
+    if routed and out.numel() > MOST_RESULTS:
+        raise ValueError(f"experts have {out.numel():,} results, and at most {MOST_RESULTS:,}; use fewer tokens")
+    ragged = matrix.form.columns != matrix.form.width
+    own = {"tokens": out.shape[-2], "slots": routed and routed.slots, "RAGGED": ragged}
+    return own | result_operands(out, add=bool(ending["add"]))
+
+
 def _launch_row(
     matrix: PackedMatrix,
     x: Tensor | UnscaledRow,
@@ -243,15 +261,15 @@ def _launch(
 
     `rows` is the width of `out`, unless given.
     """
-    form, tokens, rows = matrix.form, out.shape[-2], rows or out.shape[-1]
+    tokens, rows = out.shape[-2], rows or out.shape[-1]
     numbers = {"numbers": matrix.number_pairs}
     common = {**_matrix_operands(matrix, tile), **ending, "x": x, "out": out, "rows": rows}
     common |= {"num_warps": tile.warps, "out_stride": out.stride(-2)}
     common |= {"experts": routed and routed.experts, "sharing": tokens // len(x) if routed else 1}
-    batch = {"tokens": tokens, "slots": routed and routed.slots, "RAGGED": form.columns != form.width}
+    batch = _token_operands(matrix, out, ending, routed)
     grid = triton.cdiv(rows, tile.rows), routed.number if routed else triton.cdiv(tokens, tile.tokens), tile.splits
     if tile.rows in BATCH_ROWS:
-        _batch_kernel[grid](**common, **batch, ROWS=tile.rows, TOKENS=tile.tokens, num_stages=common["STAGES"])
+        _batch_kernel[grid](**common | batch, ROWS=tile.rows, TOKENS=tile.tokens, num_stages=common["STAGES"])
     elif tile.tokens == 1 and has_vector_kernel(matrix):
         grid_of_one = triton.cdiv(rows, VECTOR_ROWS), tile.splits, routed.number if routed else 1
         own = {"base": BASE, "WARPS": tile.warps, **launch_options(early)}

@@ -13,8 +13,8 @@ from torch import Tensor
 from quant.cuda.matrix import DENSE, PackedMatrix
 from quant.kernels.packed_values import in_column_order, scaled, unpacked_tiles
 
-# rows of a program, and its steps of one tile each; the second is for a few rows, such as those of an embedding
-MANY, FEW = (32, 8), (16, 1)
+# rows of a program, and its steps of one tile each: for a whole matrix, and for rows of an embedding
+WHOLE, SELECTED = (32, 8), (16, 1)
 STAGES = 3  # steps in flight; loads from a table would be pipelined as well
 
 
@@ -84,7 +84,7 @@ def _unpacked(matrix: PackedMatrix, ids: Tensor | None, rows: int, out_dtype: to
     device = matrix.low.device if ids is None else ids.device  # the matrix may be in pinned memory of the host
     out = torch.empty(rows, form.columns, dtype=out_dtype, device=device)
     if rows:
-        rows_of_program, steps = MANY if rows > FEW[0] else FEW
+        rows_of_program, steps = WHOLE if ids is None else SELECTED
         stages = STAGES if form.table is None and steps > 1 else 1
         _unpack_kernel[triton.cdiv(form.tiles, steps), triton.cdiv(rows, rows_of_program)](
             **matrix.operands,

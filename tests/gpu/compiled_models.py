@@ -5,10 +5,7 @@ from dataclasses import dataclass, replace
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from engine.backends.cuda.batch_tensors import BatchLimits
 from engine.backends.cuda.kernel_compilation import compile_kernels, recording_kernels
-from engine.backends.cuda.kernel_launches import launch_every_kernel
-from engine.config import BLOCK_SIZE, EngineConfig
 from engine.model_config import ModelConfig
 from quant.kernels.card import Card
 from tests.kernels.recorded_steps import RecordedModel
@@ -37,11 +34,8 @@ def compile_model(card: Card, model: ModelConfig, mix: str, context: int, reques
     """
     driver.set_active(AbsentDriver(card.architecture))
     recorded = RecordedModel(card, replace(model, layers=model.layers[:2]), mix)
-    tokens = recorded.step_tokens
-    config = EngineConfig("cuda", context, 0, max_step_tokens=tokens, max_running=requests)
-    limits = BatchLimits(tokens, requests, -(-context // BLOCK_SIZE), 1)
     with recording_kernels() as variants:
-        launch_every_kernel(recorded.step(config.with_pools([2])), limits, recorded.model)
+        recorded.launch_every_kernel(context, requests)
     compile_kernels(variants, lambda done, total: None)
     missing = [variant.name for variant in variants if not variant.is_cached()]
     if missing:

@@ -11,7 +11,7 @@ from unittest import mock
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
-from triton.runtime.jit import JITFunction, create_function_from_signature
+from triton.runtime.jit import JITFunction, TensorWrapper, create_function_from_signature
 
 # Names of constants that are tensor sizes and loop counts (SIZES), or that select the meaning of values (FORM). All
 # others are tile sizes.
@@ -88,6 +88,11 @@ def _keywords(kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
     return {**given, "debug": False, "instrumentation_mode": knobs.compilation.instrumentation_mode}
 
 
+def _tensor(value: Any) -> Any:
+    """Return the tensor that a kernel takes as one of another type, or another value unchanged."""
+    return value.base if isinstance(value, TensorWrapper) else value
+
+
 Each = Callable[[Launch, tuple[int, ...], dict[str, Any]], None]  # takes a launch, its grid, and its arguments
 
 
@@ -111,7 +116,7 @@ def record_launches(each: Each = lambda launch, grid, arguments: None) -> Iterat
             _, signature, constants, attributes = kernel._pack_args(BACKEND, keywords, bound, kinds, parsed)
             module, name = kernel.fn.__module__, kernel.fn.__name__
             launches[key] = Launch(module, name, signature, constants, attributes, options)
-        each(launches[key], tuple(grid), bound)
+        each(launches[key], tuple(grid), {name: _tensor(value) for name, value in bound.items()})
 
     with mock.patch.object(JITFunction, "run", run):
         yield launches

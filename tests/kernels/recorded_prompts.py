@@ -10,9 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from engine.backends.cuda.batch_tensors import BatchLimits
-from engine.backends.cuda.kernel_launches import launch_every_kernel
-from engine.config import BLOCK_SIZE, EngineConfig
 from engine.model_config import ModelConfig
 from quant.kernels.card import Card
 from tests.kernels.cards import CARDS
@@ -43,11 +40,8 @@ CASES = (
 
 def kernels_in_advance(recorded: RecordedModel, case: Case) -> set[str]:
     """Return the kernels that are compiled when the model is loaded."""
-    tokens = recorded.step_tokens
-    config = EngineConfig("cuda", CONTEXT, 0, max_step_tokens=tokens, max_running=REQUESTS)
     with record_launches() as launches:
-        limits = BatchLimits(tokens, REQUESTS, CONTEXT // BLOCK_SIZE, 1)
-        launch_every_kernel(recorded.step(config.with_pools([2])), limits, recorded.model)
+        recorded.launch_every_kernel(CONTEXT, REQUESTS)
     return {str(it) for it in launches.values() if it.name in case.kernels}
 
 

@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import models
+from engine.backends.cuda.batch_tensors import BatchLimits
 from engine.backends.cuda.device import CudaDevice, CudaOptions
 from engine.backends.cuda.gpu import CaptureStream, Gpu, PlannedGpu
+from engine.backends.cuda.kernel_launches import launch_every_kernel
 from engine.backends.cuda.operations import CudaOperations
 from engine.backends.cuda.step import CudaStep
 from engine.batch import Batch
@@ -235,6 +237,13 @@ class RecordedModel:
     def step(self, config: EngineConfig) -> CudaStep:
         """Return the function that launches steps, with a KV cache of the configured size."""
         return self._device._step(self._loaded, config)
+
+    def launch_every_kernel(self, context: int, requests: int) -> None:
+        """Launch all kernels of a model that serves this many requests, as loading does to compile them."""
+        tokens = self.step_tokens
+        config = EngineConfig("cuda", context, 0, max_step_tokens=tokens, max_running=requests)
+        limits = BatchLimits(tokens, requests, -(-context // BLOCK_SIZE), 1)
+        launch_every_kernel(self.step(config.with_pools([2])), limits, self.model)
 
     def record(self, step: Step) -> list[Work]:
         """Return all launches of a step, in order."""

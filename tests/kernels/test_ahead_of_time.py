@@ -58,6 +58,12 @@ def test_experts_of_long_prompts_are_faster_in_integers() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_loading_compiles_at_most_40_kernels() -> None:
+    done = run("tests.kernels.loaded_kernels")
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_faulty_kernels_are_reported() -> None:
     done = run("tests.kernels.faulty_kernels")
     assert done.returncode == 1, done.stderr

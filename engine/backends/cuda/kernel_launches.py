@@ -1,7 +1,8 @@
 """Launch every kernel that serving a model takes, so that all of them can be recorded and compiled in advance.
 
 The kernel of a product depends on the range of the number of tokens (`quant.kernels.tiles`, `quant.cuda.experts`), and
-that of attention on the number of requests and on their contexts. Tokens, contexts, and samples are meaningless here.
+that of attention on the number of tokens of a request. A second kernel merges the parts of long contexts. Tokens,
+contexts, and samples are meaningless here.
 """
 
 from collections.abc import Iterator
