@@ -19,6 +19,7 @@ from quant.cuda.matrix import PackedMatrix
 from quant.kernels.integer_rows import IntegerRows
 from quant.kernels.integer_spans import columns_of_integers, four_columns, four_parts, integer_spans
 from quant.kernels.reference import SPAN
+from quant.kernels.result_type import result_operands, store_tile
 from quant.kernels.token_tiles import TokenTiles, input_rows, slots_of_tile
 
 SLOTS = 64  # of a tile; for more, as many slots are empty as unpacking saves
@@ -63,6 +64,8 @@ def _add_span(
         "chunks",
         "blocks",
         "out_stride",
+        "add",
+        "rounded",
     ]
 )
 def _integer_experts_kernel(
@@ -91,6 +94,8 @@ def _integer_experts_kernel(
     chunks: tl.tensor,
     blocks: tl.tensor,
     out_stride: tl.tensor,
+    add: tl.tensor,
+    rounded: tl.tensor,
     GROUP: tl.constexpr,
     UNIT: tl.constexpr,
     LOW: tl.constexpr,
@@ -128,9 +133,7 @@ def _integer_experts_kernel(
         sums = _add_span(sums, i1, s1, c1, x, x_scales, x_sums, at + step, own_token, UNIT)
         sums = _add_span(sums, i2, s2, c2, x, x_scales, x_sums, at + 2 * step, own_token, UNIT)
         sums = _add_span(sums, i3, s3, c3, x, x_scales, x_sums, at + 3 * step, own_token, UNIT)
-    to_token = slots_of_tile(experts, slots, tl.program_id(1), tl.arange(0, TOKENS)[None, :], tokens, TOKENS)
-    out_at = out + to_token.to(tl.int64) * out_stride + row
-    tl.store(out_at, sums.to(out.dtype.element_ty), mask=(row < rows) & (to_token < tokens))
+    store_tile(out, sums, None, row, rows, experts, slots, tokens, out_stride, 0, add, rounded, TOKENS)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -167,7 +170,7 @@ def integer_expert_product(matrix: PackedMatrix, x: IntegerRows, out: Tensor, ti
         x=x.codes,
         x_scales=x.scales,
         x_sums=span_sums(x) if form.has_constants else None,
-        out=out,
+        **result_operands(out, routed=True),
         experts=tiles.experts,
         slots=tiles.slots,
         tokens=tiles.count,

@@ -28,7 +28,6 @@ from quant.kernels.token_tiles import TokenTiles
 SUM_BLOCK = 1024  # rows per program
 VECTOR_ROWS = 16  # rows of its programs
 NESTED_TOKENS = 64  # limit for the tokens of a program with nested scales; for 128, registers spill on an A100
-MOST_RESULTS = 2**31 - 1  # of all experts; kernels count them in 32 bits
 # arguments of the kernel of one token, if x is complete, and if nothing is done after the product
 SCALED: dict[str, Any] = {"squares": None, "square_count": 0, "epsilon": 0.0, "SQUARES": 1}
 PLAIN: dict[str, Any] = SCALED | {"GATED": False, "GATE": "", "slope": None, "next_row": None, "next_squares": None}
@@ -193,11 +192,9 @@ def _token_operands(
     matrix: PackedMatrix, out: Tensor, ending: dict[str, Any], routed: TokenTiles | None
 ) -> dict[str, Any]:
     """Return the arguments of the kernels of several tokens that describe the tokens and their results."""
-    if routed and out.numel() > MOST_RESULTS:
-        raise ValueError(f"experts have {out.numel():,} results, and at most {MOST_RESULTS:,}; use fewer tokens")
     ragged = matrix.form.columns != matrix.form.width
     own = {"tokens": out.shape[-2], "slots": routed and routed.slots, "RAGGED": ragged}
-    return own | result_operands(out, add=bool(ending["add"]))
+    return own | result_operands(out, add=bool(ending["add"]), routed=routed is not None)
 
 
 def _launch_row(

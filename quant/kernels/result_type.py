@@ -12,6 +12,8 @@ from torch import Tensor
 
 from quant.kernels.token_tiles import slots_of_tile
 
+MOST_RESULTS = 2**31 - 1  # elements of the results of all experts, which kernels count in 32 bits
+
 
 @triton.jit
 def store_result(
@@ -71,12 +73,14 @@ def store_tile(
     store_result(out, first, at, sums, (row < rows) & (token < tokens), add, rounded)
 
 
-def result_operands(out: Tensor, *, add: bool = False) -> dict[str, Any]:
+def result_operands(out: Tensor, *, add: bool = False, routed: bool = False) -> dict[str, Any]:
     """Return the arguments of a kernel that stores to `out`, bfloat16 or float32, with `store_result`.
 
     A kernel gets the address of either type as that of float32. Raises TypeError for other types, and if results are
-    added to bfloat16.
+    added to bfloat16, and ValueError if results of experts (`routed`) take more than MOST_RESULTS elements.
     """
+    if routed and (size := out.shape[-2] * out.stride(-2)) > MOST_RESULTS:
+        raise ValueError(f"results of experts take {size:,} elements, of at most {MOST_RESULTS:,}; use fewer tokens")
     if out.dtype == torch.float32:
         return {"out": out, "add": int(add), "rounded": 0}
     if out.dtype != torch.bfloat16 or add:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import PackedMatrix
-from quant.kernels import packed_product
+from quant.kernels import packed_product, result_type
 from quant.kernels.integer_product import integer_product
 from quant.kernels.integer_rows import integer_inputs, integer_weights
 from quant.kernels.result_type import result_operands
@@ -90,10 +90,10 @@ def test_products_of_experts_are_stored_in_both_types(tile: ProductTile, device:
 
 
 def test_more_results_of_experts_than_32_bits_count_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_product, "MOST_RESULTS", 2 * 24 - 1)
+    monkeypatch.setattr(result_type, "MOST_RESULTS", 2 * 24 - 1)
     cpu, tile = torch.device("cpu"), TILES["few tokens"]
     tiles = token_tiles(torch.zeros(2, 1, dtype=torch.int32), 1, tile.tokens)
-    with pytest.raises(ValueError, match="48 results, and at most 47"):
+    with pytest.raises(ValueError, match="48 elements, of at most 47"):
         packed_product.packed_expert_product(
             matrix_of(24, cpu), inputs(2, cpu), torch.empty(2, 24), tile, tiles, early=False
         )
