@@ -45,7 +45,8 @@ def tune(settings: Settings, progress: Progress, card: "Card | None" = None, tim
     stored = pull(settings.model, settings, progress)
     loading = progress.task(f"Loading {stored.name}", stored.size)
     with open_checkpoint(stored.path, settings.quantize_method) as checkpoint, loading as report:
-        tuning = Tuning(checkpoint, gpu, lambda done, _total: report(done), timer)
+        bits = settings.activation_bits
+        tuning = Tuning(checkpoint, gpu, lambda done, _total: report(done), timer, activation_bits=bits)
     shapes, tiles = tuning.shapes, dict["ProductShape", "ProductTile"]()
     try:
         with progress.task(f"Measuring tiles on {gpu.card.name}", len(shapes), unit="products") as report:

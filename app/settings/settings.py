@@ -325,8 +325,8 @@ class Settings:
         metadata=_read_by(
             one_of_numbers(0, 8, 14),
             0,
-            "Bits per activation: 8 is faster, 14 is near exact. Applies to the CPU kernels, and to prompts on GeForce "
-            "cards. Default: 0, which chooses by the size of the model.",
+            "Bits per activation: 8 is faster, 14 is near exact. Applies to the CPU kernels, and to steps of many "
+            "tokens on GeForce cards. Default: 0, which chooses by the size of the model.",
         )
     )
     cpu_tier: str = field(

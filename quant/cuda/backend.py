@@ -25,7 +25,7 @@ class CudaBackend:
     card: Card
     deterministic: bool  # the bits of a row do not depend on the rest of the batch
     measured: MeasuredTiles | None = None  # measured tiles, which take precedence over computed ones
-    integer_prompts: bool = False  # whether products of many tokens round weights and inputs to 8 bits
+    integer_prompts: bool = False  # whether inputs of many tokens are rounded to 8-bit integers
     name: str = "cuda"
 
     def linear(self, segments: Sequence[QTensor], use: Use = Use.PRODUCTS) -> QLinear:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from quant.cuda.float8 import Float8Matrix
-from quant.kernels.reference import SPAN
+from quant.kernels.reference import SPAN, is_whole
 
 TILE_ROWS = 8
 TILE_COLUMNS = 128
@@ -82,8 +82,7 @@ class PackedForm:
     @property
     def has_steps(self) -> bool:
         """Whether `SPAN` columns have a scale of which all values are multiples, apart from the minimum."""
-        whole = self.table is None or all(value.is_integer() for value in map(float, self.table))
-        return whole and self.unit >= SPAN
+        return self.unit >= SPAN and (self.table is None or is_whole(self.table))
 
     def chunks(self, group: int) -> tuple[int, int]:
         """Return the number of chunks in which scales of `group` columns are stored, and the scales of a row in one."""
@@ -107,7 +106,7 @@ class PackedForm:
     @property
     def has_integers(self) -> bool:
         """Whether weights can be multiplied as 8-bit integers without unpacking the matrix (`integer_experts`)."""
-        return self.table is None or self.unit > 16
+        return self.unit > 16 or (self.table is None and self.bits < 8)
 
     @property
     def has_constants(self) -> bool:
@@ -118,8 +117,7 @@ class PackedForm:
     def integer_table(self) -> tuple[tuple[int, ...], float]:
         """The table as 8-bit integers, and their unit. Tables of whole numbers are exact."""
         table = self.table or ()
-        whole = all(it == round(it) and abs(it) <= 127 for it in table)
-        unit = 1.0 if whole else max(map(abs, table)) / 127
+        unit = 1.0 if is_whole(table) else max(map(abs, table)) / 127
         return tuple(round(it / unit) for it in table), unit
 
     @property

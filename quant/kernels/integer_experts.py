@@ -59,6 +59,7 @@ def _add_span(
         "sharing",
         "x_rows",
         "rows",
+        "columns",
         "tiles",
         "groups",
         "chunks",

@@ -5,7 +5,8 @@ contiguous piece. The codes of inputs are rounded, and the largest of 32 is 127.
 
 Most packed matrices have values code * s - b, where s and b are the same for 32 columns. Here, such a code becomes k *
 code, with a whole number k, so that only k * b / s is rounded. Four numbers k, the largest for which all codes fit into
-8 bits, are compared. The values of other matrices (groups of 16 columns, tables of fractions) are rounded as inputs.
+8 bits, are compared with rounding, and the most exact is used. The values of other matrices (groups of 16 columns,
+tables of fractions) are rounded as inputs.
 
 The lower bound is memory traffic: for each packed weight of 4 bits, about 0.56 bytes are read and 1.13 written.
 """

@@ -116,7 +116,7 @@ def integer_spans(
     """Return integers, int8 [n, 4, 32], scales, and constants, float32 [n, 4], of the rows `row`, [n, 1], in a tile.
 
     `numbers`: `PackedMatrix.number_integers`, which are multiples of `unit`. Columns of a span are in the order of
-    `columns_of_integers`. Constants have a meaning only with `PackedForm.has_constants`.
+    `columns_of_integers`. Constants are used only if `PackedForm.has_constants`.
     """
     N: tl.constexpr = row.shape[0]
     UNITS: tl.constexpr = 128 // UNIT

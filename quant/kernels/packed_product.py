@@ -260,20 +260,21 @@ def _launch(
     """
     tokens, rows = out.shape[-2], rows or out.shape[-1]
     numbers = {"numbers": matrix.number_pairs}
-    common = {**_matrix_operands(matrix, tile), **ending, "x": x, "out": out, "rows": rows}
+    common = {**_matrix_operands(matrix, tile), **ending, "x": x, "rows": rows}
     common |= {"num_warps": tile.warps, "out_stride": out.stride(-2)}
     common |= {"experts": routed and routed.experts, "sharing": tokens // len(x) if routed else 1}
-    batch = _token_operands(matrix, out, ending, routed)
+    if tile.tokens == 1 and has_vector_kernel(matrix) and tile.rows not in BATCH_ROWS:
+        grid_of_one = triton.cdiv(rows, VECTOR_ROWS), tile.splits, routed.number if routed else 1
+        own = {"out": out, "base": BASE, "WARPS": tile.warps, **launch_options(early)}
+        _vector_kernel[grid_of_one](**PLAIN | common | numbers | own, num_stages=1)
+        return
+    common |= _token_operands(matrix, out, ending, routed)
     grid = triton.cdiv(rows, tile.rows), routed.number if routed else triton.cdiv(tokens, tile.tokens), tile.splits
     if tile.rows in BATCH_ROWS:
-        _batch_kernel[grid](**common | batch, ROWS=tile.rows, TOKENS=tile.tokens, num_stages=common["STAGES"])
-    elif tile.tokens == 1 and has_vector_kernel(matrix):
-        grid_of_one = triton.cdiv(rows, VECTOR_ROWS), tile.splits, routed.number if routed else 1
-        own = {"base": BASE, "WARPS": tile.warps, **launch_options(early)}
-        _vector_kernel[grid_of_one](**PLAIN | common | numbers | own, num_stages=1)
+        _batch_kernel[grid](**common, ROWS=tile.rows, TOKENS=tile.tokens, num_stages=common["STAGES"])
     else:
         _product_kernel[grid](
-            **common | numbers | batch,
+            **common | numbers,
             base=BASE,
             ROW_TILES=tile.rows // TILE_ROWS,
             WARPS=tile.warps,

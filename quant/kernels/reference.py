@@ -138,12 +138,18 @@ def integer_weights(weight: CodedTensor | GroupedTensor) -> tuple[Tensor, Tensor
     spans = _spans(dequantize(weight))
     peaks = spans.abs().amax(2)
     factor = _peak_factor(peaks)
-    whole = weight.table is None or all(float(number).is_integer() for number in weight.table)
-    if whole and weight.group % SPAN == 0:
+    if (weight.table is None or is_whole(weight.table)) and (
+        weight.group % SPAN == 0 or weight.group >= weight.shape[1]
+    ):
         minimum = weight.minimum if isinstance(weight, CodedTensor) else None
         step, b = (_of_spans(it, weight) if it else torch.zeros_like(peaks) for it in (weight.scale, minimum))
         factor = _step_factor(peaks, step.abs(), b, factor)
     return _codes(spans, factor)
+
+
+def is_whole(table: tuple[float, ...]) -> bool:
+    """Whether all numbers of a table are integers of 8 bits."""
+    return all(float(number).is_integer() and abs(number) <= 127 for number in table)
 
 
 def _spans(values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ BATCH_WORK = 90  # smallest number of tokens times programs per multiprocessor; 
 FEW_PROGRAMS = 3  # up to this number per multiprocessor, warps have few steps, and weights are loaded ahead
 AHEAD = 8, 3  # warps and stages of these programs
 # compute capabilities whose matrix units read operands from shared memory; on other cards, a program of 128 rows and
-# 128 tokens spills registers or takes too much shared memory, unless codes are quick to unpack
+# 128 tokens spills registers or takes too much shared memory with weights of some formats
 ASYNCHRONOUS = (9, 10)
 IDLE = 1.1  # limit of the busiest multiprocessor's work, relative to the average
 
@@ -102,7 +102,7 @@ class TileTable:
     def _batch(self, shape: ProductShape) -> ProductTile:
         tokens, most = max(16, shape.tokens), shape.inputs // 128
         rows, warps, stages = (128, 8, 3) if tokens == TOKENS[-1] else (64, 4, 3)
-        if rows == BATCH_ROWS[-1] and shape.few_tokens < FIXED_TOKENS and self.card.capability[0] not in ASYNCHRONOUS:
+        if rows == BATCH_ROWS[-1] and self.card.capability[0] not in ASYNCHRONOUS:
             rows, stages = BATCH_ROWS[0], 2
         work = -(-shape.outputs // rows) * tokens
         wanted = next((it for it in SPLITS if it * work >= BATCH_WORK * self.card.multiprocessors), SPLITS[-1])

@@ -39,6 +39,8 @@ PROCESSES = 2
 WORST = 12  # lines of the printed table: the launches that use the most resources
 # kernels that compile slowly, and to the same instructions for all cards
 SAME_ON_ALL_CARDS = ("_sample_kernel", "_logprobs_kernel")
+# tiles whose shared memory is close to that of some cards, and depends on the format of weights as well
+LARGEST = ("_batch_kernel", "('TOKENS', 128)")
 # limit for the share of spilling instructions in an inner loop; compilers sometimes accept spills to run more programs
 # at a time
 MAX_LOOP_SPILL_SHARE = 0.02
@@ -128,7 +130,10 @@ def representative_jobs(launches: Sequence[tuple[Launch, list[Card]]]) -> list[t
 
 def _features(launch: Launch, card: Card) -> set[str]:
     group = next(number for number, it in enumerate(CLASSES) if card.architecture in it)
-    return launch.details | {launch.tile, f"{launch.name} on class {0 if launch.name in SAME_ON_ALL_CARDS else group}"}
+    shown = launch.details | {launch.tile, f"{launch.name} on class {0 if launch.name in SAME_ON_ALL_CARDS else group}"}
+    if all(part in launch.tile for part in LARGEST):
+        shown.add(f"{launch.tile} {launch.form} on class {group}")
+    return shown
 
 
 def kernels() -> set[str]:

@@ -66,6 +66,11 @@ class Launch:
         properties = [*self._constants(FORM.__contains__), *types, *self.options.items()]
         return {repr((self.name, *it)) for it in properties}
 
+    @property
+    def form(self) -> str:
+        """The constants in FORM together."""
+        return repr(self._constants(FORM.__contains__))
+
     def _constants(self, wanted: Callable[[str], bool]) -> list[tuple[str, Any]]:
         named = [(self.kernel.params[path[0]], value) for path, value in self.constants.items()]
         return [(it.name, value) for it, value in named if it.is_constexpr and wanted(it.name)]

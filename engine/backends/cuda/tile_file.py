@@ -24,6 +24,7 @@ from quant.kernels import (
     packed_scales,
     packed_values,
     packed_vector,
+    result_type,
     tiles,
     token_tiles,
 )
@@ -49,6 +50,7 @@ KERNELS = (
     packed_scales,
     packed_values,
     packed_vector,
+    result_type,
     tiles,
     token_tiles,
 )

@@ -71,15 +71,23 @@ class _Equal:
 class Tuning:
     """A model's packed matrices on a GPU, for timing products with them. Raises the same errors as loading a model.
 
-    `timer` replaces the GPU timer in tests.
+    `activation_bits` is that of `CudaOptions`. `timer` replaces the GPU timer in tests.
     """
 
-    def __init__(self, checkpoint: Checkpoint, gpu: Gpu, progress: LoadProgress, timer: Timer | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        gpu: Gpu,
+        progress: LoadProgress,
+        timer: Timer | None = None,
+        *,
+        activation_bits: int = 0,
+    ) -> None:
         self._gpu, self._timer = gpu, timer or partial(_recorded_seconds, gpu)
         self._matrices: dict[ProductShape, list[PackedMatrix]] = {}
         self._experts: dict[ProductShape, int] = {}
         with gpu.current():
-            for equal, matrix in _matrices(checkpoint, gpu, progress):
+            for equal, matrix in _matrices(checkpoint, gpu, progress, activation_bits):
                 for shape in equal.shapes:
                     self._matrices.setdefault(shape, []).append(matrix)
                     self._experts[shape] = equal.experts
@@ -116,10 +124,12 @@ class Tuning:
             return None
 
 
-def _matrices(checkpoint: Checkpoint, gpu: Gpu, progress: LoadProgress) -> Iterator[tuple[_Equal, PackedMatrix]]:
+def _matrices(
+    checkpoint: Checkpoint, gpu: Gpu, progress: LoadProgress, activation_bits: int
+) -> Iterator[tuple[_Equal, PackedMatrix]]:
     """Load a model, and yield all packed matrices in the form that its layers use."""
     config = models.read_config(checkpoint.metadata)
-    integers = rounds_prompts(gpu.card, config)
+    integers = rounds_prompts(gpu.card, config, activation_bits)
     backend = _RecordingBackend(gpu.device, gpu.card, deterministic=False, integer_prompts=integers)
     weights = Weights(checkpoint.path, models.stored_weights(checkpoint), progress)
     models.load(config, weights, CudaOperations(backend, gpu.card, deterministic=False), CONTEXT)

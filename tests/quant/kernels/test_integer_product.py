@@ -51,9 +51,12 @@ def check_rounding(rows: IntegerRows, values: Tensor) -> None:
     assert ((largest == 127) | (peaks == 0)).all()
 
 
+@pytest.mark.parametrize("columns", [160, 200])
 @pytest.mark.parametrize("name", CODED)
-def test_weights_of_every_type_are_as_exact_as_those_of_the_reference(name: str, device: torch.device) -> None:
-    weight = random_weight(name, 40, width(name, 160), np.random.default_rng())
+def test_weights_of_every_type_are_as_exact_as_those_of_the_reference(
+    name: str, columns: int, device: torch.device
+) -> None:
+    weight = random_weight(name, 40, columns if "channel" in name else width(name, columns), np.random.default_rng())
     matrix, values = to_device(weight, device), dequantize(weight)
     assert isinstance(matrix, PackedMatrix)
     assert isinstance(weight, CodedTensor | GroupedTensor)
@@ -104,7 +107,7 @@ def test_inputs_are_rounded_by_half_a_code_at_most(tokens: int, columns: int, de
     assert not found.codes[len(codes) :].any()
 
 
-def test_inputs_that_are_not_numbers_make_results_that_are_none(device: torch.device) -> None:
+def test_nan_and_infinity_in_inputs_give_nan(device: torch.device) -> None:
     matrix, _ = matrix_of("Q4_K", 24, 256, device)
     x = torch.randn(4, 256).bfloat16()
     x[1, 40], x[2, 3] = torch.nan, torch.inf
@@ -131,5 +134,5 @@ def test_product_is_that_of_the_rounded_rows(tokens: int, rows: int, columns: in
     plain = torch.full((tokens, rows), torch.nan, dtype=torch.bfloat16, device=device)
     integer_product(weights, inputs, plain, bias=None, add=False)
     assert ((plain.float().cpu() - exact).abs() <= 0.01 * exact.abs() + 1e-5 * size).all()
-    want = x.float() @ values.T
-    assert (exact - want).square().mean().sqrt() <= 0.015 * want.square().mean().sqrt()
+    expected_size = (x.double().square() @ values.double().square().T).sqrt()
+    assert ((exact - x.double() @ values.double().T).abs() <= 0.05 * expected_size).all()

@@ -32,7 +32,7 @@ from tests.support.held_request import HeldRequest
 # The output of a delta rule is a product of a query and keys, and is then normalized. If they are nearly orthogonal, as
 # in a request of one token, the rounded inputs of the layer decide much of it.
 CLOSE_WITH_DELTA_RULES = 1e-2
-CLOSE_IN_INTEGERS = 1e-2  # of models without delta rules; inputs and weights are rounded to 8 bits
+CLOSE_IN_INTEGERS = 1e-2  # of models without delta rules; inputs are rounded to 8 bits
 WITH_DELTA_RULES = ("qwen3.5", "qwen3-next")
 CLOSE_WITH_INTEGER_EXPERTS = 5e-4  # of models whose experts are rounded, and chosen alike
 NEAR = 0.02  # the largest difference between the sums of scores of two choices that rounding may exchange

@@ -35,12 +35,12 @@ def test_experts_are_measured_with_tiles_of_one_and_of_several_slots(device: tor
     assert measured == [1, 1]
 
 
+@pytest.mark.parametrize(("bits", "slots"), [(8, {1, 16, 32}), (14, {1, *TILE_TOKENS}), (0, {1, *TILE_TOKENS})])
 def test_tiles_that_are_multiplied_as_integers_are_not_measured(
-    monkeypatch: pytest.MonkeyPatch, device: torch.device
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, bits: int, slots: set[int]
 ) -> None:
-    monkeypatch.setattr("engine.backends.cuda.device.default_activation_bits", lambda elements: 8)
     monkeypatch.setattr(Card, "prefers_integers", True)
     checkpoint = RandomCheckpoint(TINY_EXPERTS, "Q4_0", device)
-    tuning = Tuning(checkpoint, gpu(device), lambda done, total: None, lambda calls: 1.0)
-    assert {shape.tokens for shape in tuning.shapes if shape.experts} == {1, 16, 32}
+    tuning = Tuning(checkpoint, gpu(device), lambda done, total: None, lambda calls: 1.0, activation_bits=bits)
+    assert {shape.tokens for shape in tuning.shapes if shape.experts} == slots
     assert {shape.tokens for shape in tuning.shapes if not shape.experts} == set(TOKENS)
