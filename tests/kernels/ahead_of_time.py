@@ -1,13 +1,14 @@
 """Compile all GPU kernels for every supported card, without a GPU.
 
-    python -m tests.kernels.ahead_of_time [--full [--part 3/40]]
+    python -m tests.kernels.ahead_of_time [--combinations 2/4] [--full [--part 3/40]]
 
 The check calls the kernels' wrappers on tensors without memory, with the sizes of real models. It compiles every launch
 for the cards on which the launch occurs. The check fails if machine code spills registers in loops, needs more shared
 memory than the card has, accesses memory before it waits for the kernel before it, or does not compile. It also fails
 if no wrapper launches a kernel, or if a kernel's key in Triton's cache depends on other kernels (see
 `tests.kernels.cache_keys`). --full compiles every kernel in every configuration (see `all_configurations`); otherwise a
-selection is compiled (see `representative_jobs`).
+selection is compiled (see `representative_jobs`). --combinations compiles a part of the tiles with all formats or for
+all classes of cards (see `_combinations`).
 
 The check is a separate process, because Triton's interpreter, which other tests use, replaces the compiler.
 """
@@ -117,9 +118,16 @@ def all_configurations(launches: Sequence[tuple[Launch, list[Card]]]) -> list[tu
     return list(jobs.values())
 
 
-def representative_jobs(launches: Sequence[tuple[Launch, list[Card]]]) -> list[tuple[Launch, Card]]:
-    """Return a selection of jobs that covers every tile, every detail, and every kernel on each class of cards."""
-    found = [(launch, card, _features(launch, card)) for launch, cards in launches for card in cards]
+def representative_jobs(
+    launches: Sequence[tuple[Launch, list[Card]]], part: int = 1, parts: int = 1
+) -> list[tuple[Launch, Card]]:
+    """Return a selection of jobs that covers every tile, every detail, every kernel on each class of cards, and part
+    `part` of `parts` of the combinations.
+    """
+    pairs = [(launch, card) for launch, cards in launches for card in cards]
+    combinations = sorted({it for pair in pairs for it in _combinations(*pair)})
+    chosen = {*combinations[part - 1 :: parts]}
+    found = [(*pair, _features(*pair) | (_combinations(*pair) & chosen)) for pair in pairs]
     missing = {it for *_, shown in found for it in shown}
     jobs: list[tuple[Launch, Card]] = []
     uses: Counter[Card] = Counter()  # number of jobs per card, so that every card gets some
@@ -133,12 +141,15 @@ def representative_jobs(launches: Sequence[tuple[Launch, list[Card]]]) -> list[t
 
 def _features(launch: Launch, card: Card) -> set[str]:
     group = next(number for number, it in enumerate(CLASSES) if card.architecture in it)
-    shown = launch.details | {launch.tile, f"{launch.name} on class {0 if launch.name in SAME_ON_ALL_CARDS else group}"}
-    if launch.name == "_attention_kernel":
-        shown.add(f"{launch.tile} on class {group}")
+    return launch.details | {launch.tile, f"{launch.name} on class {0 if launch.name in SAME_ON_ALL_CARDS else group}"}
+
+
+def _combinations(launch: Launch, card: Card) -> set[str]:
+    """Return the tile of attention with its class of cards, and the largest tile of products with its format too."""
+    group = next(number for number, it in enumerate(CLASSES) if card.architecture in it)
     if all(part in launch.tile for part in LARGEST):
-        shown.add(f"{launch.tile} {launch.form} on class {group}")
-    return shown
+        return {f"{launch.tile} {launch.form} on class {group}"}
+    return {f"{launch.tile} on class {group}"} if launch.name == "_attention_kernel" else set()
 
 
 def kernels() -> set[str]:
@@ -184,12 +195,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compile all kernels for every supported card.")
     parser.add_argument("--full", action="store_true", help="every kernel in every configuration")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="part I of N of the configurations")
+    parser.add_argument("--combinations", default="1/1", metavar="I/N", help="part I of N of the combinations")
     given = parser.parse_args()
-    part, parts = map(int, given.part.split("/"))
+    part, parts = map(int, (given.part if given.full else given.combinations).split("/"))
     start = time.monotonic()
     launches = collect_launches(CARDS, thorough=given.full)
     recorded_at = time.monotonic()
-    jobs = all_configurations(launches)[part - 1 :: parts] if given.full else representative_jobs(launches)
+    full = given.full
+    jobs = all_configurations(launches)[part - 1 :: parts] if full else representative_jobs(launches, part, parts)
     good = report(check_launches(jobs))
     unlaunched = kernels() - {launch.name for launch, _ in launches}
     if unlaunched:

@@ -1,6 +1,6 @@
 """Estimate products of experts in prompts on GeForce cards, in 8-bit integers and in bfloat16, without a GPU.
 
-    python -m tests.kernels.expert_products [--card 4090]
+    python -m tests.kernels.expert_products [--card 4090] [--kind Q4_K]
 
 Fails if integers are less than LEAST times as fast for a step of the largest size.
 
@@ -130,9 +130,11 @@ def main() -> int:
     cards = {card.name.split()[-1]: card for card in CARDS if card.prefers_integers}
     parser = argparse.ArgumentParser(description="Estimate products of experts in prompts.")
     parser.add_argument("--card", choices=cards, action="append", help="default: all")
-    fast = True
-    for name in parser.parse_args().card or cards:
-        for line, is_fast in lines(cards[name]):
+    parser.add_argument("--kind", choices=[it.kind for it in MIXTURES], help="of the weights; default: all")
+    given, fast = parser.parse_args(), True
+    mixtures = [it for it in MIXTURES if given.kind in (None, it.kind)]
+    for name in given.card or cards:
+        for line, is_fast in lines(cards[name], mixtures):
             print(line, "" if is_fast else "FAULT", flush=True)
             fast &= is_fast
     return 0 if fast else 1

@@ -21,8 +21,10 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, env={**environment, **cache}, capture_output=True, text=True, check=False)
 
 
-def test_kernels_compile_for_one_card_of_each_class() -> None:
-    done = run("tests.kernels.ahead_of_time")
+@pytest.mark.share(1)
+@pytest.mark.parametrize("part", ["1/4", "2/4", "3/4", "4/4"])
+def test_kernels_compile_for_one_card_of_each_class(part: str) -> None:
+    done = run("tests.kernels.ahead_of_time", "--combinations", part)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -52,8 +54,10 @@ def test_loading_compiles_the_products_of_prompts() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_experts_of_long_prompts_are_faster_in_integers() -> None:
-    done = run("tests.kernels.expert_products", "--card", "4090")
+@pytest.mark.share(1)
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "int4 g128", "MXFP4"])
+def test_experts_of_long_prompts_are_faster_in_integers(kind: str) -> None:
+    done = run("tests.kernels.expert_products", "--card", "4090", "--kind", kind)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -11,6 +11,7 @@ import pytest
 
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import TokenStreams
+from app.models.residency import room
 from app.models.residency.advice import Advice, Share
 from app.models.residency.load_failures import FULL_SECONDS
 from app.models.residency.resident import State
@@ -218,9 +219,10 @@ def test_engine_report_counts_the_tokens_of_all_loaded_models(server: LoadingSer
 
 
 def test_background_reply_waits_for_an_urgent_one_of_another_model(
-    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The models do not fit together. The background reply is complete, and the same as without the other request."""
+    monkeypatch.setattr(room, "PATIENT_GAP", 0.1)
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 200, "ignore_eos": True}
     background = {**body, "model": "a", "service_class": "background"}
 

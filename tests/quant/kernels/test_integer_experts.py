@@ -98,6 +98,7 @@ def test_tables_of_whole_numbers_are_exact() -> None:
     assert PackedForm(32, 32, (4,), table=(0.0, 1.0, -0.5)).integer_table == ((0, 127, -64), 1 / 127)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("per_slot", [False, True])
 @pytest.mark.parametrize(
     ("name", "rows", "columns", "tokens", "active"),
