@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quant.cuda.matrix import PackedMatrix
 from quant.kernels.gating import gated_values
+from quant.kernels.packed_scales import of_spans
 from quant.kernels.packed_values import in_column_order, packed_columns, scaled, unpacked_tiles
 from quant.kernels.reference import SPAN
 
@@ -95,23 +96,14 @@ def integer_codes(
     N: tl.constexpr = values.shape[0]
     spans = values.reshape(N, 4, 4, 8)
     peak = tl.max(tl.max(tl.abs(spans), 3), 1)
-    if HAS_STEPS:
-        minimum = _of_spans(b) if MINIMUMS else peak * 0.0
-        factor = step_factor(peak, _of_spans(s), minimum)
+    if HAS_STEPS:  # all threads of a row have the same s and b
+        minimum = of_spans(tl.max(b, 1)) if MINIMUMS else peak * 0.0
+        factor = step_factor(peak, of_spans(tl.max(s, 1)), minimum)
     else:
         factor = peak_factor(peak)
     whole = rounded(spans * factor[:, None, :, None]).to(tl.int32, bitcast=True)
     scale = 1.0 / factor + tl.sum(tl.sum(spans * 0.0, 3), 1)
     return (whole & 0xFF).to(tl.int8).reshape(N, 4, 32), scale
-
-
-@triton.jit
-def _of_spans(units: tl.tensor) -> tl.tensor:
-    """Return the scales of the four spans of a tile, [n, 4], given those of units of 32 columns or more."""
-    N: tl.constexpr = units.shape[0]
-    UNITS: tl.constexpr = units.shape[2]
-    of_units = tl.max(units, 1)[:, :, None]
-    return of_units.broadcast_to(N, UNITS, 4 // UNITS).reshape(N, 4)
 
 
 @triton.jit

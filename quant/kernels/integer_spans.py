@@ -8,7 +8,8 @@ codes of the span can have becomes 127, and there are no constants.
 import triton
 import triton.language as tl
 
-from quant.kernels.packed_scales import group_scales
+from quant.kernels.integer_rows import rounded
+from quant.kernels.packed_scales import group_scales, of_spans
 from quant.kernels.packed_values import code_pairs, pair_indices, word_pairs, words_of_rows
 
 
@@ -38,8 +39,7 @@ def _rounded(
 @triton.jit
 def _whole(values: tl.tensor) -> tl.tensor:
     """Round to integers of at most 22 bits."""
-    # 1.5 * 2 ** 23: after its addition, the low bits of a float32 are an integer
-    return (values + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+    return rounded(values).to(tl.int32, bitcast=True) - 0x4B400000
 
 
 @triton.jit
@@ -55,14 +55,6 @@ def _table_integers(words: tl.tensor, pairs: tl.tensor, BITS: tl.constexpr) -> t
 def _with_inverted_codes(words: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
     """Invert the largest bit of each code of a plane of 1, 2, or 4 bits."""
     return words ^ (-0x77777778 if BITS == 4 else -0x55555556 if BITS == 2 else -1)
-
-
-@triton.jit
-def _of_spans(values: tl.tensor) -> tl.tensor:
-    """Return one number for each span, [n, 4], of [n, 1, 2, or 4]."""
-    N: tl.constexpr = values.shape[0]
-    COUNT: tl.constexpr = values.shape[1]
-    return tl.broadcast_to(values.reshape(N, COUNT, 1), (N, COUNT, 4 // COUNT)).reshape(N, 4)
 
 
 @triton.jit
@@ -135,7 +127,7 @@ def integer_spans(
         b = s
     elif numbers is not None:
         integers = _table_integers(lows, numbers, LOW)
-        s, b = _of_spans(s * unit), _of_spans(b)
+        s, b = of_spans(s * unit), of_spans(b)
     else:
         # the largest bit of a code becomes that of the integer, and is inverted: integer = (code - half) * 2 ** AT
         AT: tl.constexpr = 8 - BITS
@@ -144,7 +136,7 @@ def integer_spans(
         else:
             lows = _with_inverted_codes(lows, LOW)
         integers = code_pairs(lows, highs, 0, LOW, HIGH, AT).to(tl.int8)
-        s, b = _of_spans(s * (1.0 / (1 << AT))), _of_spans(b - s * (1 << (BITS - 1)))
+        s, b = of_spans(s * (1.0 / (1 << AT))), of_spans(b - s * (1 << (BITS - 1)))
     return integers.reshape(N, 4, 4, 8).permute(0, 2, 1, 3).reshape(N, 4, 32), s, b
 
 

@@ -165,3 +165,11 @@ def group_scales(
     elif not MINIMUMS:
         b = s * ZERO
     return s, b
+
+
+@triton.jit
+def of_spans(units: tl.tensor) -> tl.tensor:
+    """Return the numbers of the four spans of 32 columns of a tile, [n, 4], given those of its 1, 2, or 4 units."""
+    N: tl.constexpr = units.shape[0]
+    UNITS: tl.constexpr = units.shape[1]
+    return units[:, :, None].broadcast_to(N, UNITS, 4 // UNITS).reshape(N, 4)
